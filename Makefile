@@ -1,0 +1,59 @@
+# make train                      trains dqn_cartpole; CONFIG=ppo_pong another, ARGS="--seed=2" more flags
+# make test                       what CI runs
+
+CONFIG ?= dqn_cartpole
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Python 3.10 or 3.11 that can make an environment with pip; a shim that does not run is passed over.
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test test-learning format clean
+
+help: ## show this list
+	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 18
+
+install: $(INSTALLED) ## make .venv with everything in it
+
+train: $(INSTALLED) ## train CONFIG into runs/CONFIG, or go on where it stopped
+	$(BIN)/python -m pipeline.train --root_dir=runs/$(CONFIG) --gin_file=$(CONFIG) $(ARGS)
+
+test: $(INSTALLED) ## lint, format, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
+	$(BIN)/python -m pytest -m learning
+
+format: $(INSTALLED) ## sort imports, mend what ruff can, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing dependencies (about a minute) ..."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@for python in python3.11 python3.10 python3; do \
+	  if $$python -c '$(USABLE)' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$($$python --version) ..."; \
+	    exec $$python -m venv --clear $(VENV); \
+	  fi; \
+	done; \
+	echo "This needs Python 3.10 or 3.11 with venv and pip on the PATH, and found none." >&2; \
+	echo "Install one, on Debian or Ubuntu: apt install python3.11 python3.11-venv" >&2; \
+	exit 1

@@ -1,0 +1,114 @@
+"""Policy and value on one observation: what on-policy agents act with and learn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gin
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories.policy_step import PolicyStep
+
+from pipeline.networks import (
+    Initializer,
+    Orthogonal,
+    ValueHead,
+    create_encoder,
+    create_policy_head,
+)
+from pipeline.normalizers import RunningMoments
+from pipeline.observations import is_image
+
+
+@gin.configurable(denylist=["observation_spec", "action_spec"])
+class ActorCritic(tf.Module):
+    """Policy and value heads on one encoder (images) or on one each (vectors)."""
+
+    def __init__(
+        self,
+        observation_spec: tf.TensorSpec,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        share_encoder: bool | None = None,
+        policy_initializer: Initializer = Orthogonal,
+        value_initializer: Initializer = Orthogonal,
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
+    ):
+        """Args:
+        observation_spec: unbatched.
+        action_spec: one discrete action in [0, n-1], or continuous actions.
+        share_encoder: policy and value on one encoder; None: for images only.
+        policy_initializer: of the policy head's kernel.
+        value_initializer: of the value head's kernel.
+        normalize_observations: by running mean and variance.
+        observation_clip: bound of a normalised observation.
+        """
+        super().__init__(name="actor_critic")
+        share = is_image(observation_spec) if share_encoder is None else share_encoder
+        self.encoder = create_encoder(observation_spec)
+        self.value_encoder = self.encoder if share else create_encoder(observation_spec)
+        self.policy_head = create_policy_head(action_spec, policy_initializer)
+        self.value_head = ValueHead(value_initializer)
+        self._clip = observation_clip
+        self.observation_moments = (
+            RunningMoments(tuple(observation_spec.shape), "observation_moments")
+            if normalize_observations
+            else None
+        )
+        self(tf.zeros([1, *observation_spec.shape], observation_spec.dtype))
+
+    def __call__(self, observation: tf.Tensor):
+        """Action distribution and values [B] of observations [B, ...]."""
+        observation = self._normalize(observation)
+        features = self.encoder(observation)
+        shared = self.value_encoder is self.encoder
+        value_features = features if shared else self.value_encoder(observation)
+        return self.policy_head(features), self.value_head(value_features)
+
+    def value(self, observation: tf.Tensor) -> tf.Tensor:
+        """Values [B] alone."""
+        return self.value_head(self.value_encoder(self._normalize(observation)))
+
+    def _normalize(self, observation: tf.Tensor) -> tf.Tensor:
+        if self.observation_moments is None:
+            return observation
+        return self.observation_moments.normalize(observation, self._clip)
+
+
+class OnPolicyInfo(NamedTuple):
+    """What training rows carry beside the trajectory, each float32."""
+
+    log_probability: tf.Tensor
+    value: tf.Tensor
+    advantage: tf.Tensor | tuple = ()
+    value_target: tf.Tensor | tuple = ()
+
+
+class ActorCriticPolicy(tf_policy.TFPolicy):
+    """Samples the actor; `collect` adds the log-probability and value of each action as info."""
+
+    def __init__(self, time_step_spec, action_spec, actor_critic: ActorCritic, collect: bool):
+        scalar = tf.TensorSpec((), tf.float32)
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            info_spec=OnPolicyInfo(scalar, scalar) if collect else (),
+            clip=False,
+        )
+        self._actor_critic = actor_critic
+        self._collect = collect
+
+    def _variables(self):
+        return self._actor_critic.variables
+
+    def _distribution(self, time_step, policy_state):
+        distribution, _ = self._actor_critic(time_step.observation)
+        return PolicyStep(distribution, policy_state, ())
+
+    def _action(self, time_step, policy_state, seed):
+        distribution, value = self._actor_critic(time_step.observation)
+        action = distribution.sample(seed=seed)
+        info = OnPolicyInfo(distribution.log_prob(action), value) if self._collect else ()
+        return PolicyStep(action, policy_state, info)

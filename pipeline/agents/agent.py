@@ -1,0 +1,89 @@
+"""What every agent has in common: the seam between the train loop and TF-Agents' agents.
+
+The loop calls, in this order and inside one graph:
+
+    rows, final_time_step = collect with agent.collect_policy
+    experience.begin(prepare)     -> agent.prepare(rows, final_time_step)
+    for each update:              -> agent.train(batch, weights) = apply(gradients(batch, weights))
+    experience.end(agent.finish)  -> agent.finish(rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.trajectories import TimeStep, Trajectory
+
+from pipeline.returns import valid_mask
+from pipeline.schedules import Schedule
+
+Gradients = Any  # a nest of tensors, None where a variable has no gradient
+
+
+class Agent(tf_agent.TFAgent):
+    """A TFAgent whose `train` is the composition of `gradients` and `apply`.
+
+    Counters, clipping and target updates live in `apply`, so that gradients can be summed over
+    several batches, or come from elsewhere, before they are applied.
+    """
+
+    #: Names of the scalars in `LossInfo.extra` that are worth logging.
+    loss_names: tuple[str, ...] = ()
+    #: Networks whose weights are trained: what `weights_sha256` digests.
+    trained: Mapping[str, tf.Module]
+    #: Values that depend on counters, to be logged beside the losses.
+    schedules: Mapping[str, Schedule] = {}
+
+    def gradients(
+        self, experience: Trajectory, weights: tf.Tensor
+    ) -> tuple[Gradients, tf_agent.LossInfo]:
+        """Gradients of the loss on a batch [B, T] with row weights [B]; changes no variable.
+
+        This default differentiates `_loss` by all trained variables, for agents with one loss.
+        """
+        variables = self._trained_variables()
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            loss_info = self._loss(experience, weights=weights)
+        gradients = tape.gradient(loss_info.loss, variables)
+        loss_info.extra["gradient_norm"] = tf.linalg.global_norm(gradients)
+        return gradients, loss_info
+
+    def _trained_variables(self) -> list[tf.Variable]:
+        return [v for network in self.trained.values() for v in network.trainable_variables]
+
+    def apply(self, gradients: Gradients) -> None:
+        """One update: clips and applies `gradients`, counts, and moves target networks."""
+        raise NotImplementedError
+
+    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        gradients, loss_info = self.gradients(experience, weights)
+        self.apply(gradients)
+        return loss_info
+
+    def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
+        """Turns a collected rollout [T, N] into training rows; off-policy agents keep it as is."""
+        del final_time_step
+        return rows
+
+    def finish(self, rows: Trajectory) -> None:
+        """Called with the rollout after its last update, for instance to update normalisers."""
+
+
+def masked_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Mean of `values` [B] under `weights` [B]; 0 where all weights are 0."""
+    return tf.math.divide_no_nan(tf.reduce_sum(values * weights), tf.reduce_sum(weights))
+
+
+def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
+    """Weights [B] of sequences [B, T]: 0 where the first row is a boundary row."""
+    valid = valid_mask(experience.step_type[:, 0])
+    return valid if weights is None else valid * weights
+
+
+def clip_by_global_norm(gradients: list, norm: float | None) -> list:
+    """Scales `gradients` together so that their global norm is at most `norm` (None: as it is)."""
+    return gradients if norm is None else tf.clip_by_global_norm(gradients, norm)[0]

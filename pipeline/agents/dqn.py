@@ -1,0 +1,186 @@
+"""Deep Q-learning (Mnih et al. 2015) and Double DQN (van Hasselt et al. 2015) with n-step targets.
+
+TF-Agents' `DqnAgent` with its loss replaced: the stock n-step sum runs on across a truncated
+episode into the next one, and the target network is evaluated twice an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.policies import q_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import TimeStep, Trajectory
+
+from pipeline.agents.agent import (
+    Agent,
+    Gradients,
+    clip_by_global_norm,
+    masked_mean,
+    row_weights,
+)
+from pipeline.errors import UserError
+from pipeline.networks import HeadedNetwork, QHead, create_encoder, num_actions
+from pipeline.optimizers import Adam, build_slots
+from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
+from pipeline.returns import n_step_targets, take_rows
+from pipeline.schedules import Schedule, as_schedule
+
+
+@gin.configurable
+def huber_loss(td_error: tf.Tensor, threshold: float = 1.0) -> tf.Tensor:
+    """Quadratic up to `threshold`, linear beyond: DQN's clipped error (Mnih et al. 2015)."""
+    size = tf.abs(td_error)
+    quadratic = tf.minimum(size, threshold)
+    return 0.5 * quadratic**2 + threshold * (size - quadratic)
+
+
+@gin.configurable
+def squared_loss(td_error: tf.Tensor) -> tf.Tensor:
+    """Half the squared error, so that its gradient is the error."""
+    return 0.5 * td_error**2
+
+
+def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    """Q-values [B] of the actions [B] taken, out of [B, actions]."""
+    return tf.reduce_sum(q_values * tf.one_hot(actions, q_values.shape[-1]), -1)
+
+
+class DqnAgent(Agent, dqn_agent.DqnAgent):
+    """See `create_dqn_agent`."""
+
+    loss_names = ("loss", "q_mean", "gradient_norm")
+
+    def __init__(
+        self,
+        time_step_spec: TimeStep,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        optimizer: tf.keras.optimizers.legacy.Optimizer,
+        epsilon: Callable[[], tf.Tensor],
+        td_loss: Callable[[tf.Tensor], tf.Tensor],
+        double_q: bool,
+        **kwargs,
+    ):
+        self._epsilon = epsilon
+        self._td_loss_fn = td_loss
+        self._double_q = double_q
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            q_network=_create_q_network(time_step_spec.observation, action_spec, "q_network"),
+            target_q_network=_create_q_network(
+                time_step_spec.observation, action_spec, "target_q_network"
+            ),
+            optimizer=optimizer,
+            **kwargs,
+        )
+        self.initialize()
+        self.trained = {"q_network": self._q_network}
+        build_slots(optimizer, self._q_network.trainable_weights)
+
+    def _setup_policy(self, time_step_spec, action_spec, *unused):
+        policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self._q_network)
+        return GreedyPolicy(policy), EpsilonGreedyPolicy(policy, self._epsilon)
+
+    def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
+        """The mean temporal-difference loss of sequences [B, n+1]; boundary rows weigh nothing."""
+        weights = row_weights(experience, weights)
+        returns, discounts, last_index = n_step_targets(
+            tf.transpose(experience.reward),
+            tf.transpose(experience.discount),
+            tf.transpose(experience.step_type),
+            self._gamma,
+        )
+        bootstrap_observation = self._bootstrap_observation(experience, last_index)
+        target = returns + discounts * self._bootstrap_value(bootstrap_observation)
+        q_values, _ = self._q_network(experience.observation[:, 0])
+        q_taken = select_action(q_values, experience.action[:, 0])
+        td_error = tf.stop_gradient(target) - q_taken
+        loss = masked_mean(self._td_loss_fn(td_error), weights)
+        extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights), "td_error": td_error}
+        return tf_agent.LossInfo(loss, extra)
+
+    def _bootstrap_observation(self, experience: Trajectory, index: tf.Tensor) -> tf.Tensor:
+        if self.train_sequence_length == 2:
+            return experience.observation[:, 1]  # the index is always 1, or the row is masked
+        return take_rows(experience.observation, index)
+
+    def _bootstrap_value(self, observation: tf.Tensor) -> tf.Tensor:
+        target_q_values, _ = self._target_q_network(observation)
+        if not self._double_q:
+            return tf.reduce_max(target_q_values, -1)
+        q_values, _ = self._q_network(observation)
+        return select_action(target_q_values, tf.argmax(q_values, -1))
+
+    def apply(self, gradients: Gradients) -> None:
+        gradients = clip_by_global_norm(gradients, self._gradient_clipping)
+        self._optimizer.apply_gradients(zip(gradients, self._trained_variables(), strict=True))
+        self.train_step_counter.assign_add(1)
+        self._update_target()
+
+
+def _create_q_network(observation_spec, action_spec, name: str) -> HeadedNetwork:
+    head = QHead(num_actions(action_spec))
+    return HeadedNetwork(observation_spec, create_encoder(observation_spec), head, name)
+
+
+@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+def create_dqn_agent(
+    time_step_spec: TimeStep,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    *,
+    num_envs: int,
+    seed: int,
+    env_steps: tf.Variable,
+    epsilon: Schedule | float = 0.1,  # chance of a random action while collecting, by env steps
+    learning_rate: Schedule | float = 1e-4,  # by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
+    double_q: bool = False,
+    n_step: int = 1,  # rewards summed before the bootstrap; fewer where an episode ends first
+    discount: float = 0.99,  # gamma
+    td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
+    target_update_period: int = 1,  # updates
+    target_update_tau: float = 1.0,  # share of the online weights that a target update takes over
+    gradient_clip_norm: float | None = None,  # global norm; None: no limit
+) -> DqnAgent:
+    """DQN or, with `double_q`, Double DQN: the online network chooses the bootstrap action.
+
+    Args:
+      time_step_spec: unbatched, from the environment.
+      action_spec: one discrete action in [0, n-1].
+      num_envs, seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      env_steps: int64 counter of environment steps, which schedules read.
+
+    Raises:
+      UserError: the actions are not discrete.
+    """
+    del num_envs, seed
+    if not tensor_spec.is_discrete(action_spec):
+        raise UserError(
+            "DQN needs discrete actions, but the environment's are continuous "
+            f"({action_spec.dtype.name}, shape {tuple(action_spec.shape)}). "
+            "Use agents/ppo or agents/sac."
+        )
+    td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
+    epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
+    agent = DqnAgent(
+        time_step_spec,
+        action_spec,
+        optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),
+        epsilon=lambda: epsilon_schedule(env_steps),
+        td_loss=td_loss,
+        double_q=double_q,
+        n_step_update=n_step,
+        gamma=discount,
+        target_update_period=target_update_period,
+        target_update_tau=target_update_tau,
+        gradient_clipping=gradient_clip_norm,
+        train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
+    )
+    agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
+    return agent

@@ -1,0 +1,270 @@
+"""Soft actor-critic (Haarnoja et al. 2018, "Algorithms and Applications") for continuous actions.
+
+TF-Agents' `SacAgent` with its losses replaced: the stock losses let boundary rows in, draw from
+stateful random ops and evaluate the actor three times an update. Here each loss is a mean over
+transitions only, every draw is keyed by the update's number, and the actor is evaluated twice.
+
+From images, twin critics share one encoder, which the critics' loss alone trains; the actor reads
+its features under `stop_gradient` (Yarats et al. 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import gin
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.agents.sac import sac_agent
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import TimeStep, Trajectory
+
+from pipeline.agents.agent import (
+    Agent,
+    Gradients,
+    clip_by_global_norm,
+    masked_mean,
+    row_weights,
+)
+from pipeline.agents.sac_networks import (
+    ActorNetwork,
+    ActorPolicy,
+    CriticNetwork,
+    SquashedGaussianHead,
+    squashed_gaussian,
+)
+from pipeline.errors import UserError
+from pipeline.networks import GlorotUniform, Initializer, ToFloat, create_encoder
+from pipeline.observations import is_image
+from pipeline.optimizers import Adam, build_slots
+from pipeline.policies import GreedyPolicy, SampledPolicy
+from pipeline.randomness import stateless_seed, stream_key
+from pipeline.schedules import Schedule, as_schedule
+
+
+def _create_sac_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
+    """Images get their encoder; vectors go straight to the critics' and actor's own layers."""
+    if is_image(observation_spec):
+        return create_encoder(observation_spec)
+    return tf.keras.Sequential([ToFloat(), tf.keras.layers.Flatten()])
+
+
+def _module_of(variable: tf.Variable) -> tf.Module:
+    module = tf.Module(name="alpha")
+    module.log_alpha = variable
+    return module
+
+
+class SacAgent(Agent, sac_agent.SacAgent):
+    """See `create_sac_agent`."""
+
+    loss_names = ("critic_loss", "actor_loss", "entropy", "alpha", "q_mean")
+
+    def __init__(
+        self,
+        time_step_spec: TimeStep,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        seed: int,
+        actor_units: Sequence[int],
+        critic_units: Sequence[int],
+        kernel_initializer: Initializer,
+        **kwargs,
+    ):
+        observation_spec = time_step_spec.observation
+        encoder, target_encoder = (_create_sac_encoder(observation_spec) for _ in range(2))
+        head = SquashedGaussianHead(action_spec, actor_units, kernel_initializer)
+
+        def critic(name: str, encoder: tf.keras.Sequential) -> CriticNetwork:
+            spec = (observation_spec, action_spec)
+            return CriticNetwork(spec, encoder, head, critic_units, kernel_initializer, name)
+
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            critic_network=critic("critic_1", encoder),
+            critic_network_2=critic("critic_2", encoder),
+            target_critic_network=critic("target_critic_1", target_encoder),
+            target_critic_network_2=critic("target_critic_2", target_encoder),
+            actor_network=ActorNetwork(observation_spec, encoder, head),
+            actor_policy_ctor=ActorPolicy,
+            **kwargs,
+        )
+        self.initialize()
+        self._noise_key = stream_key(seed, "sac")
+        self._policy = GreedyPolicy(self._train_policy)
+        self._collect_policy = SampledPolicy(self._train_policy)
+        self.trained = {
+            "encoder": encoder,
+            "critic_1": self._critic_network_1.layers_on_features,
+            "critic_2": self._critic_network_2.layers_on_features,
+            "actor": head,
+            "alpha": _module_of(self._log_alpha),
+        }
+        for name, optimizer in self._optimizers().items():
+            build_slots(optimizer, self._variables_of()[name])
+
+    def _optimizers(self) -> dict[str, tf.keras.optimizers.legacy.Optimizer]:
+        return {
+            "critic": self._critic_optimizer,
+            "actor": self._actor_optimizer,
+            "alpha": self._alpha_optimizer,
+        }
+
+    def _variables_of(self) -> dict[str, list[tf.Variable]]:
+        return {
+            "critic": [
+                *self.trained["encoder"].trainable_weights,
+                *self.trained["critic_1"].trainable_weights,
+                *self.trained["critic_2"].trainable_weights,
+            ],
+            "actor": self._actor_network.head.trainable_weights,
+            "alpha": [self._log_alpha],
+        }
+
+    def _act(self, features: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mean, log_std = self._actor_network.head.mean_and_log_std(features)
+        return squashed_gaussian(mean, log_std, noise)
+
+    def _target(self, experience: Trajectory, noise: tf.Tensor) -> tf.Tensor:
+        """r + gamma d (min_i Q_target_i(s', a') - alpha log pi(a'|s')), [B]; eq. 5 and 6."""
+        next_observation = experience.observation[:, 1]
+        next_action, log_prob = self._act(self._actor_network.encoder(next_observation), noise)
+        target_features = self._target_critic_network_1.encoder(next_observation)
+        next_value = tf.minimum(
+            self._target_critic_network_1.value(target_features, next_action),
+            self._target_critic_network_2.value(target_features, next_action),
+        )
+        soft_value = next_value - tf.exp(self._log_alpha) * log_prob
+        return experience.reward[:, 0] + self._gamma * experience.discount[:, 0] * soft_value
+
+    def gradients(
+        self, experience: Trajectory, weights: tf.Tensor
+    ) -> tuple[Gradients, tf_agent.LossInfo]:
+        """All three losses at the same weights (the reference code updates one after another)."""
+        weights = row_weights(experience, weights)
+        variables = self._variables_of()
+        batch_size = tf.shape(weights)[0]
+        noise = tf.random.stateless_normal(
+            [2, batch_size, self._actor_network.head.action_size],
+            stateless_seed(self._noise_key, self.train_step_counter),
+        )
+        target = self._target(experience, noise[0])
+        action = self._actor_network.head.from_action(experience.action[:, 0])
+
+        with tf.GradientTape() as tape:
+            features = self._actor_network.encoder(experience.observation[:, 0])
+            q_1 = self._critic_network_1.value(features, action)
+            q_2 = self._critic_network_2.value(features, action)
+            critic_loss = masked_mean(0.5 * ((q_1 - target) ** 2 + (q_2 - target) ** 2), weights)
+        gradients = {"critic": tape.gradient(critic_loss, variables["critic"])}
+
+        features = tf.stop_gradient(features)
+        with tf.GradientTape() as tape:
+            new_action, log_prob = self._act(features, noise[1])
+            value = tf.minimum(
+                self._critic_network_1.value(features, new_action),
+                self._critic_network_2.value(features, new_action),
+            )
+            alpha = tf.exp(self._log_alpha)
+            actor_loss = masked_mean(alpha * log_prob - value, weights)
+        gradients["actor"] = tape.gradient(actor_loss, variables["actor"])
+
+        # d/d(log alpha) of -log(alpha) (log pi + target entropy), eq. 18 in its usual log form.
+        entropy = -masked_mean(log_prob, weights)
+        excess = -masked_mean(log_prob + self._target_entropy, weights)
+        gradients["alpha"] = [tf.reshape(excess, self._log_alpha.shape)]
+        extra = {
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "entropy": entropy,
+            "alpha": alpha,
+            "q_mean": masked_mean(q_1, weights),
+            "td_error": target - q_1,
+        }
+        return gradients, tf_agent.LossInfo(critic_loss + actor_loss, extra)
+
+    def apply(self, gradients: Gradients) -> None:
+        variables = self._variables_of()
+        for name, optimizer in self._optimizers().items():
+            clipped = clip_by_global_norm(gradients[name], self._gradient_clipping)
+            optimizer.apply_gradients(zip(clipped, variables[name], strict=True))
+        self.train_step_counter.assign_add(1)
+        self._update_target()
+
+
+@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+def create_sac_agent(
+    time_step_spec: TimeStep,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    *,
+    num_envs: int,
+    seed: int,
+    env_steps: tf.Variable,
+    learning_rate: Schedule | float = 3e-4,  # of critics, actor, temperature; by env steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
+    actor_units: Sequence[int] = (256, 256),  # hidden layers on the encoder's features
+    critic_units: Sequence[int] = (256, 256),  # hidden layers on features and action
+    kernel_initializer: Initializer = GlorotUniform,  # of actor and critics
+    discount: float = 0.99,  # gamma
+    target_update_tau: float = 0.005,  # share of the online weights that an update takes over
+    target_update_period: int = 1,  # updates
+    initial_alpha: float = 1.0,  # the temperature at the start
+    target_entropy: float | None = None,  # nats, of the action in [-1, 1]; None: minus its size
+    gradient_clip_norm: float | None = None,  # global norm of each of the three; None: no limit
+) -> SacAgent:
+    """SAC with twin critics and automatic temperature.
+
+    Args:
+      time_step_spec: unbatched, from the environment.
+      action_spec: continuous actions with finite bounds.
+      num_envs: unused.
+      seed: of the actions drawn inside the losses.
+      env_steps: int64 counter of environment steps, which schedules read.
+
+    Raises:
+      UserError: the actions are discrete or have an infinite bound.
+    """
+    del num_envs
+    _check_actions(action_spec)
+    schedule = as_schedule(learning_rate)
+
+    def new_optimizer() -> tf.keras.optimizers.legacy.Optimizer:
+        return optimizer(learning_rate=lambda: schedule(env_steps))
+
+    size = int(np.prod(action_spec.shape))
+    agent = SacAgent(
+        time_step_spec,
+        action_spec,
+        seed=seed,
+        actor_units=actor_units,
+        critic_units=critic_units,
+        kernel_initializer=kernel_initializer,
+        critic_optimizer=new_optimizer(),
+        actor_optimizer=new_optimizer(),
+        alpha_optimizer=new_optimizer(),
+        gamma=discount,
+        target_update_tau=target_update_tau,
+        target_update_period=target_update_period,
+        initial_log_alpha=float(np.log(initial_alpha)),
+        target_entropy=-float(size) if target_entropy is None else target_entropy,
+        gradient_clipping=gradient_clip_norm,
+        train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
+    )
+    agent.schedules = {"learning_rate": schedule}
+    return agent
+
+
+def _check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
+    if tensor_spec.is_discrete(action_spec):
+        raise UserError(
+            "SAC needs continuous actions, but the environment's are discrete. Use agents/dqn or "
+            "agents/ppo, or bind a continuous form of the environment if it has one."
+        )
+    if not (np.isfinite(action_spec.minimum).all() and np.isfinite(action_spec.maximum).all()):
+        raise UserError(
+            "SAC squashes its actions into the environment's bounds, but the action space "
+            f"[{action_spec.minimum}, {action_spec.maximum}] is not finite. Use agents/ppo, or "
+            "bound the actions with a wrapper (gymnasium.wrappers.RescaleAction)."
+        )

@@ -1,0 +1,277 @@
+"""The commit protocol over named parts: a checkpoint is there whole, or it is not there.
+
+    checkpoints/
+        step-0000010000/        the number counts environment steps
+            agent/ replay/ ...  one folder a part, written by the part
+            manifest.json       size and SHA-256 of every file, and a SHA-256 of itself
+        step-0000010000.1/      saved again at the same step: supersedes the one above
+        best.json               names the checkpoint that evaluated best
+        .tmp-...                being written or removed; swept at the next start
+
+A checkpoint is written under a temporary name, synced to the disk, and renamed. So neither a killed
+process nor a power failure leaves half a checkpoint under a final name, and no name is ever used
+for two contents. Restoring believes nothing that the manifest does not confirm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from pipeline import manifest
+from pipeline.errors import UserError
+
+_BEST = "best.json"
+_START_OVER = "--restart_behavior=restart starts over (and moves the old run aside)."
+
+
+class Part(Protocol):
+    """Anything stateful that a checkpoint holds."""
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes its own files into an empty folder."""
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads them back; raises ValueError on any mismatch."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint could not be written; those before it are intact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What `restore` did. Each warning names a checkpoint that was passed over, and its fault."""
+
+    path: pathlib.Path
+    env_steps: int
+    warnings: list[str]
+
+
+class Checkpoints:
+    """The checkpoints of one run, all in one folder."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        parts: Mapping[str, Part],
+        *,
+        max_to_keep: int = 2,
+        writable: bool = True,
+    ) -> None:
+        """Makes the folder and sweeps what a killed process left in it, if it is writable.
+
+        Args:
+            folder: holds checkpoints and nothing else.
+            parts: by name, which becomes a folder's name; saved and restored in this order.
+            max_to_keep: the newest so many checkpoints stay, and the best one.
+            writable: True only in the one process that trains.
+        """
+        self._folder = folder
+        self._parts = dict(parts)
+        self._max_to_keep = max_to_keep
+        self._writable = writable
+        self._damaged: set[str] = set()
+        if writable:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.glob(".tmp-*"):
+                _remove(path)
+
+    def save(self, env_steps: int) -> pathlib.Path:
+        """Commits all parts as the newest checkpoint, then removes those that need not stay.
+
+        An older checkpoint of the same step is superseded. Those of later steps are removed: they
+        were damaged, `restore` has passed over them, and the run has since gone another way.
+
+        Raises:
+            CheckpointError: the disk is full, not writable, ...
+        """
+        same = [x.revision for x in self._list() if x.env_steps == env_steps]
+        name = _Name(env_steps, max(same, default=-1) + 1)
+        temporary = self._folder / f".tmp-{name}"
+        try:
+            self._write(temporary, env_steps)
+            path = temporary.rename(self._folder / str(name))
+            manifest.sync(self._folder)
+            self._prune(name)
+        except OSError as error:
+            raise self._write_error(f"the checkpoint of step {env_steps}", error) from error
+        finally:
+            # What cannot be removed now is swept at the next start.
+            shutil.rmtree(temporary, ignore_errors=True)
+        return path
+
+    def mark_best(self, path: pathlib.Path, return_mean: float) -> None:
+        """Keeps this checkpoint until another is marked; releases the one marked before.
+
+        Raises:
+            CheckpointError: the disk is full, not writable, ...
+        """
+        temporary = self._folder / f".tmp-{_BEST}"
+        try:
+            temporary.write_text(json.dumps({"checkpoint": path.name, "return_mean": return_mean}))
+            manifest.sync(temporary)
+            temporary.rename(self._folder / _BEST)
+            manifest.sync(self._folder)
+        except OSError as error:
+            raise self._write_error(_BEST, error) from error
+
+    def best(self) -> pathlib.Path | None:
+        """The checkpoint last marked as best, if it is there.
+
+        Raises:
+            UserError: best.json is damaged.
+        """
+        mark = self._best_mark()
+        return mark[0] if mark else None
+
+    def best_return(self) -> float | None:
+        """The mean return that `best` was marked with."""
+        mark = self._best_mark()
+        return mark[1] if mark else None
+
+    def latest(self) -> pathlib.Path | None:
+        """The newest checkpoint, verified or not."""
+        names = self._list()
+        return self._folder / str(names[-1]) if names else None
+
+    def at(self, env_steps: int) -> pathlib.Path:
+        """The checkpoint of this step.
+
+        Raises:
+            UserError: there is none; names those there are.
+        """
+        names = self._list()
+        found = [x for x in names if x.env_steps == env_steps]
+        if not found:
+            steps = ", ".join(str(x) for x in sorted({x.env_steps for x in names})) or "none"
+            raise UserError(f"No checkpoint of step {env_steps} in {self._folder}. Steps: {steps}.")
+        return self._folder / str(found[-1])
+
+    def restore(
+        self, path: pathlib.Path | None = None, names: Collection[str] | None = None
+    ) -> Restored | None:
+        """Restores the newest checkpoint that its manifest confirms, or the given one.
+
+        Args:
+            path: this checkpoint and no other.
+            names: the parts to restore; the others are neither verified nor read. Default: all.
+
+        Returns:
+            None if the folder holds no checkpoint.
+
+        Raises:
+            UserError: no checkpoint is intact, the given one is not, or an intact one does not fit
+                the parts.
+        """
+        candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
+        faults: list[str] = []
+        for candidate in candidates:
+            try:
+                header = manifest.verify(candidate, names)
+            except manifest.Damaged as fault:
+                self._damaged.add(candidate.name)
+                if path:
+                    raise UserError(f"{path} is damaged: {fault}") from fault
+                faults.append(f"{candidate.name} is damaged: {fault}")
+                continue
+            self._restore_parts(candidate, header["parts"], names)
+            return Restored(candidate, header["env_steps"], faults)
+        if faults:
+            lines = "\n  ".join([f"No intact checkpoint in {self._folder}:", *faults])
+            raise UserError(f"{lines}\n{_START_OVER}" if self._writable else lines)
+        return None
+
+    def _write(self, temporary: pathlib.Path, env_steps: int) -> None:
+        temporary.mkdir()
+        for name, part in self._parts.items():
+            (temporary / name).mkdir()
+            part.save(temporary / name)
+        manifest.seal(temporary, {"env_steps": env_steps, "parts": list(self._parts)})
+
+    def _prune(self, saved: _Name) -> None:
+        names = self._list()
+        past = [x for x in names if x <= saved and str(x) not in self._damaged]
+        newest_of_step = {x.env_steps: str(x) for x in past}
+        keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
+        best = self.best()
+        if best is not None:
+            keep.add(best.name)
+        superseded = {*map(str, past)} - keep
+        for name in map(str, names):
+            if name not in superseded | self._damaged:
+                continue
+            # Renamed first, so that a removal cut short leaves no damaged checkpoint.
+            _remove((self._folder / name).rename(self._folder / f".tmp-removed-{name}"))
+        self._damaged.clear()
+
+    def _restore_parts(
+        self, path: pathlib.Path, saved: list[str], names: Collection[str] | None
+    ) -> None:
+        wanted = self._parts if names is None else {x: self._parts[x] for x in names}
+        missing = wanted.keys() - set(saved)
+        left_over = set(saved) - wanted.keys() if names is None else set()
+        if missing or left_over:
+            why = f"parts missing {sorted(missing)}, left over {sorted(left_over)}"
+            raise self._misfit(path, why)
+        for name, part in wanted.items():
+            try:
+                part.restore(path / name)
+            except (ValueError, OSError) as error:
+                raise self._misfit(path, f"part {name!r}: {error}") from error
+
+    def _misfit(self, path: pathlib.Path, why: str) -> UserError:
+        message = f"{path} is intact but does not fit this run: {why}\n"
+        if self._writable:
+            advice = f"Resume with the configuration it was saved with; {_START_OVER}"
+        else:
+            advice = "Use the configuration it was saved with."
+        return UserError(message + advice)
+
+    def _list(self) -> list[_Name]:
+        """Oldest first."""
+        return sorted(x for x in map(_Name.parse, self._folder.glob("step-*")) if x)
+
+    def _best_mark(self) -> tuple[pathlib.Path, float] | None:
+        path = self._folder / _BEST
+        if not path.exists():
+            return None
+        try:
+            mark = json.loads(path.read_text())
+            checkpoint, return_mean = self._folder / mark["checkpoint"], float(mark["return_mean"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged; remove it to go on without: {error}") from error
+        return (checkpoint, return_mean) if checkpoint.is_dir() else None
+
+    def _write_error(self, what: str, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"Cannot write {what} to {self._folder}: {error}.\n"
+            "The checkpoints before it are intact: the same command resumes from the newest."
+        )
+
+
+class _Name(NamedTuple):
+    """A checkpoint's folder name; sorts from old to new."""
+
+    env_steps: int
+    revision: int
+
+    def __str__(self) -> str:
+        return f"step-{self.env_steps:010d}" + (f".{self.revision}" if self.revision else "")
+
+    @classmethod
+    def parse(cls, path: pathlib.Path) -> _Name | None:
+        match = re.fullmatch(r"step-(\d+)(?:\.(\d+))?", path.name)
+        return cls(int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

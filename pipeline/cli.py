@@ -1,0 +1,93 @@
+"""How every binary starts and how it fails: one message on standard error, never a traceback.
+
+Exit codes: 0 success; 2 a mistake of the user's (flags, configuration, files); 128 + n when signal
+n ended or stopped it; 1, with a traceback, for a defect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from absl import app, flags
+
+from pipeline import configuration, errors
+
+USER_ERROR_CODE = 2
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
+    """`absl.app.run(main)` with the messages and exit codes of this module.
+
+    Args:
+        main: takes the program's name, in a list; returns the exit code, None being 0. A UserError
+            that it raises is shown as its message.
+    """
+
+    def guarded_main(argv: Sequence[str]) -> int | None:
+        try:
+            return main(argv)
+        except errors.UserError as error:
+            _fail(configuration.explain_call_error(error) or str(error))
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except Exception as error:
+            message = configuration.explain_call_error(error)
+            if message is None:
+                raise
+            _fail(message)
+
+    app.run(guarded_main, flags_parser=_parse_flags)
+    raise AssertionError("app.run does not return")
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    try:
+        remaining = flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        _fail(_unrecognized(error.flagname))
+    except flags.Error as error:
+        _fail(str(error))
+    except SystemExit:
+        # Only the --help flags exit while flags are parsed; absl gives them the code of a failure.
+        sys.exit(0)
+    if len(remaining) > 1:
+        _fail(f"unexpected argument {remaining[1]!r}: flags are written --name=value")
+    return remaining
+
+
+def _unrecognized(name: str) -> str:
+    names = [flag for flag in flags.FLAGS if flag.startswith(name) and len(name) > 1]
+    names += difflib.get_close_matches(name, flags.FLAGS, n=3, cutoff=0.7)
+    nearest = " or ".join(f"--{flag}" for flag in dict.fromkeys(names))
+    hint = f"did you mean {nearest}?" if nearest else "--help lists the flags"
+    return f"unknown flag --{name}; {hint}"
+
+
+def _fail(message: str) -> NoReturn:
+    in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    label = "\x1b[1;31merror:\x1b[0m" if in_colour else "error:"
+    print(f"{label} {message}", file=sys.stderr, flush=True)
+    sys.exit(USER_ERROR_CODE)
+
+
+def quiet_imports() -> None:
+    """Silences what TensorFlow, and legacy gym and pygame for TF-Agents, print when imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from gym_notices import notices
+
+    notices.notices.clear()
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
+
+
+def python_command() -> str:
+    """How the user, from the current folder, starts the Python that runs now."""
+    executable = pathlib.Path(sys.executable)
+    here = pathlib.Path.cwd()
+    return str(executable.relative_to(here) if executable.is_relative_to(here) else executable)

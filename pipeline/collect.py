@@ -1,0 +1,146 @@
+"""The collect driver that all agents share, and the warming up of the replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import tensorflow as tf
+from tf_agents.environments import tf_environment
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import StepType, TimeStep, Trajectory, trajectory
+
+from pipeline.metrics import EpisodeStatistics, initial_statistics, update_statistics
+from pipeline.policies import clip_action
+from pipeline.randomness import stateless_seed, stream_key
+
+
+class Carry(NamedTuple):
+    """What collecting needs to go on; the loop owns it and checkpoints it.
+
+    Attributes:
+      time_step: TimeStep [N] that the next action answers.
+      policy_state: nest [N, ...] of a recurrent policy; () otherwise.
+      vector_steps: int64 scalar, vector steps taken; numbers the policy's draws.
+      statistics: of episodes, over unclipped rewards.
+    """
+
+    time_step: TimeStep
+    policy_state: Any
+    vector_steps: tf.Tensor
+    statistics: EpisodeStatistics
+
+
+def initial_carry(environment: tf_environment.TFEnvironment, policy: tf_policy.TFPolicy) -> Carry:
+    """The carry of a run that has taken no step yet; resets the environment."""
+    return Carry(
+        environment.reset(),
+        policy.get_initial_state(environment.batch_size),
+        tf.zeros([], tf.int64),
+        initial_statistics(environment.batch_size),
+    )
+
+
+def interrupt_episodes(carry: Carry) -> Carry:
+    """The carry for environments that start afresh: episodes in flight count as truncated.
+
+    The time steps become LAST, so that what follows is an ordinary LAST -> FIRST boundary; the
+    unfinished returns are dropped.
+    """
+    time_step = carry.time_step
+    fresh = initial_statistics(time_step.step_type.shape[0])
+    return carry._replace(
+        time_step=time_step._replace(step_type=tf.fill(time_step.step_type.shape, StepType.LAST)),
+        statistics=carry.statistics._replace(
+            episode_return=fresh.episode_return, episode_length=fresh.episode_length
+        ),
+    )
+
+
+@gin.configurable(denylist=["environment", "seed"])
+class CollectDriver:
+    """Steps N environments with a policy inside the graph. Holds no state: the carry does."""
+
+    def __init__(
+        self,
+        environment: tf_environment.TFEnvironment,
+        *,
+        seed: int,
+        reward_range: tuple[float, float] | None = None,
+    ):
+        """`reward_range`: what learners see of rewards is clipped to it; statistics are not."""
+        self._environment = environment
+        self._key = stream_key(seed, "collect")
+        self._reward_range = reward_range
+
+    def run(
+        self, policy: tf_policy.TFPolicy, carry: Carry, num_steps: int
+    ) -> tuple[Carry, Trajectory]:
+        """Takes `num_steps` vector steps.
+
+        Returns:
+          The carry after them and the rows [num_steps, N, ...], rewards clipped.
+        """
+        loop_vars = (carry.time_step, carry.policy_state, carry.vector_steps)
+        if num_steps == 1:
+            loop_vars, row = self._step(policy, *loop_vars)
+            rows = tf.nest.map_structure(lambda t: t[tf.newaxis], row)
+        else:
+            loop_vars, rows = self._steps(policy, loop_vars, num_steps)
+        statistics = update_statistics(
+            carry.statistics, rows.step_type, rows.next_step_type, rows.reward
+        )
+        if self._reward_range is not None:
+            rows = rows.replace(reward=tf.clip_by_value(rows.reward, *self._reward_range))
+        return Carry(*loop_vars, statistics), rows
+
+    def _step(self, policy, time_step, policy_state, vector_steps):
+        seed = stateless_seed(self._key, vector_steps)
+        policy_step = policy.action(time_step, policy_state, seed)
+        next_time_step = self._environment.step(
+            clip_action(policy_step.action, self._environment.action_spec())
+        )
+        row = trajectory.from_transition(time_step, policy_step, next_time_step)
+        return (next_time_step, policy_step.state, vector_steps + 1), row
+
+    def _steps(self, policy, loop_vars, num_steps: int):
+        spec = policy.trajectory_spec
+        arrays = [
+            tf.TensorArray(
+                s.dtype, num_steps, element_shape=[loop_vars[0].step_type.shape[0], *s.shape]
+            )
+            for s in tf.nest.flatten(spec)
+        ]
+
+        def body(step, loop_vars, arrays):
+            loop_vars, row = self._step(policy, *loop_vars)
+            values = tf.nest.flatten(row)
+            return (
+                step + 1,
+                loop_vars,
+                [array.write(step, value) for array, value in zip(arrays, values, strict=True)],
+            )
+
+        _, loop_vars, arrays = tf.while_loop(
+            lambda step, *_: step < num_steps,
+            body,
+            (tf.constant(0), loop_vars, arrays),
+            parallel_iterations=1,
+            maximum_iterations=num_steps,
+        )
+        return loop_vars, tf.nest.pack_sequence_as(spec, [array.stack() for array in arrays])
+
+
+@gin.configurable(denylist=["collect_randomly"])
+def initialize_replay_buffer(
+    collect_randomly: Callable[[int], None], *, num_env_steps: int = 0
+) -> None:
+    """Fills the replay buffer with a random policy before training.
+
+    Args:
+      collect_randomly: collects until the run has taken the given number of environment steps;
+        does nothing in a resumed run that has already taken them.
+      num_env_steps: environment steps; 0 for on-policy agents, which need no warm-up.
+    """
+    collect_randomly(num_env_steps)

@@ -1,0 +1,119 @@
+"""Builds what a run consists of from what gin has bound, in the one order that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gin
+import tensorflow as tf
+
+from pipeline.agents.agent import Agent
+from pipeline.collect import CollectDriver
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
+from pipeline.evaluation import Evaluator
+from pipeline.experience import Experience
+from pipeline.randomness import stream_key
+
+EVALUATION = "evaluation"  # gin scope and random stream of all that only evaluation uses
+
+
+@gin.configurable
+def configure_threads(intra_op: int = 0, inter_op: int = 0) -> dict[str, int]:
+    """Sets TensorFlow's threads; they cannot be changed once it has run an operation.
+
+    Args:
+      intra_op: threads that share one operation; 0 leaves the choice to TensorFlow.
+      inter_op: operations that run at the same time; likewise.
+
+    Returns:
+      The settings in force.
+
+    Raises:
+      UserError: TensorFlow already runs with other settings.
+    """
+    threading = tf.config.threading
+    try:
+        if threading.get_intra_op_parallelism_threads() != intra_op:
+            threading.set_intra_op_parallelism_threads(intra_op)
+        if threading.get_inter_op_parallelism_threads() != inter_op:
+            threading.set_inter_op_parallelism_threads(inter_op)
+    except RuntimeError as error:
+        raise UserError(
+            f"configure_threads({intra_op=}, {inter_op=}) comes too late: TensorFlow has already "
+            "run in this process with other settings. Start a new process."
+        ) from error
+    return {"intra_op": intra_op, "inter_op": inter_op}
+
+
+class Components(NamedTuple):
+    """What gin has built for a run."""
+
+    environment: VectorEnvironment
+    agent: Agent
+    experience: Experience
+    driver: CollectDriver
+    evaluator: Evaluator
+    env_steps: tf.Variable
+
+
+def build(
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    create_experience: Callable[..., Experience],
+) -> Components:
+    """Everything that training needs, fresh: a checkpoint may be restored into it."""
+    tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
+    environment = create_environment(stream_key(seed, "training"))
+    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
+    experience = create_experience(
+        agent.collect_data_spec,
+        environment.batch_size,
+        sequence_length=agent.train_sequence_length,
+        training_spec=agent.training_data_spec,
+        seed=seed,
+    )
+    evaluation_environment = build_evaluation_environment(seed, create_environment)
+    evaluator = Evaluator(
+        evaluation_environment, agent.policy, agent.collect_policy,
+        seed=stream_key(seed, EVALUATION),
+    )  # fmt: skip
+    driver = CollectDriver(environment, seed=seed)
+    return Components(environment, agent, experience, driver, evaluator, env_steps)
+
+
+def check_warm_up(experience: Experience, num_env_steps: int) -> None:
+    """Raises UserError if the experience cannot keep rows that are not learnt from at once."""
+    if num_env_steps and not experience.keeps_rows:
+        raise UserError(
+            f"initialize_replay_buffer.num_env_steps = {num_env_steps:_}, but a rollout is not a "
+            "replay buffer: bind it to 0 for an on-policy agent."
+        )
+
+
+def build_agent(
+    environment: VectorEnvironment,
+    num_envs: int,
+    seed: int,
+    create_agent: Callable[..., Agent],
+    env_steps: tf.Variable,
+) -> Agent:
+    """The agent for an environment's specs; `num_envs` is the training environment's."""
+    return create_agent(
+        environment.time_step_spec(),
+        environment.action_spec(),
+        num_envs=num_envs,
+        seed=seed,
+        env_steps=env_steps,
+    )
+
+
+def build_evaluation_environment(
+    seed: int, create_environment: Callable[..., VectorEnvironment], **kwargs
+) -> VectorEnvironment:
+    """The environment under gin's scope `evaluation`, with seeds that training never uses."""
+    with gin.config_scope(EVALUATION):
+        return create_environment(stream_key(seed, EVALUATION), **kwargs)

@@ -1,0 +1,278 @@
+"""Finding, loading and explaining gin files.
+
+Imports neither TensorFlow nor anything that does, so that `--list_configs` and most mistakes are
+answered at once; TensorFlow comes in when a gin file imports the module that it binds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config as gin_config
+
+from pipeline import gin_explain
+from pipeline.errors import UserError
+from pipeline.gin_explain import TF_AGENTS, explain_call_error
+from pipeline.gin_statements import (
+    COMMAND_LINE,
+    Binding,
+    Import,
+    Macro,
+    Reference,
+    Source,
+    find_file,
+    leaves,
+    scan,
+    shipped_folder,
+    shipped_names,
+    suggest,
+)
+
+__all__ = [
+    "explain",
+    "explain_call_error",
+    "find_config",
+    "list_configs",
+    "load",
+    "operative_config",
+    "preserved",
+]
+
+# Parameters that are closed to gin because a flag of the binaries sets them.
+_FLAGS = {
+    "root_dir": "--root_dir",
+    "seed": "--seed",
+    "restart_behavior": "--restart_behavior",
+    "dry_run": "--explain",
+}
+
+# How `int` and `int | None` read in a signature, as text or as types.
+_WHOLE_NUMBERS = {"int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]"}
+
+# Where each (scope, complete selector, parameter) of gin's global config was bound, in order.
+_origins: dict[tuple[str, str, str], list[str]] = {}
+
+
+def find_config(name: str) -> Path:
+    """A path, or the name of a shipped config (`dqn_cartpole`, `agents/dqn`), `.gin` or not.
+
+    Raises:
+        UserError: there is no such file; names the nearest.
+    """
+    return find_file(name, [Path(), shipped_folder()])
+
+
+def list_configs() -> list[tuple[str, str]]:
+    """(name, first comment line) of every shipped config; ready runs first."""
+    return [(name, _first_comment(find_file(name, [shipped_folder()]))) for name in shipped_names()]
+
+
+def _first_comment(path: Path) -> str:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+
+
+def load(
+    gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), allow_imports: bool = False
+) -> None:
+    """Replaces gin's config by `gin_files` in order, then `gin_bindings`; the last binding wins.
+
+    Everything is read before anything is executed: first every file with its includes, then the
+    imports, then the bindings. The config stays unlocked, so modules may be imported later.
+
+    Args:
+        gin_files: paths or names of shipped configs.
+        gin_bindings: gin statements, such as `train.num_env_steps = 50_000`.
+        allow_imports: lets gin files import modules from outside this package.
+
+    Raises:
+        UserError: any mistake in these, in one message with its place and the nearest names.
+    """
+    sources = chain(
+        (Source.read(find_config(name)) for name in gin_files),
+        (Source(text.strip(), None) for text in gin_bindings),
+    )
+    statements = [s for source in sources for s in scan(source, allow_imports)]
+    bindings = [statement for statement in statements if isinstance(statement, Binding)]
+    gin.clear_config()
+    _origins.clear()
+    for statement in statements:
+        if isinstance(statement, Import):
+            _import(statement)
+    _check_macros(bindings)
+    for binding in bindings:
+        _bind(binding)
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Leaves gin's global config as it was found, for a library inside a program that uses gin."""
+    stores: list[Any] = [
+        gin_config._CONFIG,
+        gin_config._OPERATIVE_CONFIG,
+        gin_config._SINGLETONS,
+        gin_config._IMPORTS,
+        _origins,
+    ]
+    before = [store.copy() for store in stores]
+    was_locked = gin.config_is_locked()
+    gin_config._set_config_is_locked(False)
+    try:
+        yield
+    finally:
+        for store, content in zip(stores, before, strict=True):
+            store.clear()
+            store.update(content)
+        gin_config._set_config_is_locked(was_locked)
+
+
+def operative_config() -> str:
+    """Every value that the configurables called so far were given, as gin text for `load`."""
+    return gin_explain.operative_config()
+
+
+def explain() -> str:
+    """`name.param = value  # file:line` or `# default (file:line)`, grouped by configurable.
+
+    Covers the configurables called so far; bindings that none of them read are listed at the end.
+    """
+    return gin_explain.explain(_origins)
+
+
+def _import(statement: Import) -> None:
+    try:
+        importlib.import_module(statement.module)
+    except ModuleNotFoundError as error:
+        # A module that exists but lacks one of its own imports is no mistake in the gin file.
+        if error.name is None or not f"{statement.module}.".startswith(f"{error.name}."):
+            raise
+        hint = suggest(statement.module, _package_modules())
+        message = f"{statement.origin}: there is no module {statement.module!r}.{hint}"
+        raise UserError(message) from None
+    gin.parse_config(statement.text)
+
+
+def _package_modules() -> list[str]:
+    root = Path(__file__).parent
+    files = (path.relative_to(root.parent).with_suffix("") for path in root.rglob("*.py"))
+    return [".".join(path.parts) for path in files if path.name != "__init__"]
+
+
+def _bind(binding: Binding) -> None:
+    selector = "gin.macro"
+    if binding.parameter:
+        configurable = _configurable(binding.selector, binding.origin)
+        _check_parameter(configurable, binding)
+        binding = _with_whole_number(configurable, binding)
+        selector = configurable.selector
+    for leaf in leaves(binding.value):
+        if isinstance(leaf, Reference):
+            _configurable(leaf.name.rpartition("/")[2], binding.origin)
+    try:
+        gin.parse_config(f"{binding.name} = {binding.value!r}")
+    except SyntaxError:
+        message = f"{binding.origin}: {binding.value!r} has no spelling in gin."
+        raise UserError(message) from None
+    scope = binding.scope if binding.parameter else binding.name
+    key = (scope, selector, binding.parameter or "value")
+    _origins.setdefault(key, []).append(binding.origin)
+
+
+def _configurable(selector: str, origin: str) -> gin_config.Configurable:
+    matches = gin_config._REGISTRY.matching_selectors(selector)
+    if len(matches) == 1:
+        return gin_config._REGISTRY[matches[0]]
+    if matches:
+        raise UserError(f"{origin}: {selector!r} may be {' or '.join(sorted(matches))}.")
+    hint = suggest(selector, _short_names())
+    raise UserError(
+        f"{origin}: no configurable is named {selector!r}.{hint} "
+        "A gin file must import the module that defines what it binds."
+    )
+
+
+def _short_names() -> list[str]:
+    registry = gin_config._REGISTRY
+    selectors = (s for s, _ in registry.items() if not s.startswith(("gin.", TF_AGENTS)))
+    return [registry.minimal_selector(selector) for selector in selectors]
+
+
+def _check_parameter(configurable: gin_config.Configurable, binding: Binding) -> None:
+    name = binding.parameter
+    known = _parameters(configurable)
+    if configurable.selector.startswith(TF_AGENTS):
+        raise UserError(
+            f"{binding.origin}: {binding.name} cannot be bound: it belongs to TF-Agents, and "
+            "nothing is read there. Bind the function that train.create_agent names."
+        )
+    if not _is_open(configurable, name):
+        how = f"use {_FLAGS[name]}" if name in _FLAGS else "the program sets it"
+        raise UserError(f"{binding.origin}: {binding.name} cannot be bound: {how}.")
+    if not gin_config._might_have_parameter(configurable.wrapper, name):
+        hint = suggest(name, known) or f" It has: {', '.join(known)}."
+        raise UserError(f"{binding.origin}: {binding.selector} has no parameter {name!r}.{hint}")
+
+
+def _is_open(configurable: gin_config.Configurable, name: str) -> bool:
+    if name in (configurable.denylist or ()):
+        return False
+    return not configurable.allowlist or name in configurable.allowlist
+
+
+def _parameters(configurable: gin_config.Configurable) -> list[str]:
+    """Those that gin may bind."""
+    names = inspect.signature(configurable.wrapped).parameters
+    return [name for name in names if _is_open(configurable, name)]
+
+
+def _with_whole_number(configurable: gin_config.Configurable, binding: Binding) -> Binding:
+    """A float such as 2e4 becomes the int that an int parameter needs; other values are refused."""
+    value = binding.value
+    parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
+    if parameter is None or not _is_whole_number(parameter.annotation):
+        return binding
+    if isinstance(value, float) and value.is_integer():
+        return binding._replace(value=int(value))
+    if isinstance(value, bool) or not isinstance(value, int | Reference | Macro | None):
+        raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be a whole number.")
+    return binding
+
+
+def _is_whole_number(annotation: Any) -> bool:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return text in _WHOLE_NUMBERS
+
+
+def _check_macros(bindings: Iterable[Binding]) -> None:
+    """Every macro used is defined, and every one defined on the command line is used."""
+    defined = {binding.name: binding for binding in bindings if not binding.parameter}
+    used: dict[str, str] = {}
+    for binding in bindings:
+        macros = (leaf for leaf in leaves(binding.value) if isinstance(leaf, Macro))
+        used.update((macro.name, binding.origin) for macro in macros)
+    for name, origin in used.items():
+        if name not in defined and not gin_config._CONSTANTS.matching_selectors(name):
+            hint = suggest(name, defined)
+            raise UserError(f"{origin}: the macro %{name} is not defined.{hint}")
+    for name, binding in defined.items():
+        if binding.origin == COMMAND_LINE and name not in used:
+            raise UserError(_unused_macro(name))
+
+
+def _unused_macro(name: str) -> str:
+    """`num_env_steps=5` is valid gin, but only defines a macro: surely a parameter was meant."""
+    meant = [
+        f"{gin_config._REGISTRY.minimal_selector(selector)}.{name}"
+        for selector, configurable in gin_config._REGISTRY.items()
+        if selector.startswith("pipeline.") and name in _parameters(configurable)
+    ]
+    meant = [_FLAGS[name]] if name in _FLAGS else meant
+    hint = f" Write {' or '.join(sorted(meant))}." if meant else ""
+    return f"{COMMAND_LINE}: {name} names no configurable, and no %{name} is used.{hint}"

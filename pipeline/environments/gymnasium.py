@@ -1,0 +1,198 @@
+"""Any gymnasium environment, by its id."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import importlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gin
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+
+from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
+
+# A callable, "module:attribute", or ("module:attribute", {keyword: value}).
+Wrapper = Callable[[gymnasium.Env], gymnasium.Env] | str | tuple[str, dict[str, Any]]
+
+
+@gin.configurable(denylist=["seed", "render"])
+def gymnasium_environment(
+    seed: int,
+    *,
+    name: str = "",
+    num_envs: int = 1,
+    kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    max_episode_steps: int | None = None,
+    vectorization_mode: str = "sync",
+    render: bool = False,
+) -> VectorEnvironment:
+    """A vector of environments with Box observations and Discrete or Box actions.
+
+    gymnasium's native vector environments are not used: CartPole's, for one, has a single random
+    stream for all its rows.
+
+    Args:
+      seed: fixes all that the environments draw.
+      name: a registered id, or `module:EnvId` where importing `module` registers the id.
+      num_envs: environments stepped together.
+      kwargs: for the environment's constructor.
+      wrappers: applied in their order to each environment; each is a callable,
+        `"module:Class"`, or `("module:Class", {keyword: value})`.
+      max_episode_steps: environment steps after which an episode is truncated; None for the
+        registered limit, -1 for no limit.
+      vectorization_mode: `"sync"` steps them in this process, `"async"` each in its own.
+      render: whether `render()` is to work; there is then one environment.
+
+    Raises:
+      UserError: there is no such environment, it needs what is not installed, it does not take
+        `kwargs`, its spaces are not supported, or it or a wrapper raises while it is built.
+    """
+    num_envs = 1 if render else num_envs
+    _check_arguments(name, num_envs, max_episode_steps, vectorization_mode)
+    make_kwargs = {"disable_env_checker": True} | (kwargs or {})
+    if max_episode_steps is not None:
+        make_kwargs["max_episode_steps"] = max_episode_steps
+    if render:
+        make_kwargs["render_mode"] = "rgb_array"
+    # The ALE registers its ids when it is imported.
+    full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
+    callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
+    make = functools.partial(_make, full_name, make_kwargs, callables)
+    with _worded_errors(name):
+        vector_env = _vectorize(make, num_envs, vectorization_mode)
+    try:
+        return VectorEnvironment(vector_env, name=name, seed=seed)
+    except UserError:
+        vector_env.close()
+        raise
+
+
+def _check_arguments(
+    name: str, num_envs: int, max_episode_steps: int | None, vectorization_mode: str
+) -> None:
+    if not name:
+        raise UserError(
+            "gymnasium_environment.name is not bound: name the environment, as in"
+            " --gin_bindings=\"gymnasium_environment.name='CartPole-v1'\"."
+        )
+    if name.count(":") > 1:
+        raise UserError(f"gymnasium_environment.name = {name!r} has more than one ':'.")
+    if num_envs < 1:
+        raise UserError(f"gymnasium_environment.num_envs = {num_envs}: must be at least 1.")
+    if max_episode_steps is not None and max_episode_steps != -1 and max_episode_steps < 1:
+        raise UserError(
+            f"gymnasium_environment.max_episode_steps = {max_episode_steps}: must be at least 1,"
+            " -1 for no limit, or None for the registered limit."
+        )
+    if vectorization_mode not in ("sync", "async"):
+        raise UserError(
+            f"gymnasium_environment.vectorization_mode = {vectorization_mode!r}: must be 'sync' or"
+            " 'async'."
+        )
+
+
+def _vectorize(
+    make: Callable[[], gymnasium.Env], num_envs: int, vectorization_mode: str
+) -> VectorEnv:
+    if vectorization_mode == "sync":
+        return LeanSyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    # A spawned process would know neither the gin bindings of wrappers nor ids that were
+    # registered by hand; a forked one does.
+    return AsyncVectorEnv([make] * num_envs, context="fork", autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _make(
+    name: str,
+    kwargs: dict[str, Any],
+    wrappers: Sequence[tuple[str, Callable[[gymnasium.Env], gymnasium.Env]]],
+) -> gymnasium.Env:
+    env = gymnasium.make(name, **kwargs)
+    for wrapper_name, wrapper in wrappers:
+        try:
+            env = wrapper(env)
+        except UserError:
+            raise
+        except Exception as error:
+            message = f"gymnasium_environment.wrappers: {wrapper_name} {_raised(error)}"
+            raise UserError(message) from error
+    return env
+
+
+def _wrapper_name(wrapper: Wrapper) -> str:
+    if isinstance(wrapper, str | tuple):
+        return repr(wrapper)
+    return getattr(wrapper, "__name__", repr(wrapper))
+
+
+def _raised(error: Exception) -> str:
+    """The exception and its innermost place: that of its cause, for gymnasium rephrases some."""
+    innermost: BaseException = error
+    while innermost.__cause__ and innermost.__cause__.__traceback__:
+        innermost = innermost.__cause__
+    frame = traceback.extract_tb(innermost.__traceback__)[-1]
+    message = str(error).split("\n  In call to configurable ")[0]  # which gin appends
+    place = f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    return f"raised {type(error).__name__}: {message} ({place})"
+
+
+def _wrapper(wrapper: Wrapper) -> Callable[[gymnasium.Env], gymnasium.Env]:
+    if callable(wrapper):
+        return wrapper
+    path, kwargs = (wrapper, {}) if isinstance(wrapper, str) else wrapper
+    module, _, attribute = path.partition(":")
+    try:
+        return functools.partial(getattr(importlib.import_module(module), attribute), **kwargs)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"gymnasium_environment.wrappers: {path!r} cannot be loaded: {error}. Write"
+            " 'module:Class', as in 'gymnasium.wrappers:FlattenObservation'."
+        ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"gymnasium_environment.wrappers: {path!r} {_raised(error)}") from error
+
+
+@contextlib.contextmanager
+def _worded_errors(name: str) -> Iterator[None]:
+    binding = f"gymnasium_environment.name = {name!r}"
+    try:
+        yield
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise UserError(f"{binding}: {error}{_nearest(name)}") from error
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"{binding} needs a package that is not installed: {error}") from error
+    except ModuleNotFoundError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        raise UserError(
+            f"{binding} needs the module {cause.name!r}, which is not installed. Install the"
+            " package that provides it, or put its folder on PYTHONPATH."
+        ) from error
+    except gymnasium.error.Error as error:
+        raise UserError(f"{binding}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            message = f"{binding} does not take one of its arguments: {error}"
+        else:
+            message = f"{binding} {_raised(error)}"
+        raise UserError(message) from error
+
+
+def _nearest(name: str) -> str:
+    """The registered ids nearest to `name`, as the end of a message; empty if none is near."""
+    module, _, env_id = name.rpartition(":")
+    by_lower_case = {key.lower(): key for key in gymnasium.registry}
+    near = difflib.get_close_matches(env_id.lower(), by_lower_case)
+    prefix = f"{module}:" if module else ""
+    ids = ", ".join(prefix + by_lower_case[key] for key in near)
+    return f" Nearest registered ids: {ids}." if ids else ""

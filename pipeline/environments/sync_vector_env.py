@@ -1,0 +1,44 @@
+"""gymnasium's SyncVectorEnv with a step that does only what is used here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
+    """Steps its environments one after the other; rows are independent of each other.
+
+    The difference from the base class is speed: it gathers no infos, copies no batch twice and
+    knows that the observations are Boxes. Autoreset mode NEXT_STEP only.
+    """
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As the base class, but with empty infos.
+
+        Raises:
+          ValueError: an observation's shape is not its space's.
+          TypeError: an observation's dtype is of another kind than its space's.
+        """
+        space: Any = self.single_observation_space
+        observations = np.empty((self.num_envs, *space.shape), space.dtype)
+        rewards = np.zeros(self.num_envs, np.float64)
+        terminations = np.zeros(self.num_envs, np.bool_)
+        truncations = np.zeros(self.num_envs, np.bool_)
+        for index, env in enumerate(self.envs):
+            if self._autoreset_envs[index]:
+                observation, _ = env.reset()
+            else:
+                observation, reward, terminated, truncated, _ = env.step(actions[index])
+                rewards[index] = reward
+                terminations[index] = terminated
+                truncations[index] = truncated
+            if np.shape(observation) != space.shape:
+                raise ValueError(
+                    f"the observation's shape is {np.shape(observation)}, its space is {space}"
+                )
+            np.copyto(observations[index, ...], observation, casting="same_kind")
+        self._autoreset_envs = terminations | truncations
+        return observations, rewards, terminations, truncations, {}

@@ -1,0 +1,147 @@
+"""Evaluates a trained agent: python -m pipeline.evaluate --root_dir=runs/x --video=out.mp4."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import flags
+
+from pipeline import cli
+from pipeline.errors import UserError
+from pipeline.progress import EVALUATING, Progress
+from pipeline.saved_run import SavedRun
+from pipeline.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from pipeline.environments.vector_environment import VectorEnvironment
+    from pipeline.evaluation import Evaluator
+
+_ROOT_DIR = flags.DEFINE_string("root_dir", None, "Folder of the run.")
+_NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Episodes to play.", lower_bound=1)
+_VIDEO = flags.DEFINE_string("video", None, "Record one episode more as this MP4 file.")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
+)
+_SEED = flags.DEFINE_integer(
+    "seed", 1, "Seed of the episodes, which are in no case those of training.", lower_bound=0
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    "gin_bindings",
+    [],
+    "Bindings that override the run's: 'Evaluator.greedy = False'. The environment's are in the "
+    "scope evaluation: 'evaluation/gymnasium_environment.num_envs = 4'.",
+)
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let the run's configuration import modules of others."
+)
+
+
+def main(_: Sequence[str]) -> int:
+    if not _ROOT_DIR.value:
+        raise UserError("say which run to evaluate: --root_dir=runs/NAME.")
+    run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
+    video = _video_path()
+    cli.quiet_imports()
+    print("loading TensorFlow ...", flush=True)
+    import tensorflow  # noqa: F401 - a signal while it loads ends the process as it would any other
+
+    with StopSignal("stopping") as stop:
+        is_done = _evaluate(run, video, stop)
+    return 0 if is_done else 128 + (stop.signal or 0)
+
+
+def _video_path() -> pathlib.Path | None:
+    if _VIDEO.value is None:
+        return None
+    path = pathlib.Path(_VIDEO.value)
+    if path.suffix.lower() != ".mp4":
+        raise UserError(f"--video={path}: the name must end in .mp4.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--video={path}: cannot make its folder: {error.strerror}.") from error
+    return path
+
+
+def _evaluate(run: SavedRun, video: pathlib.Path | None, stop: StopSignal) -> bool:
+    """Records and plays; False if a signal has cut it short."""
+    from pipeline.components import build_evaluation_environment, configure_threads
+    from pipeline.evaluation import Evaluator
+    from pipeline.randomness import stream_key
+    from pipeline.saved_policy import restore_agent
+
+    run.load_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    configure_threads()
+    seed = stream_key(run.seed, "evaluate", _SEED.value)
+    restored = restore_agent(run, seed)
+    policies = restored.agent.policy, restored.agent.collect_policy
+    evaluator = Evaluator(restored.environment, *policies, seed=seed)
+    with contextlib.closing(evaluator), Progress(0) as progress:
+        for warning in restored.checkpoint.warnings:
+            progress.message(f"warning: {warning}")
+        if video:
+            with warnings.catch_warnings():
+                # gymnasium's, of what rendering the first frame will tell as an error.
+                warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
+                filmed = build_evaluation_environment(
+                    seed, restored.create_environment, render=True
+                )
+            if not _record(filmed, evaluator, video, seed, stop, progress):
+                return False
+        result = _play(evaluator, stop, progress)
+    if result:
+        print(_summary(result["returns"], restored.checkpoint.env_steps))
+    return result is not None
+
+
+def _record(
+    environment: VectorEnvironment,
+    evaluator: Evaluator,
+    path: pathlib.Path,
+    seed: int,
+    stop: StopSignal,
+    progress: Progress,
+) -> bool:
+    from pipeline.evaluation import record_video
+
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame complains where there is no sound
+    progress.message(f"recording an episode to {path} ...")
+    with contextlib.closing(environment):
+        episode_return = record_video(
+            environment, evaluator.policy, path, seed, lambda _: stop.requested
+        )
+    if episode_return is None:
+        return False
+    progress.message(f"wrote {path}: an episode of return {episode_return:.1f}")
+    return True
+
+
+def _play(evaluator: Evaluator, stop: StopSignal, progress: Progress) -> dict[str, Any] | None:
+    def look_around(episodes: int) -> bool:
+        progress.update({}, EVALUATING, (episodes, _NUM_EPISODES.value))
+        return stop.requested
+
+    return evaluator.run(_NUM_EPISODES.value, 0, look_around)
+
+
+def _summary(returns: list[float], env_steps: int) -> str:
+    return (
+        f"evaluation of {_ROOT_DIR.value} after {env_steps:,} environment steps: "
+        f"{np.mean(returns):.1f} ± {np.std(returns):.1f} "
+        f"(min {min(returns):.1f}, max {max(returns):.1f}) over {len(returns)} episodes"
+    )
+
+
+def run() -> None:
+    """Entry point of `pipeline-evaluate`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,200 @@
+"""Whole episodes with a policy: statistics, and video."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import imageio.v2 as imageio
+import numpy as np
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import StepType
+
+from pipeline.collect import Carry, CollectDriver, initial_carry
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.failures import named_failures
+
+STEPS_PER_CALL = 32  # vector steps; short enough for Ctrl-C, long enough for speed
+
+
+@gin.configurable(denylist=["environment", "policy", "stochastic_policy", "seed"])
+class Evaluator:
+    """Plays whole episodes in environments of its own; rewards are never clipped.
+
+    Each environment plays its quota of episodes: taking the first to finish, whichever
+    environment they come from, would favour short episodes.
+    """
+
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        policy: tf_policy.TFPolicy,
+        stochastic_policy: tf_policy.TFPolicy,
+        *,
+        seed: int,
+        greedy: bool = True,
+    ):
+        """Args:
+        environment: stepped by nobody else.
+        policy: the agent's best guess.
+        stochastic_policy: the policy that collects.
+        seed: of the stochastic policy's draws.
+        greedy: which of the two is evaluated.
+        """
+        self._environment = environment
+        self._policy = policy if greedy else stochastic_policy
+        self._driver = CollectDriver(environment, seed=seed, reward_range=None)
+        self._play = tf.function(self._play_steps, autograph=False)
+
+    def _play_steps(self, carry: Carry):
+        carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
+        return carry, rows.step_type, rows.next_step_type, rows.reward
+
+    @property
+    def policy(self) -> tf_policy.TFPolicy:
+        """The one of the two policies that is evaluated."""
+        return self._policy
+
+    def run(
+        self, num_episodes: int, index: int, look_around: Callable[[int], bool] = lambda _: False
+    ) -> dict[str, Any] | None:
+        """Plays `num_episodes` episodes.
+
+        Args:
+          num_episodes: over all environments.
+          index: of this evaluation; what the environments draw depends on it and on the seed.
+          look_around: told every 32 vector steps how many episodes are done; True interrupts.
+
+        Returns:
+          {"return_mean", "return_std", "returns"}, or None if interrupted.
+
+        Raises:
+          UserError: the environment failed.
+        """
+        num_envs = self._environment.batch_size
+        quota = np.full(num_envs, num_episodes // num_envs)
+        quota[: num_episodes % num_envs] += 1
+        tally = EpisodeTally(quota)
+        self._environment.resets = index
+        with named_failures(self._environment):
+            carry = initial_carry(self._environment, self._policy)
+        carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
+        while not tally.complete:
+            if look_around(len(tally.returns())):
+                return None
+            with named_failures(self._environment):
+                carry, *rows = self._play(carry)
+            tally.add(*(row.numpy() for row in rows))
+        return summarize(tally.returns())
+
+    def close(self) -> None:
+        """Frees the environments."""
+        self._environment.close()
+
+
+class EpisodeTally:
+    """Collects the returns of the first `quota[i]` episodes of environment i."""
+
+    def __init__(self, quota: np.ndarray):
+        self._quota = quota
+        self._in_flight = np.zeros(len(quota), np.float64)
+        self._returns: list[list[float]] = [[] for _ in quota]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every environment has played its quota."""
+        return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+
+    def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
+        """Rows [T, N] in time order; boundary rows count for nothing."""
+        for valid, ends, rewards in zip(
+            step_type != StepType.LAST, next_step_type == StepType.LAST, reward, strict=True
+        ):
+            self._in_flight += np.where(valid, rewards, 0.0)
+            for env in np.flatnonzero(valid & ends):
+                self._returns[env].append(float(self._in_flight[env]))
+                self._in_flight[env] = 0.0
+
+    def returns(self) -> list[float]:
+        """One return an episode, environment by environment."""
+        return [x for r, q in zip(self._returns, self._quota, strict=True) for x in r[:q]]
+
+
+def summarize(returns: list[float]) -> dict[str, Any]:
+    """Mean, (population) standard deviation and the returns themselves."""
+    return {
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "returns": returns,
+    }
+
+
+def record_video(
+    environment: VectorEnvironment,
+    policy: tf_policy.TFPolicy,
+    path: pathlib.Path,
+    seed: int,
+    look_around: Callable[[int], bool] = lambda _: False,
+) -> float | None:
+    """Plays one episode and writes it as an H.264 MP4, which browsers play.
+
+    Args:
+      environment: one environment built with `render=True`.
+      policy: any policy of its specs.
+      path: the file to write; there only once it is whole.
+      seed: of the policy's draws.
+      look_around: told at every environment step how many there were; True interrupts.
+
+    Returns:
+      The episode's return, or None if interrupted.
+
+    Raises:
+      UserError: the environment cannot render, or raises.
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        with named_failures(environment):
+            episode_return = _film(environment, policy, temporary, seed, look_around)
+        if episode_return is not None:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return episode_return
+
+
+def _film(
+    environment: VectorEnvironment,
+    policy: tf_policy.TFPolicy,
+    path: pathlib.Path,
+    seed: int,
+    look_around: Callable[[int], bool],
+) -> float | None:
+    driver = CollectDriver(environment, seed=seed, reward_range=None)
+    step = tf.function(lambda carry: driver.run(policy, carry, 1)[0], autograph=False)
+    carry = initial_carry(environment, policy)
+    first_frame = _even(environment.render())
+    writer: Any  # imageio declares a base class
+    with imageio.get_writer(
+        path,
+        fps=environment.render_fps,
+        codec="libx264",
+        pixelformat="yuv420p",
+        macro_block_size=2,
+        output_params=["-movflags", "+faststart"],  # plays before all of it is loaded
+    ) as writer:
+        writer.append_data(first_frame)
+        while int(carry.statistics.episodes) == 0:
+            if look_around(int(carry.vector_steps)):
+                return None
+            carry = step(carry)
+            writer.append_data(_even(environment.render()))
+    return float(carry.statistics.last_returns[-1])
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """The frame with even sides, its last row or column repeated: yuv420p halves colour's."""
+    height, width, _ = frame.shape
+    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

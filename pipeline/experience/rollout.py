@@ -1,0 +1,186 @@
+"""One rollout: rows collected with one policy, learnt from for some epochs, then thrown away."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import tensorflow as tf
+from tf_agents.trajectories import trajectory
+
+from pipeline.experience import storage
+from pipeline.experience.sizes import check_minibatches
+from pipeline.randomness import stateless_seed, stream_key
+from pipeline.returns import valid_mask
+
+_JSON = "rollout.json"
+
+
+@gin.configurable(denylist=["data_spec", "num_envs", "sequence_length", "seed", "training_spec"])
+class Rollout:
+    """Keeps `num_steps` rows of every stream and hands them out in shuffled minibatches.
+
+    Layout: see `pipeline.experience`. In an epoch every row is handed out once, as a sequence of
+    one row. The minibatches are gathered in the graph (Schulman et al. 2017, "Proximal policy
+    optimization algorithms", algorithm 1).
+    """
+
+    keeps_rows = False
+
+    def __init__(
+        self,
+        data_spec: trajectory.Trajectory,
+        num_envs: int,
+        *,
+        training_spec: trajectory.Trajectory,
+        seed: int,
+        sequence_length: int = 1,
+        num_steps: int = 128,
+        minibatch_size: int = 256,
+        num_epochs: int = 4,
+    ) -> None:
+        """Allocates the rollout.
+
+        Args:
+            data_spec: unbatched specs of a row as collected.
+            num_envs: streams.
+            training_spec: unbatched specs of a row as `begin`'s `prepare` makes it.
+            seed: the run's seed.
+            sequence_length: not used; a minibatch consists of single rows.
+            num_steps: rows collected of each stream.
+            minibatch_size: rows in a minibatch; divides `num_steps * num_envs`.
+            num_epochs: how often each row is learnt from.
+
+        Raises:
+            UserError: a value is below 1, or the minibatches do not divide the rollout.
+        """
+        del sequence_length
+        self._num_envs, self._num_steps, self._num_epochs = num_envs, num_steps, num_epochs
+        self._num_rows = num_steps * num_envs
+        check_minibatches(num_steps, num_envs, minibatch_size, num_epochs)
+        self._num_updates = num_epochs * (self._num_rows // minibatch_size)
+        self._data_spec, self._training_spec = data_spec, training_spec
+        self._key = stream_key(seed, "rollout")
+        self._collected = self._create_columns(data_spec)
+        self._prepared = self._create_columns(training_spec)
+        with tf.device("/CPU:0"):
+            # Rows of each stream collected so far, and what was begun and handed out so far.
+            self._positions = tf.Variable(tf.zeros([num_envs], tf.int64), trainable=False)
+            self._rollouts = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+            self._minibatch = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+            # The keys of every minibatch of every epoch.
+            order = tf.zeros([self._num_updates, minibatch_size], tf.int64)
+            self._order = tf.Variable(order, trainable=False)
+
+    def _create_columns(self, spec: trajectory.Trajectory) -> list[tf.Variable]:
+        return [storage.create_column(leaf, self._num_rows) for leaf in tf.nest.flatten(spec)]
+
+    @property
+    def collect_steps(self) -> int:
+        """Vector steps collected in an iteration."""
+        return self._num_steps
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made in an iteration."""
+        return self._num_updates
+
+    @property
+    def size(self) -> tf.Tensor:
+        """Rows held now, over all streams: int64 []."""
+        return tf.reduce_sum(self._positions)
+
+    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory) -> None:
+        """Appends `rows` [T, S, ...], the next T rows of the streams `stream_ids` [S]."""
+        streams = tf.cast(stream_ids, tf.int64)
+        num_rows = rows.step_type.shape[0] or tf.shape(rows.step_type)[0]
+        steps = storage.gather(self._positions, streams)
+        steps += tf.range(tf.cast(num_rows, tf.int64))[:, tf.newaxis]
+        keys = steps * self._num_envs + streams
+        for column, values in zip(self._collected, tf.nest.flatten(rows), strict=True):
+            storage.scatter(column, keys, values)
+        storage.scatter(self._positions, streams, steps[-1] + 1)
+
+    def begin(self, prepare: Callable[[trajectory.Trajectory], trajectory.Trajectory]) -> None:
+        """Prepares the rows and draws the order of all epochs.
+
+        Args:
+            prepare: maps the collected rows [num_steps, num_envs, ...] to training rows of the same
+                leading shape, whose leaves fit `training_spec`.
+
+        Raises:
+            tf.errors.InvalidArgumentError: some stream has not `num_steps` rows.
+        """
+        message = f"Rollout.begin needs Rollout.num_steps = {self._num_steps} rows of each stream"
+        tf.debugging.assert_equal(self._positions, tf.constant(self._num_steps, tf.int64), message)
+        training_rows = prepare(self._rows())
+        tf.nest.assert_same_structure(training_rows, self._training_spec)
+        for column, leaf in zip(self._prepared, tf.nest.flatten(training_rows), strict=True):
+            column.assign(tf.reshape(leaf, column.shape))
+        self._shuffle()
+        self._minibatch.assign(0)
+
+    def _rows(self) -> trajectory.Trajectory:
+        shape = [self._num_steps, self._num_envs]
+        leaves = [tf.reshape(column, [*shape, *column.shape[1:]]) for column in self._collected]
+        return tf.nest.pack_sequence_as(self._data_spec, leaves)
+
+    def _shuffle(self) -> None:
+        seed = stateless_seed(self._key, self._rollouts.assign_add(1))
+        # 63 random bits a row, so that ties, which would bias the order, do not happen.
+        bits = tf.random.stateless_uniform(
+            [self._num_epochs, self._num_rows], seed, 0, tf.int64.max, tf.int64, alg="philox"
+        )
+        order = tf.cast(tf.argsort(bits), tf.int64)
+        self._order.assign(tf.reshape(order, self._order.shape))
+
+    def next_batch(self) -> tuple[trajectory.Trajectory, tf.Tensor, tf.Tensor]:
+        """The next minibatch since `begin`.
+
+        Returns:
+            The training rows [minibatch_size, 1, ...]; weights [minibatch_size] float32, 0 for
+            boundary rows and 1 elsewhere; keys [minibatch_size] int64.
+        """
+        keys = storage.gather(self._order, self._minibatch)
+        self._minibatch.assign_add(1)
+        leaves = [storage.gather(column, keys[:, tf.newaxis]) for column in self._prepared]
+        rows = tf.nest.pack_sequence_as(self._training_spec, leaves)
+        weights = valid_mask(rows.step_type[:, 0])
+        return rows, weights, keys
+
+    def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
+        """Does nothing: every row is learnt from equally often."""
+
+    def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
+        """Calls `finish` with the collected rows [num_steps, num_envs, ...], then empties them."""
+        finish(self._rows())
+        self._positions.assign(tf.zeros_like(self._positions))
+
+    def truncate(self) -> None:
+        """Does nothing: between iterations there are no rows to cut off."""
+
+    def check_ready(self) -> None:
+        """Does nothing: each iteration collects all that it learns from."""
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the counter of rollouts to `rollout.json`.
+
+        Raises:
+            ValueError: there are rows, whose policy will have changed when they are restored.
+        """
+        if self.size > 0:
+            raise ValueError(f"The rollout holds {self.size:_} rows: save between iterations.")
+        (folder / _JSON).write_text(json.dumps({"rollouts": int(self._rollouts)}))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: there are rows.
+        """
+        if self.size > 0:
+            raise ValueError(f"The rollout holds {self.size:_} rows: restore between iterations.")
+        self._rollouts.assign(json.loads((folder / _JSON).read_text())["rollouts"])

@@ -1,0 +1,88 @@
+"""Sizes that a user chooses, checked before anything is allocated."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import tensorflow as tf
+from tf_agents.trajectories import trajectory
+
+from pipeline.errors import UserError
+from pipeline.experience import storage
+
+
+def schedule(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int]:
+    """The fewest (vector steps, updates) that keep the ratio of environment steps to updates.
+
+    `updates * env_steps_per_update == vector steps * num_envs`, exactly.
+
+    Raises:
+        UserError: the ratio is not positive.
+    """
+    if env_steps_per_update <= 0:
+        raise UserError(
+            f"ReplayBuffer.env_steps_per_update = {env_steps_per_update} must be positive"
+        )
+    # Through the decimal notation: 0.1 means a tenth, not the nearest binary fraction.
+    ratio = Fraction(str(env_steps_per_update)) / num_envs
+    return ratio.numerator, ratio.denominator
+
+
+def check_capacity(
+    capacity: int,
+    num_envs: int,
+    needs: dict[str, int],
+    older_frames: int,
+    stored_spec: trajectory.Trajectory,
+) -> None:
+    """Checks `ReplayBuffer.capacity`.
+
+    Args:
+        capacity: rows over all streams.
+        num_envs: streams.
+        needs: rows of a stream that must be held together, by what needs them.
+        older_frames: rows before these whose frames belong to the first one's stack.
+        stored_spec: of a row.
+
+    Raises:
+        UserError: the capacity is too small, or takes more memory than the machine has.
+    """
+    what = max(needs, key=lambda name: needs[name])
+    rows = needs[what] + older_frames
+    if capacity // num_envs < rows:
+        raise UserError(
+            f"ReplayBuffer.capacity = {capacity:_} gives each of the {num_envs} environments "
+            f"{capacity // num_envs} rows, but the {needs[what]} of one {what} and {older_frames} "
+            f"older frames need {rows}: set it to {rows * num_envs:_} or more"
+        )
+    row = sum(map(storage.row_bytes, tf.nest.flatten(stored_spec)))
+    memory = storage.physical_memory()
+    if capacity * row > memory:
+        raise UserError(
+            f"ReplayBuffer.capacity = {capacity:_} rows of {row:_} bytes needs "
+            f"{capacity * row / 2**30:.1f} GiB, but this machine has {memory / 2**30:.1f} GiB: "
+            f"lower ReplayBuffer.capacity below {memory // row:_}"
+        )
+
+
+def check_minibatches(num_steps: int, num_envs: int, minibatch_size: int, num_epochs: int) -> None:
+    """Checks that a rollout splits into minibatches.
+
+    Raises:
+        UserError: a size is below 1, or `minibatch_size` does not divide `num_steps * num_envs`.
+    """
+    sizes = {"num_steps": num_steps, "minibatch_size": minibatch_size, "num_epochs": num_epochs}
+    for name, value in sizes.items():
+        if value < 1:
+            raise UserError(f"Rollout.{name} = {value} must be at least 1")
+    rows = num_steps * num_envs
+    if rows % minibatch_size:
+        divisors = [d for d in range(1, rows + 1) if rows % d == 0]
+        below = max(d for d in divisors if d < minibatch_size)
+        above = min((d for d in divisors if d > minibatch_size), default=below)
+        nearest = f"{below} or {above}" if above > below else f"{below}"
+        raise UserError(
+            f"Rollout.minibatch_size = {minibatch_size} does not divide the {rows} rows of a "
+            f"rollout (Rollout.num_steps = {num_steps} x {num_envs} environments): set it to "
+            f"{nearest}, or change Rollout.num_steps"
+        )

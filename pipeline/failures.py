@@ -1,0 +1,42 @@
+"""Failures that are not the program's, in words: environments that raise, disks that are full."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
+
+
+@contextlib.contextmanager
+def named_failures(environment: VectorEnvironment) -> Iterator[None]:
+    """What `environment` raises, eagerly or in a graph, becomes a UserError that names it."""
+    try:
+        yield
+    except Exception as error:
+        message = environment.failure_message()
+        if not message:
+            raise
+        raise UserError(message) from error
+
+
+@contextlib.contextmanager
+def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
+    """What keeps files of `folder` from being written becomes a UserError that names it."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f"cannot write to {folder}: {error}") from error
+
+
+@contextlib.contextmanager
+def hinting(hint: Callable[[], str]) -> Iterator[None]:
+    """Adds a line to every UserError."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}\n{hint()}") from error

@@ -1,0 +1,168 @@
+"""Where every value of a run comes from, and gin's run-time errors in one line.
+
+gin 0.5.0 keeps no provenance; `pipeline.configuration` records it while loading.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config as gin_config
+
+from pipeline.errors import UserError
+from pipeline.gin_statements import (
+    COMMAND_LINE,
+    Binding,
+    Source,
+    find_file,
+    scan,
+    shipped_folder,
+    shipped_names,
+)
+
+#: (scope, complete selector, parameter): where its values were bound, the last one in force.
+Origins = Mapping[tuple[str, str, str], Sequence[str]]
+
+#: How the selectors of TF-Agents' own configurables begin. Importing it registers them, and its
+#: base classes are called with values of ours; nothing may be bound there.
+TF_AGENTS = "tf_agents."
+
+_MACRO = "gin.macro"
+_CONSTANT = "gin.constant"
+_MAX_ALIGNED = 60  # columns; a longer binding does not push the comments of all others away
+
+
+class _Row(NamedTuple):
+    text: str
+    comment: str
+
+
+def explain(origins: Origins) -> str:
+    """Every operative binding and default with its place, then bindings that nothing has read.
+
+    Operative is what the configurables called so far were given: build the run first.
+    """
+    groups: list[list[_Row]] = []
+    read: set[tuple[str, str, str]] = set()
+    for (scope, selector), values in sorted(_operative().items(), key=_order):
+        if selector == _CONSTANT or not values:
+            continue
+        keys = {name: _binding_key(origins, scope, selector, name) for name in values}
+        read.update(key for key in keys.values() if key)
+        groups.append(
+            [
+                _Row(
+                    f"{_target(scope, selector, name)} = {values[name]!r}",
+                    _history(origins[key]) if key else f"default ({_definition(selector)})",
+                )
+                for name, key in sorted(keys.items())
+            ]
+        )
+    unread = [_Row(_target(*key), origins[key][-1]) for key in origins if key not in read]
+    text = "\n\n".join(_aligned(groups))
+    if unread:
+        text += "\n\n# Bound, but read by nothing in this run:\n" + "\n".join(_aligned([unread]))
+    return text.lstrip("\n")
+
+
+def operative_config() -> str:
+    """Every value that the configurables called so far were given, as gin text.
+
+    Of TF-Agents' own configurables there is nothing: `pipeline.configuration.load` refuses them.
+    """
+    return gin_config._config_str(_operative())
+
+
+def _operative() -> dict[tuple[str, str], dict[str, Any]]:
+    """A copy of gin's record, by (scope, complete selector)."""
+    with gin_config._OPERATIVE_CONFIG_LOCK:
+        items = gin_config._OPERATIVE_CONFIG.items()
+        return {key: dict(values) for key, values in items if not key[1].startswith(TF_AGENTS)}
+
+
+def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, bool, str, str]:
+    """Macros first, then this package's configurables, each with its scopes beside it."""
+    scope, selector = item[0]
+    return selector != _MACRO, not selector.startswith("pipeline."), _short(selector), scope
+
+
+def _binding_key(
+    origins: Origins, scope: str, selector: str, name: str
+) -> tuple[str, str, str] | None:
+    """The binding that gin uses inside `scope`: the one in the innermost enclosing scope."""
+    parts = scope.split("/") if scope else []
+    for depth in range(len(parts), -1, -1):
+        key = ("/".join(parts[:depth]), selector, name)
+        if key in origins:
+            return key
+    return None
+
+
+def _history(places: Sequence[str]) -> str:
+    overridden = f" (overrides {', '.join(reversed(places[:-1]))})" if len(places) > 1 else ""
+    return places[-1] + overridden
+
+
+def _short(selector: str) -> str:
+    return gin_config._REGISTRY.minimal_selector(selector)
+
+
+def _target(scope: str, selector: str, name: str) -> str:
+    if selector == _MACRO:
+        return scope
+    return f"{scope}/{_short(selector)}.{name}" if scope else f"{_short(selector)}.{name}"
+
+
+def _definition(selector: str) -> str:
+    """`pipeline/agents/dqn.py:42`: the function or constructor whose default is used."""
+    target = gin_config._REGISTRY[selector].wrapped
+    if inspect.isclass(target):
+        target = gin_config._find_class_construction_fn(target)
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    if code is None:  # written in C
+        return selector
+    path = Path(code.co_filename)
+    depth = target.__module__.count(".") + 1 + (path.name == "__init__.py")
+    return f"{'/'.join(path.parts[-depth:])}:{code.co_firstlineno}"
+
+
+def _aligned(groups: Sequence[Sequence[_Row]]) -> list[str]:
+    widths = [len(row.text) for group in groups for row in group]
+    width = max((w for w in widths if w <= _MAX_ALIGNED), default=0)
+    return ["\n".join(f"{row.text:<{width}}  # {row.comment}" for row in group) for group in groups]
+
+
+def explain_call_error(error: BaseException) -> str | None:
+    """One plain message for an error of the user's that passed through gin, else None.
+
+    gin lengthens every exception by "In call to configurable ..." for each call it passes.
+    A `UserError` loses that tail; a missing REQUIRED parameter is told with the flag that binds it.
+    """
+    message = str(error).split("\n  In call to configurable ")[0]
+    if isinstance(error, UserError):
+        return message
+    missing = re.fullmatch(
+        r"Required bindings for `(.+)` not provided in config: \[(.*)\]", message.strip()
+    )
+    if missing is None:
+        return None
+    names = [f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", ")]
+    flags = " ".join(f'{COMMAND_LINE}="{name}={_example(name)}"' for name in names)
+    have = "have no values" if len(names) > 1 else "has no value"
+    return f"{' and '.join(names)} {have}: add {flags}"
+
+
+def _example(name: str) -> str:
+    """The value that a shipped config binds to this parameter."""
+    return next((repr(b.value) for b in _shipped_bindings() if b.name == name), "...")
+
+
+def _shipped_bindings() -> Iterator[Binding]:
+    for name in shipped_names():
+        for statement in scan(Source.read(find_file(name, [shipped_folder()]))):
+            if isinstance(statement, Binding):
+                yield statement

@@ -1,0 +1,254 @@
+"""Gin text as a list of statements, read without executing any of it.
+
+Nothing here imports, registers or binds: a gin file can be looked at before it is trusted.
+Includes are expanded in place, every statement knows where it was written, and what cannot be read
+is a `UserError` of one line.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config_parser
+
+from pipeline.errors import UserError
+
+COMMAND_LINE = "--gin_bindings"
+_ALLOWED_ROOT = "pipeline"
+
+# A value that was meant as a string and lost its quotes: Acrobot-v1, ALE/Pong-v5, my_envs:Maze-v0.
+_BARE_WORDS = re.compile(r"[\w./~][\w./:~ -]*")
+_OTHER_LANGUAGES = {"true": "True", "false": "False", "none": "None", "null": "None"}
+
+
+def shipped_folder() -> Path:
+    """The folder of shipped configs: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "gin_configs"
+    return installed if installed.is_dir() else package.parent / "gin_configs"
+
+
+def shipped_names() -> list[str]:
+    """Names such as `dqn_cartpole` and `agents/dqn`; ready runs first."""
+    folder = shipped_folder()
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.gin")]
+    return sorted(names, key=lambda name: ("/" in name, name))
+
+
+def find_file(name: str, folders: Sequence[Path]) -> Path:
+    """The first of `folders` / `name`, with or without `.gin`, that is a file.
+
+    Raises:
+        UserError: there is none; names the nearest shipped configs and files.
+    """
+    path = Path(name).expanduser()
+    for folder in folders:
+        for candidate in (folder / path, folder / f"{path}.gin"):
+            if candidate.is_file():
+                return candidate
+    beside = [str(path.with_name(file.stem)) for file in (folders[0] / path).parent.glob("*.gin")]
+    hint = suggest(name.removesuffix(".gin"), [*shipped_names(), *beside])
+    raise UserError(f"no gin file or shipped config is named {name!r}.{hint}")
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """' Nearest: a, b.', or nothing if no name is near."""
+    known = sorted(set(names))
+    near = difflib.get_close_matches(name, known, n=3)
+    part = re.compile(rf"(^|[_/.]){re.escape(name.lower())}")  # pong is near dqn_pong
+    near += [other for other in known if part.search(other.lower()) and other not in near]
+    return f" Nearest: {', '.join(near[:3])}." if near else ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`@scope/name` or, evaluated, `@scope/name()`."""
+
+    name: str
+    evaluate: bool
+
+    def __repr__(self) -> str:
+        return f"@{self.name}" + "()" * self.evaluate
+
+
+@dataclass(frozen=True)
+class Macro:
+    """`%name`."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+class Import(NamedTuple):
+    module: str
+    text: str
+    origin: str
+
+
+class Binding(NamedTuple):
+    """`scope/selector.parameter = value`; a macro if it has no parameter."""
+
+    scope: str
+    selector: str
+    parameter: str
+    value: Any
+    origin: str
+
+    @property
+    def name(self) -> str:
+        scoped = f"{self.scope}/{self.selector}" if self.scope else self.selector
+        return f"{scoped}.{self.parameter}" if self.parameter else scoped
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The values inside nested lists, tuples and dictionaries (keys too)."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+class Source(NamedTuple):
+    """A piece of gin text: a file, or one `--gin_bindings`."""
+
+    text: str
+    path: Path | None
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        try:
+            return cls(path.read_text(encoding="utf-8"), path.resolve())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+
+    def at(self, line: int) -> str:
+        return f"{_label(self.path)}:{line}" if self.path else COMMAND_LINE
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where `include` looks: beside the including file, then in the shipped folder."""
+        return [self.path.parent if self.path else Path(), shipped_folder()]
+
+
+def scan(source: Source, allow_imports: bool = False) -> Iterator[Import | Binding]:
+    """The statements of `source` in order, those of included files in place.
+
+    Raises:
+        UserError: bad syntax, a missing or circular include, dynamic registration, or an import
+            from outside this package while `allow_imports` is false.
+    """
+    yield from _scan(source, allow_imports, ())
+
+
+def _scan(
+    source: Source, allow_imports: bool, above: tuple[Path | None, ...]
+) -> Iterator[Import | Binding]:
+    for statement in _parse(source):
+        origin = source.at(statement.location.line_num)
+        if isinstance(statement, config_parser.ImportStatement):
+            _check_import(statement, origin, allow_imports)
+            yield Import(statement.module, statement.format(), origin)
+        elif isinstance(statement, config_parser.BindingStatement):
+            scope, selector, parameter, value, _ = statement
+            yield Binding(scope, selector, parameter, value, origin)
+        elif isinstance(statement, config_parser.IncludeStatement):
+            included = _included(statement.filename, source, origin)
+            if included.path in (source.path, *above):
+                raise UserError(f"{origin}: {statement.filename!r} includes itself.")
+            yield from _scan(included, allow_imports, (source.path, *above))
+
+
+def _included(name: str, source: Source, origin: str) -> Source:
+    try:
+        return Source.read(find_file(name, source.folders))
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def _check_import(
+    statement: config_parser.ImportStatement, origin: str, allow_imports: bool
+) -> None:
+    if statement.module.startswith("__gin__."):
+        raise UserError(
+            f"{origin}: `{statement.format()}` is refused: it lets a gin file call any function. "
+            "Decorate what you want to configure with @gin.configurable and import its module."
+        )
+    if not allow_imports and statement.module.split(".")[0] != _ALLOWED_ROOT:
+        raise UserError(
+            f"{origin}: `{statement.format()}` is refused: a gin file is code, and this import "
+            f"runs a module from outside `{_ALLOWED_ROOT}`. If you trust it, add "
+            "--allow_gin_imports."
+        )
+
+
+class _Inert(config_parser.ParserDelegate):
+    """Keeps references and macros as the names that they are."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def _parse(source: Source) -> list[Any]:
+    try:
+        return list(config_parser.ConfigParser(source.text, _Inert()))
+    except SyntaxError as error:  # gin's own carry a Location, the tokenizer's a tuple like it
+        line = error.args[1][1] if len(error.args) > 1 else 1
+        raise UserError(_explain_syntax(source, line, str(error.args[0]))) from None
+    except tokenize.TokenError as error:
+        message = f"{error.args[0]}: is a bracket or quote left open?"
+        raise UserError(f"{source.at(error.args[1][0])}: {message}") from None
+
+
+def _explain_syntax(source: Source, line_number: int, message: str) -> str:
+    lines = source.text.splitlines()
+    line = lines[line_number - 1].strip() if line_number <= len(lines) else ""
+    corrected = _with_quotes(line, source)
+    if corrected:
+        return f"{source.at(line_number)}: {corrected}"
+    token = re.search(r"Failed to parse token '(.*)'", message)
+    reason = f"{token[1]} is not a Python literal (a string needs quotes)" if token else message
+    return f"{source.at(line_number)}: cannot read `{line}`: {reason.rstrip('.')}."
+
+
+def _with_quotes(line: str, source: Source) -> str | None:
+    """The line with its bare words quoted, if that is what was wrong with it."""
+    key, _, value = (part.strip() for part in line.partition("="))
+    value = value.split(" #")[0].rstrip()
+    if not re.fullmatch(r"[\w./]+", key) or not _BARE_WORDS.fullmatch(value) or _is_literal(value):
+        return None
+    literal = _OTHER_LANGUAGES.get(value.lower())
+    quoted = literal or repr(value)
+    text = f"{key} = {quoted}" if source.path else f'{COMMAND_LINE}="{key}={quoted}"'
+    need = f"{value} is written {literal}" if literal else f"strings need quotes, {value} has none"
+    return f"{need}: {text}"
+
+
+def _is_literal(value: str) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def _label(path: Path) -> str:
+    """A short name of a file: from the shipped folder or the current one where it lies in them."""
+    for folder in (shipped_folder().resolve().parent, Path.cwd()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)

@@ -1,0 +1,298 @@
+"""The host's side of training: graph calls, and logs, evaluations and checkpoints between them.
+
+When these happen depends on counters alone. An interval is due at the first iteration that has
+crossed a multiple of it since the last time; what was done when is part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from pipeline.checkpoints import Checkpoints, Part
+from pipeline.collect import initial_carry, interrupt_episodes
+from pipeline.components import Components
+from pipeline.errors import UserError
+from pipeline.failures import hinting, named_failures, named_write_errors
+from pipeline.iteration import Iterations, LoopState, clear_losses, initial_state
+from pipeline.metrics import metrics_record
+from pipeline.parts import HostState, Tensors, Variables, all_finite, weights_sha256
+from pipeline.progress import EVALUATING, TRAINING, WARMING_UP, Progress
+from pipeline.run_folder import RunFolder
+from pipeline.run_logs import RunLogs
+from pipeline.shutdown import StopSignal
+from pipeline.stopwatch import Stopwatch
+
+SECONDS_PER_CALL = 0.5  # of a graph call: the progress line and Ctrl-C wait for its end
+
+
+class Plan(NamedTuple):
+    """How long to train and what to do when, all in environment steps."""
+
+    num_env_steps: int
+    log_interval: int
+    eval_interval: int
+    checkpoint_interval: int
+    num_eval_episodes: int
+    num_final_episodes: int
+
+
+class Stopped(Exception):
+    """A signal has asked the run to stop, and its checkpoint has been written."""
+
+
+class HostLoop:
+    """Drives one run from wherever its newest checkpoint stands to its end."""
+
+    def __init__(
+        self,
+        components: Components,
+        plan: Plan,
+        folder: RunFolder,
+        progress: Progress,
+        stop: StopSignal,
+    ):
+        self._parts = components
+        self._plan = plan
+        self._folder = folder
+        self._progress = progress
+        self._stop = stop
+        self._iterations = Iterations(
+            components.agent, components.experience, components.driver, components.env_steps
+        )
+        with named_failures(components.environment):
+            carry = initial_carry(components.environment, components.agent.collect_policy)
+        self._state = initial_state(carry, components.agent.loss_names)
+        self._host = HostState(
+            wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
+        )
+        parts: dict[str, Part] = {
+            "agent": Variables(agent=components.agent),
+            "experience": components.experience,
+            "environment": components.environment,
+            "loop": Tensors(lambda: self._state, self._set_state),
+            "host": self._host,
+        }
+        with named_write_errors(folder.path):
+            self._checkpoints = Checkpoints(folder.checkpoints, parts)
+        self._logs = RunLogs(folder)
+        self._stopwatch = Stopwatch(components.environment)
+        self._iterations_per_call = 1
+        self._clock = time.monotonic()
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps taken so far, over all processes of the run."""
+        return int(self._state.carry.statistics.env_steps)
+
+    def restore(self) -> bool:
+        """Goes back to the newest intact checkpoint; False if there is none.
+
+        Raises:
+          UserError: there are checkpoints but none is intact, or it is of another configuration.
+        """
+        restored = self._checkpoints.restore()
+        for warning in restored.warnings if restored else []:
+            self._progress.message(f"warning: {warning}")
+        if restored:
+            # Environments cannot be restored yet: their episodes end here, as if truncated.
+            self._parts.experience.truncate()
+            self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
+        self._logs.truncate_after(
+            self._host["logged"], self._host["evaluated"], self.env_steps if restored else -1
+        )
+        self._stopwatch.restart(self._state)
+        self._clock = time.monotonic()
+        return restored is not None
+
+    def collect_randomly(self, until: int) -> None:
+        """Warms up to `until` environment steps; a checkpoint follows, for it may have been long.
+
+        Raises:
+          Stopped, UserError: see `train`.
+        """
+        until = min(until, self._plan.num_env_steps)
+        if self.env_steps < until:
+            self._advance(self._iterations.collect_randomly, until, WARMING_UP)
+            self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
+            self._stopwatch.restart(self._state)
+            self._save()
+        self._parts.experience.check_ready()
+
+    def train(self) -> dict[str, Any]:
+        """Trains to the end and evaluates the final weights.
+
+        Returns:
+          What result.json holds.
+
+        Raises:
+          Stopped: a signal came; a checkpoint has been written.
+          UserError: a loss is not finite, an environment failed, the disk is full.
+        """
+        self._handle_due()
+        while self.env_steps < self._plan.num_env_steps:
+            self._advance(self._iterations.train, self._next_stop(), TRAINING)
+            self._handle_due()
+        return self._finish()
+
+    def close(self) -> None:
+        """Closes files and environments."""
+        self._logs.close()
+        self._parts.evaluator.close()
+        self._parts.environment.close()
+
+    def _wall_seconds(self) -> float:
+        """Seconds that the run has taken, over all its processes from checkpoint to checkpoint."""
+        now = time.monotonic()
+        self._host["wall_seconds"] += now - self._clock
+        self._clock = now
+        return self._host["wall_seconds"]
+
+    def _set_state(self, state: LoopState) -> None:
+        self._state = state
+        self._parts.env_steps.assign(state.carry.statistics.env_steps)
+
+    def _advance(
+        self, chunk: tf.types.experimental.GenericFunction, until: int, phase: str
+    ) -> None:
+        """Runs chunks until the run has taken `until` environment steps."""
+        no_iterations = tf.zeros([], tf.int64)
+        if chunk.experimental_get_tracing_count() == 0:
+            self._progress.message(f"building the graph for {phase} ...")
+            chunk(self._state, no_iterations, no_iterations)
+            self._iterations_per_call = 1  # what fits into a call is not yet known for this chunk
+        while self.env_steps < until:
+            self._check_stop()
+            self._run_chunk(chunk, until)
+            self._progress.update(self._record(), phase)
+
+    def _run_chunk(self, chunk: tf.types.experimental.GenericFunction, until: int) -> None:
+        before = int(self._state.carry.vector_steps)
+        started = time.perf_counter()
+        with hinting(self._resume_hint), named_failures(self._parts.environment):
+            state = chunk(
+                self._state,
+                tf.constant(self._iterations_per_call, tf.int64),
+                tf.constant(until, tf.int64),
+            )
+            vector_steps = int(state.carry.vector_steps)
+        seconds = time.perf_counter() - started
+        self._stopwatch.add(seconds)
+        iterations = (vector_steps - before) // self._parts.experience.collect_steps
+        fitting = int(iterations * SECONDS_PER_CALL / seconds)
+        self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
+        self._state = state
+        self._check_finite()
+
+    def _next_stop(self) -> int:
+        """Where the next chunk must end: the nearest multiple of an interval, or the end."""
+        plan = self._plan
+        intervals = (plan.log_interval, plan.eval_interval, plan.checkpoint_interval)
+        stops = [(self.env_steps // i + 1) * i for i in intervals if i]
+        return min([plan.num_env_steps, *stops])
+
+    def _due(self, name: str, interval: int) -> bool:
+        return bool(interval) and self.env_steps // interval > self._host[name] // interval
+
+    def _handle_due(self) -> None:
+        """Logs, evaluates and checkpoints, in this order, what is due."""
+        if self._due("logged", self._plan.log_interval):
+            self._log()
+        if self._due("evaluated", self._plan.eval_interval):
+            self._evaluate()
+        if self._due("checkpointed", self._plan.checkpoint_interval):
+            self._save()
+
+    def _log(self) -> None:
+        with hinting(self._resume_hint):
+            self._logs.write_metrics(self._record())
+        self._host["logged"] = self.env_steps
+        self._state = clear_losses(self._state)
+        self._stopwatch.restart(self._state)
+
+    def _record(self) -> dict[str, Any]:
+        state, count = self._state, float(self._state.loss_count)
+        losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
+        counter = self._parts.env_steps
+        return metrics_record(
+            state.carry.statistics,
+            updates=int(self._parts.agent.train_step_counter),
+            wall_seconds=self._wall_seconds(),
+            env_steps_per_second=self._stopwatch.env_steps_per_second(self._state),
+            **losses,
+            **{name: float(value(counter)) for name, value in self._parts.agent.schedules.items()},
+            **self._stopwatch.shares(self._state),
+        )
+
+    def _evaluate(self) -> None:
+        result = self._play(self._plan.num_eval_episodes)
+        with hinting(self._resume_hint):
+            self._logs.write_evaluation({"env_steps": self.env_steps, **result})
+        self._host |= {
+            "evaluations": self._host["evaluations"] + 1,
+            "evaluated": self.env_steps,
+        }
+        best = self._checkpoints.best_return()
+        if best is None or result["return_mean"] > best:
+            self._checkpoints.mark_best(self._save(), result["return_mean"])
+
+    def _play(self, num_episodes: int) -> dict[str, Any]:
+        def look_around(episodes: int) -> bool:
+            self._progress.update({}, EVALUATING, (episodes, num_episodes))
+            return self._stop.requested
+
+        with hinting(self._resume_hint):
+            result = self._parts.evaluator.run(num_episodes, self._host["evaluations"], look_around)
+        self._check_stop()
+        assert result is not None  # it is None only if a stop was requested
+        self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
+        return result
+
+    def _save(self) -> pathlib.Path:
+        # A loss is taken before the update that it makes: weights may be bad where losses are not.
+        finite = {k: all_finite(network) for k, network in self._parts.agent.trained.items()}
+        self._refuse([f"the weights of {name}" for name, good in finite.items() if not good])
+        self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
+        return self._checkpoints.save(self.env_steps)
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            if self._host["checkpointed"] != self.env_steps:
+                self._save()
+            raise Stopped
+
+    def _check_finite(self) -> None:
+        losses = self._state.loss_sums.items()
+        self._refuse([name for name, total in losses if not math.isfinite(float(total))])
+
+    def _refuse(self, bad: list[str]) -> None:
+        if bad:
+            raise UserError(
+                f"NaN or infinite after {self.env_steps:_} environment steps and "
+                f"{int(self._parts.agent.train_step_counter):_} updates: {', '.join(bad)}. Lower "
+                f"the learning rate, or clip gradients or rewards. {self._resume_hint()}"
+            )
+
+    def _resume_hint(self) -> str:
+        latest = self._checkpoints.latest()
+        return f"The checkpoint {latest} is intact." if latest else "There is no checkpoint yet."
+
+    def _finish(self) -> dict[str, Any]:
+        if self._host["logged"] != self.env_steps:
+            self._log()
+        if self._host["checkpointed"] != self.env_steps:
+            self._save()
+        evaluation = self._play(self._plan.num_final_episodes)
+        statistics = self._state.carry.statistics
+        return {
+            "evaluation": evaluation,
+            "env_steps": self.env_steps,
+            "updates": int(self._parts.agent.train_step_counter),
+            "episodes": int(statistics.episodes),
+            "wall_seconds": self._wall_seconds(),
+            "weights_sha256": weights_sha256(self._parts.agent.trained),
+        }

@@ -1,0 +1,131 @@
+"""The iteration that all agents share, as one graph function over a chunk of iterations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+
+from pipeline.agents.agent import Agent
+from pipeline.collect import Carry, CollectDriver
+from pipeline.experience import Experience
+from pipeline.policies import RandomPolicy
+
+
+class LoopState(NamedTuple):
+    """All that one iteration hands to the next outside of variables; part of a checkpoint.
+
+    Attributes:
+      carry: of the collect driver.
+      loss_sums: float32 scalars by name, summed over the updates since the last log.
+      loss_count: float32 scalar, the number of those updates.
+      collect_seconds: float64 scalar, wall time spent collecting; for display only.
+    """
+
+    carry: Carry
+    loss_sums: dict[str, tf.Tensor]
+    loss_count: tf.Tensor
+    collect_seconds: tf.Tensor
+
+
+def initial_state(carry: Carry, loss_names: tuple[str, ...]) -> LoopState:
+    """The state before the first iteration."""
+    return clear_losses(LoopState(carry, dict.fromkeys(loss_names), None, tf.zeros([], tf.float64)))
+
+
+def clear_losses(state: LoopState) -> LoopState:
+    """The state after a log."""
+    zeros = {name: tf.zeros([], tf.float32) for name in state.loss_sums}
+    return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.float32))
+
+
+class Iterations:
+    """Runs chunks of iterations, each chunk one call of a `tf.function` traced once.
+
+    A chunk ends after `max_iterations`, or at the first iteration that reaches `until`
+    environment steps: where it ends by counters depends on nothing else.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        experience: Experience,
+        driver: CollectDriver,
+        env_steps: tf.Variable,
+    ):
+        self._agent = agent
+        self._experience = experience
+        self._driver = driver
+        self._env_steps = env_steps
+        policy = agent.collect_policy
+        self._random_policy = RandomPolicy(
+            policy.time_step_spec, policy.action_spec, policy.info_spec
+        )
+        self.train = tf.function(self._train_chunk, autograph=False)
+        self.collect_randomly = tf.function(self._random_chunk, autograph=False)
+
+    def _train_chunk(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        """Iterations of collecting and updating; `max_iterations` int64 and `until` int64."""
+        return self._repeat(self._train_iteration, state, max_iterations, until)
+
+    def _random_chunk(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        """As `train`, with a random policy and no updates."""
+        return self._repeat(self._random_iteration, state, max_iterations, until)
+
+    def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
+        def unfinished(count, state):
+            return (count < max_iterations) & (state.carry.statistics.env_steps < until)
+
+        def body(count, state):
+            return count + 1, iteration(state)
+
+        count = tf.zeros([], tf.int64)
+        _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
+        self._env_steps.assign(state.carry.statistics.env_steps)
+        return state
+
+    def _random_iteration(self, state: LoopState) -> LoopState:
+        return self._collect(self._random_policy, state)
+
+    def _train_iteration(self, state: LoopState) -> LoopState:
+        state = self._collect(self._agent.collect_policy, state)
+        final_time_step = state.carry.time_step
+        self._experience.begin(lambda rows: self._agent.prepare(rows, final_time_step))
+        state = self._update(state)
+        self._experience.end(self._agent.finish)
+        return state
+
+    def _collect(self, policy: tf_policy.TFPolicy, state: LoopState) -> LoopState:
+        # Schedules read the count at which the iteration begins, while it collects and updates.
+        self._env_steps.assign(state.carry.statistics.env_steps)
+        started = tf.timestamp()
+        with tf.control_dependencies([started]):
+            carry, rows = self._driver.run(policy, state.carry, self._experience.collect_steps)
+        with tf.control_dependencies([carry.time_step.observation]):
+            seconds = tf.timestamp() - started
+        self._experience.add(tf.range(rows.step_type.shape[1]), rows)
+        return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
+
+    def _update(self, state: LoopState) -> LoopState:
+        if self._experience.num_updates == 1:
+            loss_sums = self._update_once(state.loss_sums)
+        else:
+            _, loss_sums = tf.while_loop(
+                lambda update, _: update < self._experience.num_updates,
+                lambda update, sums: (update + 1, self._update_once(sums)),
+                (tf.constant(0), state.loss_sums),
+                parallel_iterations=1,
+            )
+        count = state.loss_count + float(self._experience.num_updates)
+        return state._replace(loss_sums=loss_sums, loss_count=count)
+
+    def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        batch, weights, keys = self._experience.next_batch()
+        loss_info = self._agent.train(batch, weights)
+        self._experience.feedback(keys, loss_info)
+        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}

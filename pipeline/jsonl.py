@@ -1,0 +1,93 @@
+"""Logs with one JSON object on a line. Imports no TensorFlow, so that reading a log is quick."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import numpy as np
+
+from pipeline import errors
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types of JSON: tensors and arrays as numbers or lists, NaN and inf as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _plain(np.asarray(value).tolist())
+
+
+def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a log, oldest first; a missing file has none.
+
+    A last line without its newline is left out: its writer is still writing it, or was killed.
+
+    Raises:
+        UserError: a line is not a JSON object.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _parse(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise errors.UserError(f"{path}, line {number}: {error}; mend or delete the line") from None
+    if not isinstance(record, dict):
+        raise errors.UserError(f"{path}, line {number}: not a JSON object; delete the line")
+    return record
+
+
+class JsonlLog:
+    """Appends records to a file, one JSON object on a line; each is flushed to the system."""
+
+    def __init__(self, path: pathlib.Path | str) -> None:
+        self._path = pathlib.Path(path)
+        self._file: TextIO | None = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends `record`. Scalars and arrays may be TensorFlow's or NumPy's; NaN, inf: null."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def truncate_after(self, env_steps: int) -> None:
+        """Removes the records with more than `env_steps` environment steps, and a torn last line.
+
+        A resumed run calls it with the checkpoint's count, so that what it logs again is logged
+        once. The file is replaced in one step: a crash leaves either the old one or the new one.
+
+        Raises:
+            UserError: a line other than the last is not a JSON object.
+        """
+        self.close()
+        if not self._path.exists():
+            return
+        kept = [record for record in read_jsonl(self._path) if record["env_steps"] <= env_steps]
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+
+    def close(self) -> None:
+        """Closes the file; the next `write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,251 @@
+"""What a run measures of itself: episode statistics, kept in the graph, and the logs they go to."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+WINDOW = 100  # finished episodes
+
+
+class EpisodeStatistics(NamedTuple):
+    """Returns and lengths of episodes, as tensors that a graph loop carries.
+
+    Attributes:
+        episode_return: [N] float32, undiscounted raw rewards of the episodes in flight.
+        episode_length: [N] int64, environment steps of the episodes in flight.
+        last_returns: [100] float32, the last 100 finished episodes, newest last; NaN where none.
+        last_lengths: [100] int64, their lengths in environment steps; 0 where none.
+        episodes: [] int64, finished episodes.
+        env_steps: [] int64, environment steps.
+    """
+
+    episode_return: tf.Tensor
+    episode_length: tf.Tensor
+    last_returns: tf.Tensor
+    last_lengths: tf.Tensor
+    episodes: tf.Tensor
+    env_steps: tf.Tensor
+
+
+def initial_statistics(num_envs: int) -> EpisodeStatistics:
+    """Statistics of `num_envs` environments (N) before their first step."""
+    return EpisodeStatistics(
+        episode_return=tf.zeros([num_envs], tf.float32),
+        episode_length=tf.zeros([num_envs], tf.int64),
+        last_returns=tf.fill([WINDOW], tf.constant(math.nan, tf.float32)),
+        last_lengths=tf.zeros([WINDOW], tf.int64),
+        episodes=tf.zeros([], tf.int64),
+        env_steps=tf.zeros([], tf.int64),
+    )
+
+
+def update_statistics(
+    statistics: EpisodeStatistics,
+    step_type: tf.Tensor,
+    next_step_type: tf.Tensor,
+    reward: tf.Tensor,
+) -> EpisodeStatistics:
+    """Counts rows that follow those already counted; how rows are cut into calls is immaterial.
+
+    An episode ends with the row that leads to a LAST step. Boundary rows (LAST to FIRST) count for
+    nothing. Episodes join the window in order of time, then of environment.
+
+    Args:
+        statistics: of the rows before.
+        step_type: [T, N] int32.
+        next_step_type: [T, N] int32.
+        reward: [T, N] float32, raw.
+    """
+    # Almost always the rows lie within episodes, and sums are all there is to do.
+    has_last = tf.reduce_any(tf.equal(tf.maximum(step_type, next_step_type), ts.StepType.LAST))
+    changed = tf.cond(
+        has_last,
+        lambda: _across_episodes(statistics, step_type, next_step_type, reward),
+        lambda: _within_episodes(statistics, reward),
+    )
+    return EpisodeStatistics(*changed)
+
+
+def _within_episodes(statistics: EpisodeStatistics, reward: tf.Tensor) -> EpisodeStatistics:
+    num_rows = tf.shape(reward, out_type=tf.int64)[0]
+    return statistics._replace(
+        episode_return=statistics.episode_return + tf.reduce_sum(reward, axis=0),
+        episode_length=statistics.episode_length + num_rows,
+        env_steps=statistics.env_steps + tf.size(reward, out_type=tf.int64),
+    )
+
+
+def _across_episodes(
+    statistics: EpisodeStatistics,
+    step_type: tf.Tensor,
+    next_step_type: tf.Tensor,
+    reward: tf.Tensor,
+) -> EpisodeStatistics:
+    """Sums by episode: those of environment n get the ids n(T+1), n(T+1)+1, ... in this call."""
+    counts = tf.not_equal(step_type, ts.StepType.LAST)
+    ended = counts & tf.equal(next_step_type, ts.StepType.LAST)
+    ended_before = tf.cumsum(tf.cast(ended, tf.int64), exclusive=True)
+    num_rows, num_envs = tf.unstack(tf.shape(reward, out_type=tf.int64))
+    first_id = tf.range(num_envs) * (num_rows + 1)
+    ids = first_id + ended_before
+
+    def sums(in_flight: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        values = tf.where(counts, values, tf.zeros_like(values))
+        return tf.math.unsorted_segment_sum(
+            tf.concat([in_flight[None], values], axis=0),
+            tf.concat([first_id[None], ids], axis=0),
+            num_envs * (num_rows + 1),
+        )
+
+    returns = sums(statistics.episode_return, reward)
+    lengths = sums(statistics.episode_length, tf.ones_like(reward, tf.int64))
+    finished = tf.boolean_mask(ids, ended)  # row-major: by time, then by environment
+    current = ids[-1] + tf.cast(ended[-1], tf.int64)
+    return EpisodeStatistics(
+        episode_return=tf.gather(returns, current),
+        episode_length=tf.gather(lengths, current),
+        last_returns=_append(statistics.last_returns, tf.gather(returns, finished)),
+        last_lengths=_append(statistics.last_lengths, tf.gather(lengths, finished)),
+        episodes=statistics.episodes + tf.size(finished, out_type=tf.int64),
+        env_steps=statistics.env_steps + tf.math.count_nonzero(counts),
+    )
+
+
+def _append(window: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.concat([window, values], axis=0)[-WINDOW:], [WINDOW])
+
+
+def metrics_record(
+    statistics: EpisodeStatistics,
+    *,
+    updates: int,
+    wall_seconds: float,
+    env_steps_per_second: float,
+    **scalars: Any,
+) -> dict[str, float | int | None]:
+    """One record of metrics.jsonl.
+
+    Args:
+        statistics: of all environment steps so far.
+        updates: optimizer steps so far.
+        wall_seconds: seconds of training so far, over all processes of the run.
+        env_steps_per_second: since the last record.
+        **scalars: losses, values of schedules, shares of time; Python's, NumPy's, TensorFlow's, or
+            None where there is nothing to tell yet.
+
+    Returns:
+        Plain Python numbers. Means over no episode, NaN and inf are None, as they are in JSON.
+    """
+    returns = np.asarray(statistics.last_returns)
+    lengths = np.asarray(statistics.last_lengths)
+    known = lengths > 0
+    measured = {
+        "wall_seconds": wall_seconds,
+        "env_steps_per_second": env_steps_per_second,
+        "return_mean_100": returns[known].mean(dtype=np.float64) if known.any() else math.nan,
+        "episode_length_mean_100": lengths[known].mean() if known.any() else math.nan,
+        **scalars,
+    }
+    return {
+        "env_steps": int(statistics.env_steps),
+        "updates": int(updates),
+        "episodes": int(statistics.episodes),
+        **{key: _finite(value) for key, value in measured.items()},
+    }
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+class EventLog:
+    """Scalars for TensorBoard, with environment steps as the step.
+
+    Every process writes an event file of its own. It starts with a `SessionLog.START` event, at
+    which TensorBoard forgets what it holds of later steps: a viewer that was open all the while
+    shows what one shows that is opened afterwards.
+    """
+
+    def __init__(self, folder: pathlib.Path | str) -> None:
+        self._folder = pathlib.Path(folder)
+        self._writer: tf.io.TFRecordWriter | None = None
+        self._first_step = 0
+
+    def write(self, record: Mapping[str, Any], prefix: str = "") -> None:
+        """Writes the numbers of `record` at the step `record["env_steps"]`, and flushes.
+
+        Other values (None, text, lists) have no place in a scalar plot and are left out.
+        """
+        values = [
+            tf.compat.v1.Summary.Value(tag=prefix + key, simple_value=float(value))
+            for key, value in record.items()
+            if key != "env_steps" and isinstance(value, int | float | np.number)
+        ]
+        if self._writer is None:
+            self._writer = self._open()
+        summary = tf.compat.v1.Summary(value=values)
+        self._write_event(self._writer, step=int(record["env_steps"]), summary=summary)
+        self._writer.flush()
+
+    def truncate_after(self, env_steps: int) -> None:
+        """Removes what was written of steps after `env_steps`; a resumed run will write it again.
+
+        Each event file is replaced in one step. TensorBoard's two back ends differ in what they
+        make of a restart; of files that say everything once they make the same.
+        """
+        self.close()
+        for path in self._files():
+            _truncate_events(path, env_steps)
+        self._first_step = env_steps + 1
+
+    def close(self) -> None:
+        """Closes the event file; the next `write` starts another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _files(self) -> list[pathlib.Path]:
+        return sorted(self._folder.glob("events.out.tfevents.*"))
+
+    def _open(self) -> tf.io.TFRecordWriter:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in order of name: later than the last, whatever the clock says.
+        stamps = [int(path.name.split(".")[3]) + 1 for path in self._files()]
+        stamp = max([int(time.time()), *stamps])
+        name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
+        writer = tf.io.TFRecordWriter(str(self._folder / name))
+        self._write_event(writer, file_version="brain.Event:2")
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write_event(writer, step=self._first_step, session_log=start)
+        return writer
+
+    @staticmethod
+    def _write_event(writer: tf.io.TFRecordWriter, **fields: Any) -> None:
+        writer.write(tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _truncate_events(path: pathlib.Path, env_steps: int) -> None:
+    temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
+    with tf.io.TFRecordWriter(str(temporary)) as writer:
+        for record in _records(path):
+            if tf.compat.v1.Event.FromString(record).step <= env_steps:
+                writer.write(record)
+    temporary.replace(path)
+
+
+def _records(path: pathlib.Path) -> Iterator[bytes]:
+    try:
+        yield from tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    except tf.errors.DataLossError:
+        # The last record of a process that was killed while it wrote; whole ones precede it.
+        return

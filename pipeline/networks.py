@@ -1,0 +1,244 @@
+"""Encoders chosen from the observation spec, and the heads that agents put on them.
+
+| observation | encoder |
+|---|---|
+| rank 0 or 1 | multilayer perceptron |
+| stack of uint8 frames of 36 pixels or more a side | Nature CNN (Mnih et al. 2015) |
+| any other rank 3 | small CNN of 3x3 filters |
+| any other rank | flattened into the multilayer perceptron |
+
+Widths, activations and initialisers are gin bindings of the three encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import gin
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.networks import network
+from tf_agents.specs import tensor_spec
+from tf_agents.typing import types
+
+from pipeline.observations import is_frame_stack, is_image
+
+Initializer = Callable[[], tf.keras.initializers.Initializer]
+
+GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
+HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
+Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
+
+
+@gin.configurable
+def mlp_encoder(
+    units: Sequence[int] = (64, 64),
+    activation: str = "relu",
+    kernel_initializer: Initializer = GlorotUniform,
+) -> list[tf.keras.layers.Layer]:
+    """Dense layers on the flattened observation."""
+    layers: list[tf.keras.layers.Layer] = [tf.keras.layers.Flatten()]
+    layers += [
+        tf.keras.layers.Dense(n, activation, kernel_initializer=kernel_initializer()) for n in units
+    ]
+    return layers
+
+
+@gin.configurable
+def nature_cnn_encoder(
+    filters: Sequence[tuple[int, int, int]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    units: Sequence[int] = (512,),
+    activation: str = "relu",
+    kernel_initializer: Initializer = HeUniform,
+) -> list[tf.keras.layers.Layer]:
+    """Mnih et al. 2015, "Methods", Model architecture. `filters`: (channels, kernel, stride)."""
+    return [
+        FramesToChannels(),
+        *_convolutions(filters, activation, kernel_initializer),
+        *mlp_encoder(units, activation, kernel_initializer),
+    ]
+
+
+@gin.configurable(denylist=["side"])
+def small_cnn_encoder(
+    side: int,
+    filters: Sequence[tuple[int, int, int]] = ((16, 3, 1), (32, 3, 1)),
+    units: Sequence[int] = (128,),
+    activation: str = "relu",
+    kernel_initializer: Initializer = HeUniform,
+    largest_side: int = 24,
+) -> list[tf.keras.layers.Layer]:
+    """3x3 filters for grids [height, width, channels], in the manner of MinAtar's network.
+
+    Convolutions of stride 2 come first until the longer `side` is at most `largest_side`, so that
+    the dense layer does not outgrow everything else on larger images.
+    """
+    halvings = max(0, int(np.ceil(np.log2(side / largest_side))))
+    filters = [(filters[0][0], 3, 2)] * halvings + list(filters)
+    return [
+        *_convolutions(filters, activation, kernel_initializer, padding="same"),
+        *mlp_encoder(units, activation, kernel_initializer),
+    ]
+
+
+def _convolutions(
+    filters: Sequence[tuple[int, int, int]],
+    activation: str,
+    kernel_initializer: Initializer,
+    padding: str = "valid",
+) -> list[tf.keras.layers.Layer]:
+    return [
+        tf.keras.layers.Conv2D(
+            channels, kernel, stride, padding, activation=activation,
+            kernel_initializer=kernel_initializer(),
+        )
+        for channels, kernel, stride in filters
+    ]  # fmt: skip
+
+
+class FramesToChannels(tf.keras.layers.Layer):
+    """[B, frames, height, width] -> [B, height, width, frames]: CPU convolutions need NHWC."""
+
+    def call(self, frames: tf.Tensor) -> tf.Tensor:
+        return tf.transpose(frames, [0, 2, 3, 1])
+
+
+class ToFloat(tf.keras.layers.Layer):
+    """Any dtype to float32, integers times `scale`: uint8 images from [0, 255] to [0, 1].
+
+    Floats are left as they are, for the pixels of an image that has been normalised come as such.
+    Written as a product because the graph optimizer rewrites a division to it, which would make
+    eager and graph results differ in the last bit.
+    """
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__(autocast=False)
+        self._scale = scale
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        outputs = tf.cast(inputs, tf.float32)
+        scaled = inputs.dtype.is_integer and self._scale != 1.0
+        return outputs * self._scale if scaled else outputs
+
+
+def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
+    """The encoder for one observation spec: [B, *observation] -> [B, features] float32.
+
+    Raises:
+      ValueError: the spec is a nest: one tensor is needed.
+    """
+    if not isinstance(observation_spec, tf.TensorSpec):
+        raise ValueError(f"One observation tensor is needed, not {observation_spec}.")
+    has_pixels = is_image(observation_spec) and observation_spec.dtype == tf.uint8
+    to_float = ToFloat(1 / 255 if has_pixels else 1.0)
+    if is_frame_stack(observation_spec):
+        frames_to_channels, *layers = nature_cnn_encoder()
+        return tf.keras.Sequential([frames_to_channels, to_float, *layers])
+    if is_image(observation_spec):
+        side = max(observation_spec.shape[:2])
+        return tf.keras.Sequential([to_float, *small_cnn_encoder(side)])
+    return tf.keras.Sequential([to_float, *mlp_encoder()])
+
+
+class HeadedNetwork(network.Network):
+    """A head on an encoder: [B, *observation] -> what the head makes of [B, features].
+
+    `encode` and `head` may be called apart, so that several heads share one pass of the encoder.
+    """
+
+    def __init__(
+        self,
+        observation_spec: types.NestedTensorSpec,
+        encoder: tf.keras.layers.Layer,
+        head: tf.keras.layers.Layer,
+        name: str,
+    ):
+        super().__init__(input_tensor_spec=observation_spec, state_spec=(), name=name)
+        self.encoder = encoder
+        self.head = head
+
+    def encode(self, observation: tf.Tensor) -> tf.Tensor:
+        return self.encoder(observation)
+
+    def call(self, observation, step_type=None, network_state=(), training=False):
+        del step_type, training  # no recurrent or train-only layers
+        return self.head(self.encode(observation)), network_state
+
+
+class QHead(tf.keras.layers.Layer):
+    """[B, features] -> Q-values [B, actions] float32."""
+
+    def __init__(self, num_actions: int, kernel_initializer: Initializer = GlorotUniform):
+        super().__init__()
+        self.q_values = tf.keras.layers.Dense(num_actions, kernel_initializer=kernel_initializer())
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        return self.q_values(features)
+
+
+class ValueHead(tf.keras.layers.Layer):
+    """[B, features] -> state values [B] float32."""
+
+    def __init__(self, kernel_initializer: Initializer = GlorotUniform):
+        super().__init__()
+        self.value = tf.keras.layers.Dense(1, kernel_initializer=kernel_initializer())
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        return tf.squeeze(self.value(features), -1)
+
+
+class CategoricalHead(tf.keras.layers.Layer):
+    """[B, features] -> a distribution over the actions 0 .. n-1."""
+
+    def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
+        super().__init__()
+        self._dtype_of_action = action_spec.dtype
+        self.logits = tf.keras.layers.Dense(
+            num_actions(action_spec), kernel_initializer=kernel_initializer()
+        )
+
+    def call(self, features: tf.Tensor) -> tfp.distributions.Distribution:
+        return tfp.distributions.Categorical(self.logits(features), dtype=self._dtype_of_action)
+
+
+class GaussianHead(tf.keras.layers.Layer):
+    """[B, features] -> a diagonal Gaussian whose standard deviation does not depend on the state.
+
+    Schulman et al. 2017, section 6.1. Actions are not squashed: the collect driver clips what
+    the environment gets.
+    """
+
+    def __init__(
+        self,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        kernel_initializer: Initializer,
+        initial_log_std: float = 0.0,
+    ):
+        super().__init__()
+        self._shape = action_spec.shape
+        size = int(np.prod(action_spec.shape))
+        self.mean = tf.keras.layers.Dense(size, kernel_initializer=kernel_initializer())
+        self.log_std = self.add_weight(
+            "log_std", (size,), initializer=tf.keras.initializers.Constant(initial_log_std)
+        )
+
+    def call(self, features: tf.Tensor) -> tfp.distributions.Distribution:
+        shape = [-1, *self._shape]
+        mean = tf.reshape(self.mean(features), shape)
+        std = tf.reshape(tf.exp(self.log_std), self._shape)
+        normal = tfp.distributions.Normal(mean, tf.broadcast_to(std, tf.shape(mean)))
+        return tfp.distributions.Independent(normal, len(self._shape))
+
+
+def create_policy_head(
+    action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer
+) -> tf.keras.layers.Layer:
+    """A categorical head for discrete actions, a Gaussian one for continuous actions."""
+    head = CategoricalHead if tensor_spec.is_discrete(action_spec) else GaussianHead
+    return head(action_spec, kernel_initializer)
+
+
+def num_actions(action_spec: tensor_spec.BoundedTensorSpec) -> int:
+    """How many actions a discrete spec [0, n-1] has."""
+    return int(action_spec.maximum - action_spec.minimum) + 1

@@ -1,0 +1,78 @@
+"""Running statistics that normalise observations and returns; part of the agent's checkpoint."""
+
+from __future__ import annotations
+
+import gin
+import tensorflow as tf
+
+from pipeline.returns import discounted_returns
+
+
+class RunningMoments(tf.Module):
+    """Mean and variance of all values seen, merged batch by batch (Chan et al. 1979).
+
+    Args:
+      shape: of one value.
+    """
+
+    def __init__(self, shape: tuple[int, ...], name: str):
+        super().__init__(name=name)
+        self.mean = tf.Variable(tf.zeros(shape, tf.float64), trainable=False)
+        self.variance = tf.Variable(tf.ones(shape, tf.float64), trainable=False)
+        self.count = tf.Variable(tf.zeros((), tf.float64), trainable=False)
+
+    def update(self, values: tf.Tensor, weights: tf.Tensor) -> None:
+        """Takes in `values` [B, *shape]; rows with weight 0 in `weights` [B] do not count."""
+        values = tf.cast(values, tf.float64)
+        weights = tf.reshape(tf.cast(weights, tf.float64), [-1] + [1] * self.mean.shape.rank)
+        batch_count = tf.reduce_sum(weights)
+        batch_mean = tf.math.divide_no_nan(tf.reduce_sum(values * weights, 0), batch_count)
+        squares = tf.reduce_sum(weights * (values - batch_mean) ** 2, 0)
+        total = self.count + batch_count
+        shift = batch_mean - self.mean
+        squares += self.variance * self.count + shift**2 * self.count * batch_count / total
+        self.mean.assign_add(shift * batch_count / total)
+        self.variance.assign(squares / total)
+        self.count.assign(total)
+
+    def normalize(self, values: tf.Tensor, clip: float) -> tf.Tensor:
+        """(values - mean) / std as float32, clipped to [-clip, clip]."""
+        mean, std = tf.cast(self.mean, tf.float32), self.standard_deviation()
+        return tf.clip_by_value((tf.cast(values, tf.float32) - mean) / std, -clip, clip)
+
+    def standard_deviation(self, epsilon: float = 1e-8) -> tf.Tensor:
+        """float32, of one value's shape."""
+        return tf.cast(tf.sqrt(self.variance + epsilon), tf.float32)
+
+
+@gin.configurable(denylist=["num_envs", "discount"])
+class RewardScaler(tf.Module):
+    """Divides rewards by the standard deviation of running discounted returns.
+
+    Engstrom et al. 2020, "Implementation matters in deep policy gradients", as `VecNormalize` of
+    OpenAI Baselines does it; TF-Agents' PPO takes the variance of the rewards themselves.
+    """
+
+    def __init__(self, num_envs: int, discount: float, clip: float = 10.0):
+        """`clip` bounds a scaled reward."""
+        super().__init__(name="reward_scaler")
+        self._discount = discount
+        self._clip = clip
+        self._moments = RunningMoments((), "return_moments")
+        self._running_returns = tf.Variable(tf.zeros([num_envs]), trainable=False)
+
+    def scale(self, rewards: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+        """Takes in rewards [T, N] that follow those of the last call, and returns them scaled.
+
+        Args:
+          rewards: [T, N] float32.
+          valid: [T, N] float32, 0 on boundary rows (`returns.valid_mask`).
+        """
+        # A sum over the past is a return in reversed time.
+        backwards = discounted_returns(
+            rewards[::-1], self._discount * valid[::-1], self._running_returns
+        )
+        self._running_returns.assign(backwards[0])
+        self._moments.update(tf.reshape(backwards[::-1], [-1]), tf.reshape(valid, [-1]))
+        scaled = rewards / self._moments.standard_deviation()
+        return tf.clip_by_value(scaled, -self._clip, self._clip)

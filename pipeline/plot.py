@@ -1,0 +1,189 @@
+"""Draws learning curves: python -m pipeline.plot --root_dir=runs/a --root_dir=runs/b.
+
+Runs whose folders differ in a trailing _seed3, -seed3, _3 or -3 alone share a colour: a thin line
+for each, a thick one for their mean.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from pipeline import cli, errors, jsonl
+
+_ROOT_DIRS = flags.DEFINE_multi_string("root_dir", [], "Folder of a run; give it once per run.")
+_OUTPUT = flags.DEFINE_string("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
+
+_SEED_SUFFIX = re.compile(r"[_-](seed[_-]?)?\d+$")
+_INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
+
+
+class Run(NamedTuple):
+    """What a plot needs of one run.
+
+    Attributes:
+        name: of its folder.
+        config: the gin files it was started with, or "" if unknown.
+        curve: [K, 2] float64, environment steps and the mean return of the last 100 episodes.
+        evaluations: [E, 3] float64, environment steps, mean and standard deviation of returns.
+    """
+
+    name: str
+    config: str
+    curve: np.ndarray
+    evaluations: np.ndarray
+
+    @property
+    def group(self) -> str:
+        """The name without the seed."""
+        return _SEED_SUFFIX.sub("", self.name) or self.name
+
+
+def read_run(root_dir: pathlib.Path) -> Run:
+    """Reads metrics.jsonl, and eval.jsonl and run.json if they are there.
+
+    Raises:
+        UserError: there is no folder, or no finished episode in its metrics.jsonl.
+    """
+    if not root_dir.is_dir():
+        raise errors.UserError(f"no folder {root_dir}; --root_dir names the folder of a run")
+    records = jsonl.read_jsonl(root_dir / "metrics.jsonl")
+    curve = _columns(records, "env_steps", "return_mean_100")
+    if not len(curve):
+        raise errors.UserError(
+            f"{root_dir / 'metrics.jsonl'} has no finished episode; train the run further"
+        )
+    evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl")
+    return Run(
+        name=root_dir.resolve().name,
+        config=_config(root_dir / "run.json"),
+        curve=curve,
+        evaluations=_columns(evaluations, "env_steps", "return_mean", "return_std"),
+    )
+
+
+def _columns(records: Sequence[dict[str, Any]], *keys: str) -> np.ndarray:
+    rows = [[record.get(key) for key in keys] for record in records]
+    rows = [row for row in rows if None not in row]
+    return np.array(rows, np.float64).reshape(-1, len(keys))
+
+
+def _config(path: pathlib.Path) -> str:
+    if not path.exists():
+        return ""
+    command = shlex.split(json.loads(path.read_text()).get("command", ""))
+    names = re.findall(r"(?:^|\n)--?gin_file[=\n]([^\n]+)", "\n".join(command))
+    return " + ".join(pathlib.Path(name).stem for name in names)
+
+
+def draw(runs: Sequence[Run]) -> Figure:
+    """The learning curves of `runs`, one colour for each group.
+
+    A group of one run shows its evaluations as mean ± standard deviation over episodes; a group of
+    several shows mean ± standard deviation over the runs' means.
+    """
+    figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
+    axes = figure.add_subplot()
+    groups: dict[str, list[Run]] = {}
+    for run_ in runs:
+        groups.setdefault(run_.group, []).append(run_)
+    for index, (name, members) in enumerate(groups.items()):
+        _draw_group(axes, name, members, color=f"C{index}")
+    _decorate(axes, title=", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
+    return figure
+
+
+def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> None:
+    if len(members) == 1:
+        (member,) = members
+        axes.plot(*member.curve.T, color=color, linewidth=1.8, label=member.name)
+        evaluations = member.evaluations
+    else:
+        for member in members:
+            axes.plot(*member.curve.T, color=color, linewidth=0.8, alpha=0.4)
+        label = f"{name} (mean of {len(members)} runs)"
+        axes.plot(*_mean_curve(members).T, color=color, linewidth=2.2, label=label)
+        evaluations = _mean_evaluations(members)
+    if len(evaluations):
+        steps, means, deviations = evaluations.T
+        axes.errorbar(
+            *(steps, means, deviations),
+            fmt="o",
+            color=color,
+            markersize=4,
+            elinewidth=0.8,
+            capsize=2,
+        )
+
+
+def _mean_curve(members: Sequence[Run]) -> np.ndarray:
+    """[K, 2]: over the environment steps that all members have seen, interpolated between logs."""
+    first = max(member.curve[0, 0] for member in members)
+    last = min(member.curve[-1, 0] for member in members)
+    steps = np.unique(np.concatenate([member.curve[:, 0] for member in members]))
+    steps = steps[(steps >= first) & (steps <= last)]
+    returns = [np.interp(steps, *member.curve.T) for member in members]
+    return np.stack([steps, np.mean(returns, axis=0)], axis=1)
+
+
+def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
+    """[E, 3]: the k-th evaluations of all members, where these were due at the same time.
+
+    An iteration may cross an interval by some steps, and not by as many in every run.
+    """
+    count = min(len(member.evaluations) for member in members)
+    steps, means = np.stack([member.evaluations[:count, :2] for member in members]).T
+    together = np.ptp(steps, axis=1) <= 0.02 * steps.max(axis=1)
+    rows = np.stack([steps.mean(axis=1), means.mean(axis=1), means.std(axis=1)], axis=1)
+    return rows[together]
+
+
+def _decorate(axes: Axes, title: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("return (line: mean of last 100 episodes, dots: evaluation)")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+
+
+def short_number(value: float) -> str:
+    """500k for 500000, 1.5M for 1500000."""
+    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{suffix}"
+    return f"{value:g}"
+
+
+def main(_: Sequence[str]) -> None:
+    if not _ROOT_DIRS.value:
+        raise errors.UserError("no run to draw; name one or more: --root_dir=runs/NAME")
+    figure = draw([read_run(pathlib.Path(root_dir)) for root_dir in _ROOT_DIRS.value])
+    output = pathlib.Path(_OUTPUT.value)
+    formats = sorted(figure.canvas.get_supported_filetypes())
+    if output.suffix.removeprefix(".") not in formats:
+        raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output)
+    print(f"wrote {output}")
+
+
+def run() -> None:
+    """Entry point of `python -m pipeline.plot`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,234 @@
+"""The folder of one run: who may write to it, and what it says about the run.
+
+root_dir/
+    operative_config.gin    every binding in force, readable by `--gin_file`
+    run.json                command, seed, versions, git revision, threads, resumptions
+    metrics.jsonl           one object a log
+    eval.jsonl              one object an evaluation
+    events.out.tfevents.*   the same for TensorBoard
+    checkpoints/            see `checkpoints`
+    result.json             when the run has come to its end
+    .lock                   held by the process that trains
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from typing import IO, Any
+
+from pipeline import configuration
+from pipeline.errors import UserError
+
+RESTART_BEHAVIORS = ("resume", "restart", "fail")
+_LOCK = ".lock"
+_PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy", "gin-config")
+
+
+class RunFolder:
+    """Names the files of a run, and applies `--restart_behavior` to a folder that has one."""
+
+    def __init__(self, root_dir: str | pathlib.Path):
+        self.path = pathlib.Path(root_dir)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "eval.jsonl"
+        self._lock_file: IO[str] | None = None
+
+    def open(self, restart_behavior: str, seed: int) -> list[str]:
+        """Makes the folder ready for training.
+
+        Args:
+          restart_behavior: what to do with a run that is there: "resume" it, "restart" (moves
+            it aside) or "fail".
+          seed: the run's seed, which a resumed run must share.
+
+        Returns:
+          What the user should know.
+
+        Raises:
+          UserError: the behaviour forbids going on, the seed differs, another process trains
+            there, or no folder can be made.
+        """
+        messages: list[str] = []
+        if self._has_run():
+            self._lock()
+            messages = self._reopen(restart_behavior, seed)
+        elif self.path.is_dir() and any(path.name != _LOCK for path in self.path.iterdir()):
+            raise UserError(
+                f"{self.path} holds files but no run of this program; choose another --root_dir."
+            )
+        self._lock()
+        return messages
+
+    def _lock(self) -> None:
+        """Keeps other processes out until `close`, or until this one ends, however it ends."""
+        self.close()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock_file = (self.path / _LOCK).open("w")
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process is training in {self.path}. Wait for it, stop it, or choose "
+                "another --root_dir."
+            ) from error
+        except OSError as error:
+            raise UserError(f"cannot write to --root_dir={self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Lets other processes train in the folder."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def _has_run(self) -> bool:
+        return (self.path / "run.json").exists() or self.checkpoints.exists()
+
+    def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
+        if restart_behavior == "fail":
+            raise UserError(
+                f"{self.path} already holds a run. Choose another --root_dir, or "
+                "--restart_behavior=resume to go on with it, or =restart to move it aside."
+            )
+        if restart_behavior == "restart":
+            aside = self._free_name()
+            self.path.rename(aside)
+            return [f"moved the old run to {aside}"]
+        self._check_seed(seed)
+        return []
+
+    def _check_seed(self, seed: int) -> None:
+        saved_seed = self.read_json("run.json").get("seed", seed)
+        if saved_seed != seed:
+            raise UserError(
+                f"{self.path} was begun with --seed={saved_seed}, not {seed}. Resume with that "
+                "seed, or choose another --root_dir."
+            )
+
+    def finished(self, seed: int, num_env_steps: int) -> dict[str, Any] | None:
+        """What result.json holds if the run has taken its `num_env_steps`, else None.
+
+        Raises:
+          UserError: the run has another seed, or the file is damaged.
+        """
+        self._check_seed(seed)
+        result = self.read_json("result.json")
+        return result if result and result["env_steps"] >= num_env_steps else None
+
+    def _free_name(self) -> pathlib.Path:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        return aside
+
+    def describe(
+        self, seed: int, num_envs: int, threads: dict[str, int], env_steps: int
+    ) -> list[str]:
+        """Writes run.json and operative_config.gin, once everything is built.
+
+        Args:
+          seed: of the run.
+          num_envs: of the training environment.
+          threads: TensorFlow's settings.
+          env_steps: at which the run begins, or goes on now.
+
+        Returns:
+          What the user should know: that the configuration has changed, and how.
+        """
+        before = self.read_json("run.json")
+        start = {
+            "command": _command(),
+            "seed": seed,
+            "num_envs": num_envs,
+            "threads": threads,
+            "versions": {"python": platform.python_version(), **_versions()},
+            "git_revision": _git_revision(),
+        }
+        earlier = [{name: before[name] for name in start if name in before}] if before else []
+        self.write_json(
+            "run.json",
+            start
+            | {
+                "resumed_at_env_steps": before.get("resumed_at_env_steps", [])
+                + [env_steps] * len(earlier),
+                "earlier_starts": before.get("earlier_starts", []) + earlier,
+            },
+        )
+        # Of an end that has since been put off: train.num_env_steps was raised.
+        (self.path / "result.json").unlink(missing_ok=True)
+        return self._write_config(configuration.operative_config(), env_steps)
+
+    def _write_config(self, text: str, env_steps: int) -> list[str]:
+        path = self.path / "operative_config.gin"
+        before = path.read_text() if path.exists() else text
+        changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
+        if changed:
+            path.rename(path.with_name(f"operative_config.until-{env_steps}.gin"))
+        write_text(path, text)
+        lines = "\n  ".join(changed)
+        warning = f"warning: the configuration differs from that of the last start:\n  {lines}"
+        return [warning] if changed else []
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file of the folder; empty if there is no such file.
+
+        Raises:
+          UserError: the file is damaged.
+        """
+        path = self.path / name
+        if not path.exists():
+            return {}
+        try:
+            return json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path} is damaged ({error}); remove it to go on.") from error
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Replaces a JSON file of the folder in one step."""
+        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Replaces a file in one step: a reader sees the old text or the new.
+
+    Raises:
+      UserError: the disk is full, not writable, ...
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        temporary.write_text(text)
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _command() -> str:
+    """What was typed, however the program was found: no path of the machine it ran on."""
+    return shlex.join(["python", "-m", "pipeline.train", *sys.argv[1:]])
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _git_revision() -> str | None:
+    """Of the source that runs, with "+" if it has uncommitted changes; None outside a checkout."""
+    source = pathlib.Path(__file__).parent
+    try:
+        revision, status = (
+            subprocess.run(
+                ["git", "-C", str(source), *arguments],
+                capture_output=True, text=True, check=True, timeout=10,
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision + ("+" if status else "")

@@ -1,0 +1,60 @@
+"""The logs of a run: every record goes to a JSONL file and, as scalars, to TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.failures import named_write_errors
+from pipeline.jsonl import JsonlLog
+from pipeline.metrics import EventLog
+from pipeline.run_folder import RunFolder
+
+
+class RunLogs:
+    """metrics.jsonl and eval.jsonl of one run, and its TensorBoard events.
+
+    Every method raises UserError where the disk is full or not writable.
+    """
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._metrics = JsonlLog(folder.metrics)
+        self._evaluations = JsonlLog(folder.evaluations)
+        self._events = EventLog(folder.path)
+
+    def truncate_after(self, logged: int, evaluated: int, env_steps: int) -> None:
+        """Removes what was written after the checkpoint that the run goes on from.
+
+        Args:
+          logged: environment steps at the last record of metrics.jsonl that is to stay.
+          evaluated: the same for eval.jsonl.
+          env_steps: the same for TensorBoard.
+        """
+        with named_write_errors(self._folder.path):
+            self._metrics.truncate_after(logged)
+            self._evaluations.truncate_after(evaluated)
+            self._events.truncate_after(env_steps)
+
+    def write_metrics(self, record: dict[str, Any]) -> None:
+        """Adds a record of training; it needs `env_steps`."""
+        self._write(self._metrics, record, "")
+
+    def write_evaluation(self, record: dict[str, Any]) -> None:
+        """Adds the record of an evaluation; it needs `env_steps`."""
+        self._write(self._evaluations, record, "evaluation/")
+
+    def _write(self, log: JsonlLog, record: dict[str, Any], prefix: str) -> None:
+        with named_write_errors(self._folder.path):
+            log.write(record)
+            self._events.write(record, prefix)
+
+    def close(self) -> None:
+        """Closes the files."""
+        logs: list[JsonlLog | EventLog] = [self._metrics, self._evaluations, self._events]
+        for log in logs:
+            # Each record was flushed when it was written: what fails now has been reported then.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                log.close()

@@ -1,0 +1,95 @@
+"""Trains an agent: python -m pipeline.train --root_dir=runs/x --gin_file=dqn_cartpole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from pipeline import cli, configuration
+from pipeline.errors import UserError
+from pipeline.run_folder import RESTART_BEHAVIORS
+
+_ROOT_DIR = flags.DEFINE_string("root_dir", None, "Folder of the run; made if missing.")
+_GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", [], "A path or a shipped config (see --list_configs); several compose in order."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    "gin_bindings", [], "Bindings that override the files': 'train.num_env_steps = 50_000'."
+)
+_SEED = flags.DEFINE_integer("seed", 1, "Seed of everything random.", lower_bound=0)
+_RESTART_BEHAVIOR = flags.DEFINE_enum(
+    "restart_behavior",
+    "resume",
+    list(RESTART_BEHAVIORS),
+    "If root_dir holds a run: go on with it, move it aside and start over, or refuse.",
+)
+_LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
+_EXPLAIN = flags.DEFINE_bool(
+    "explain", False, "List every operative binding and where it comes from, and exit."
+)
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
+)
+
+
+def main(_: Sequence[str]) -> int:
+    if _LIST_CONFIGS.value:
+        configs = configuration.list_configs()
+        width = max(len(name) for name, _ in configs)
+        print("\n".join(f"{name:{width}}  {comment}" for name, comment in configs))
+        return 0
+    if not _GIN_FILE.value and not _GIN_BINDINGS.value:
+        raise UserError("say what to train: --gin_file=dqn_cartpole, or see --list_configs.")
+    if not _ROOT_DIR.value and not _EXPLAIN.value:
+        raise UserError("say where the run goes: --root_dir=runs/NAME.")
+    for name in _GIN_FILE.value:
+        configuration.find_config(name)
+    return _train()
+
+
+def _train() -> int:
+    cli.quiet_imports()
+    print("loading TensorFlow ...", flush=True)
+    from pipeline.host_loop import Stopped
+    from pipeline.shutdown import StopSignal
+    from pipeline.train_loop import train
+
+    configuration.load(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    with StopSignal() as stop:
+        try:
+            result = train(
+                _ROOT_DIR.value,
+                _SEED.value,
+                _RESTART_BEHAVIOR.value,
+                stop,
+                dry_run=_EXPLAIN.value,
+            )
+        except Stopped:
+            print(f"stopped; the same command resumes {_ROOT_DIR.value}.")
+            return 128 + (stop.signal or 0)
+        if _EXPLAIN.value:
+            print(configuration.explain())
+        else:
+            print(_closing_words(result))
+    return 0
+
+
+def _closing_words(result: dict) -> str:
+    evaluation, folder, python = result["evaluation"], _ROOT_DIR.value, cli.python_command()
+    return (
+        f"evaluation of the final weights: {evaluation['return_mean']:.1f} "
+        f"± {evaluation['return_std']:.1f} over {len(evaluation['returns'])} episodes\n"
+        f"{folder}/result.json has all of them. What next:\n"
+        f"  {python} -m pipeline.plot --root_dir={folder} --output=curve.png\n"
+        f"  {python} -m pipeline.evaluate --root_dir={folder} --video={folder}/episode.mp4"
+    )
+
+
+def run() -> None:
+    """Entry point of `pipeline-train`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

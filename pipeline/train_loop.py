@@ -1,0 +1,125 @@
+"""`train`: what gin calls a run, from the building of its parts to result.json.
+
+One iteration, which all agents share, is in `iteration.py`; what the host does between chunks of
+them is in `host_loop.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+from pipeline.agents.agent import Agent
+from pipeline.collect import initialize_replay_buffer
+from pipeline.components import Components, build, check_warm_up, configure_threads
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
+from pipeline.experience import Experience
+from pipeline.host_loop import HostLoop, Plan
+from pipeline.progress import Progress
+from pipeline.run_folder import RunFolder
+from pipeline.shutdown import StopSignal
+
+
+@gin.configurable(denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run"])
+def train(
+    root_dir: str,
+    seed: int,
+    restart_behavior: str,
+    stop: StopSignal,
+    dry_run: bool = False,
+    *,
+    create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
+    create_agent: Callable[..., Agent] = gin.REQUIRED,
+    create_experience: Callable[..., Experience] = gin.REQUIRED,
+    num_env_steps: int = gin.REQUIRED,  # of the whole run, warm-up included
+    log_interval: int = 1_000,  # environment steps between records of metrics.jsonl
+    eval_interval: int = 10_000,  # environment steps; 0: only at the end
+    checkpoint_interval: int = 10_000,  # environment steps; 0: after warm-up and at the end
+    num_eval_episodes: int = 10,
+    num_final_episodes: int = 100,  # of the final weights' evaluation, which result.json holds
+) -> dict[str, Any]:
+    """Trains a run to its end, from its newest checkpoint if it has one.
+
+    Args:
+      root_dir: the run's folder.
+      seed: of everything random.
+      restart_behavior: "resume", "restart" or "fail", for a folder that holds a run.
+      stop: polled between graph calls.
+      dry_run: builds everything and calls every configurable once; trains and writes nothing.
+
+    Returns:
+      What result.json holds, of a finished run too; nothing if `dry_run`.
+
+    Raises:
+      UserError: a number of the plan is too small; see also `HostLoop.train`.
+      Stopped: see `HostLoop.train`.
+    """
+    plan = Plan(
+        num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
+        num_final_episodes,
+    )  # fmt: skip
+    _check_plan(plan)
+    if not dry_run and restart_behavior == "resume":
+        result = RunFolder(root_dir).finished(seed, num_env_steps)
+        if result:
+            print(_already_finished(root_dir, result["env_steps"]))
+            return result
+    threads = configure_threads()
+    components = build(seed, create_environment, create_agent, create_experience)
+    if dry_run:
+        initialize_replay_buffer(lambda until: None)
+        return {}
+    folder = RunFolder(root_dir)
+    with Progress(num_env_steps) as progress, contextlib.closing(folder):
+        for message in folder.open(restart_behavior, seed):
+            progress.message(message)
+        loop = HostLoop(components, plan, folder, progress, stop)
+        try:
+            return _run(loop, components, folder, progress, seed, threads)
+        finally:
+            loop.close()
+
+
+def _check_plan(plan: Plan) -> None:
+    for name, value in plan._asdict().items():
+        least = 0 if name.endswith("_interval") else 1
+        # A macro may stand for any value.
+        if type(value) is not int or value < least:
+            raise UserError(f"train.{name} = {value!r}: must be a whole number, at least {least}.")
+
+
+def _already_finished(root_dir: str, env_steps: int) -> str:
+    return (
+        f"{root_dir} is already finished, after {env_steps:_} environment steps. Raise "
+        "train.num_env_steps to go on, or start over with --restart_behavior=restart."
+    )
+
+
+def _run(
+    loop: HostLoop,
+    components: Components,
+    folder: RunFolder,
+    progress: Progress,
+    seed: int,
+    threads: dict[str, int],
+) -> dict[str, Any]:
+    if loop.restore():
+        progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
+
+    def warm_up(until: int) -> None:
+        check_warm_up(components.experience, until)
+        # Only now has every configurable been called that the operative config lists.
+        for message in folder.describe(
+            seed, components.environment.batch_size, threads, loop.env_steps
+        ):
+            progress.message(message)
+        loop.collect_randomly(until)
+
+    initialize_replay_buffer(warm_up)
+    result = loop.train()
+    folder.write_json("result.json", result)
+    return result

@@ -1,0 +1,116 @@
+import gin
+import pytest
+import tensorflow as tf
+from tiny_runs import build_components, variables
+
+from pipeline.collect import CollectDriver
+from pipeline.components import build, build_evaluation_environment, configure_threads
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+
+
+def references():
+    names = ("create_environment", "create_agent", "create_experience")
+    return [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+def test_weights_follow_from_the_seed_alone(algorithm):
+    first = variables(build_components(algorithm, seed=1).agent)
+    tf.random.set_seed(99)  # what happened before in the process is immaterial
+    tf.random.normal([3])
+    again, other = (variables(build_components(algorithm, seed=seed).agent) for seed in (1, 2))
+    kernels = [name for name in first if "kernel" in name and "optimizer" not in name]
+    assert kernels
+    for name in first:
+        assert (first[name] == again[name]).all(), name
+    for name in kernels:
+        assert (first[name] != other[name]).any() or not first[name].any(), name
+
+
+def test_the_parts_fit_each_other():
+    parts = build_components("dqn")
+    assert parts.environment.batch_size == 2
+    assert parts.experience.collect_steps * 2 == 4 * parts.experience.num_updates
+    assert parts.agent.train_sequence_length == 3  # n_step = 2, and the row to bootstrap from
+    assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
+
+
+def test_schedules_read_the_counter_that_the_loop_moves():
+    parts = build_components("dqn")
+    rate = parts.agent._optimizer._decayed_lr(tf.float32)
+    assert float(rate) == pytest.approx(1e-3)
+    parts.env_steps.assign(500)
+    assert float(parts.agent._optimizer._decayed_lr(tf.float32)) == pytest.approx(1e-4)
+
+
+def test_evaluation_has_its_own_bindings_and_never_the_seeds_of_training():
+    gin_lines = {"evaluation/gymnasium_environment.num_envs": 5}
+    parts = build_components("dqn", **gin_lines)
+    evaluation = parts.evaluator._environment
+    assert evaluation.batch_size == 5
+    assert parts.environment.batch_size == 2
+    seeds = [
+        {env.unwrapped.np_random_seed for env in environment._vector_env.envs}
+        for environment in (parts.environment, evaluation)
+        if environment.reset() is not None
+    ]
+    assert [len(x) for x in seeds] == [2, 5]
+    assert seeds[0].isdisjoint(seeds[1])
+
+
+def test_the_evaluation_environment_takes_further_arguments():
+    build_components("dqn")
+    create_environment = references()[0]
+    assert build_evaluation_environment(1, create_environment, num_envs=3).batch_size == 3
+
+
+def test_evaluation_rewards_are_never_clipped():
+    parts = build_components("dqn", CollectDriver__reward_range=(-1.0, 1.0))
+    clipped, unclipped = (
+        driver.run(parts.agent.collect_policy, carry_of(parts, environment), 3)[1].reward
+        for driver, environment in (
+            (parts.driver, parts.environment),
+            (parts.evaluator._driver, parts.evaluator._environment),
+        )
+    )
+    assert clipped.numpy().max() == 1
+    assert unclipped.numpy().max() == 3
+    assert isinstance(parts.evaluator._driver, CollectDriver)
+
+
+def carry_of(parts, environment):
+    from pipeline.collect import initial_carry
+
+    return initial_carry(environment, parts.agent.collect_policy)
+
+
+def test_building_does_not_step_or_reset_the_environments():
+    parts = build_components("dqn")
+    assert parts.environment.resets == 0
+    assert parts.environment.seconds == 0
+
+
+def test_a_second_build_starts_from_nothing():
+    build_components("dqn")
+    parts = build(7, *references())
+    assert int(parts.experience.size) == 0
+
+
+def test_threads_are_those_in_force(monkeypatch):
+    calls = []
+    threading = tf.config.threading
+    for kind in ("intra_op", "inter_op"):
+        monkeypatch.setattr(threading, f"get_{kind}_parallelism_threads", lambda: 3)
+        monkeypatch.setattr(
+            threading,
+            f"set_{kind}_parallelism_threads",
+            lambda number, kind=kind: calls.append((kind, number)),
+        )
+    assert configure_threads(intra_op=3, inter_op=1) == {"intra_op": 3, "inter_op": 1}
+    # Setting what is set already would be refused once TensorFlow has run an operation.
+    assert calls == [("inter_op", 1)]

@@ -1,0 +1,109 @@
+"""Every shipped config builds a run; every agent goes with every environment that fits it."""
+
+import gin
+import pytest
+import tensorflow as tf
+
+from pipeline import configuration
+from pipeline.errors import UserError
+from pipeline.shutdown import StopSignal
+from pipeline.train_loop import train
+
+NAMES = [name for name, _ in configuration.list_configs()]
+READY = [name for name in NAMES if "/" not in name]
+AGENTS = [name for name in NAMES if name.startswith("agents/")]
+ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
+
+DISCRETE = {"agents/dqn", "agents/ppo"}
+CONTINUOUS = {"agents/ppo", "agents/sac"}
+
+
+def build(files, *bindings):
+    """What `--explain` does: everything is made, nothing trains."""
+    configuration.load(files, bindings)
+    train(None, 1, "fail", StopSignal(), dry_run=True)
+
+
+@pytest.fixture(autouse=True)
+def clean_gin(monkeypatch):
+    # TensorFlow is running by now, and would refuse another number of threads.
+    for kind in ("intra", "inter"):
+        name = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    yield
+    gin.clear_config()
+
+
+def unread():
+    """Bindings that nothing has read."""
+    _, _, listed = configuration.explain().partition("# Bound, but read by nothing in this run:\n")
+    return listed
+
+
+def test_the_configs_that_there_should_be():
+    assert set(READY) == {
+        "dqn_cartpole",
+        "ppo_cartpole",
+        "sac_pendulum",
+        "dqn_acrobot",
+        "ppo_lunarlander",
+        "sac_lunarlander_continuous",
+        *(f"{algorithm}_{game}" for algorithm in ("dqn", "ppo", "sac")
+          for game in ("pong", "breakout", "atari")),
+    }  # fmt: skip
+    assert all(comment for _, comment in configuration.list_configs())
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_run(name):
+    game = ["atari_environment.game = 'freeway'"] if name.endswith("_atari") else []
+    build([name], *game)
+    algorithm = name.split("_")[0]
+    assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
+    assert unread_by_mistake() == []
+
+
+def unread_by_mistake():
+    # Encoders are chosen by the observation: an agent's file speaks of those not chosen too.
+    return [line for line in unread().splitlines() if "_encoder." not in line]
+
+
+@pytest.mark.parametrize("name", [name for name in READY if name.endswith("_atari")])
+def test_the_game_is_asked_for(name):
+    with pytest.raises(UserError, match="atari_environment.game is not bound"):
+        build([name])
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+def test_composition(agent, environment, continuous):
+    if environment == "environments/gymnasium":
+        names = ("CartPole-v1", "Pendulum-v1")
+        bindings = [f"gymnasium_environment.name = {names[continuous]!r}"]
+    else:
+        bindings = [
+            "atari_environment.game = 'pong'",
+            f"atari_environment.continuous = {continuous}",
+            "atari_environment.num_envs = 2",
+            "evaluation/atari_environment.num_envs = 2",
+        ]
+    if agent in (CONTINUOUS if continuous else DISCRETE):
+        build([agent, environment], *bindings)
+        # The order of the files does not matter.
+        build([environment, agent], *bindings)
+    else:
+        with pytest.raises(UserError, match=f"{agent[7:].upper()} needs .* actions"):
+            build([agent, environment], *bindings)
+
+
+def test_no_agent_or_environment_is_left_out():
+    assert set(AGENTS) == DISCRETE | CONTINUOUS
+    assert "environments/gymnasium" in ENVIRONMENTS
+    assert len(ENVIRONMENTS) == 4
+
+
+def test_what_only_the_graph_calls_is_operative_too():
+    build(["dqn_cartpole"], "huber_loss.threshold = 2.5")
+    assert "huber_loss.threshold = 2.5" in configuration.operative_config()
+    assert "huber_loss" not in unread()

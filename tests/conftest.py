@@ -1,0 +1,70 @@
+"""A finished run, trained once a session by the binary itself."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FINISHED_RUN_FLAGS = [
+    "--gin_file=dqn_cartpole",
+    "--gin_bindings=train.num_env_steps = 1_200",
+    "--gin_bindings=train.log_interval = 200",
+    "--gin_bindings=train.eval_interval = 400",
+    "--gin_bindings=train.checkpoint_interval = 400",
+    "--gin_bindings=train.num_eval_episodes = 3",
+    "--gin_bindings=train.num_final_episodes = 5",
+    "--gin_bindings=initialize_replay_buffer.num_env_steps = 200",
+    "--gin_bindings=mlp_encoder.units = (8,)",
+    "--gin_bindings=ReplayBuffer.env_steps_per_update = 16",
+]
+
+
+class FinishedRun(NamedTuple):
+    """A run's folder (look, don't touch: others share it), and what the program said."""
+
+    root_dir: pathlib.Path
+    first_line_seconds: float
+    stdout: str
+    stderr: str
+
+
+def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
+    """Starts `python -m pipeline.<binary>` as a user's shell would, output in pipes."""
+    # What pytest sets for itself must not reach the program.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "PYTEST_"))}
+    settings: dict[str, Any] = {
+        "cwd": ROOT,
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    command = [sys.executable, "-m", f"pipeline.{binary}", *flags]
+    return subprocess.Popen(command, **(settings | kwargs))
+
+
+def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
+    """Runs it to its end."""
+    process = start_binary(binary, *flags, **kwargs)
+    stdout, stderr = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> FinishedRun:
+    """DQN on CartPole, 1,200 environment steps: trained, not good at it."""
+    root_dir = tmp_path_factory.mktemp("runs") / "dqn_cartpole"
+    started = time.monotonic()
+    process = start_binary("train", f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
+    assert process.stdout is not None
+    first_line = process.stdout.readline()
+    first_line_seconds = time.monotonic() - started
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    return FinishedRun(root_dir, first_line_seconds, first_line + stdout, stderr)

@@ -1,0 +1,380 @@
+import io
+import itertools
+import math
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+import tensorflow as tf
+from rich.console import Console
+from tiny_runs import assert_same, build_components, saved, variables
+
+from pipeline import host_loop
+from pipeline.errors import UserError
+from pipeline.host_loop import HostLoop, Plan, Stopped
+from pipeline.jsonl import read_jsonl
+from pipeline.progress import EVALUATING, TRAINING, Progress
+from pipeline.run_folder import RunFolder
+from pipeline.shutdown import StopSignal
+
+PLAN = Plan(
+    num_env_steps=300,
+    log_interval=40,
+    eval_interval=120,
+    checkpoint_interval=100,
+    num_eval_episodes=4,
+    num_final_episodes=6,
+)
+WARM_UP = 60
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+
+
+class Watching(Progress):
+    """Calls `hook(record, phase)` at every update."""
+
+    def __init__(self):
+        super().__init__(300, console=Console(file=io.StringIO()))
+        self.hook: Callable[[Any, str], Any] = lambda record, phase: None
+
+    def update(self, record, phase=TRAINING, of_phase=None):
+        super().update(record, phase, of_phase)
+        self.hook(record, phase)
+
+
+class Run:
+    """A host loop over a fresh process' worth of components, in a folder that may hold a run."""
+
+    def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
+        self.parts = build_components(algorithm, path.parent, **overrides)
+        self.folder = RunFolder(path)
+        path.mkdir(exist_ok=True)
+        self.progress = Watching()
+        self.stop = StopSignal()  # never installed: tests request it themselves
+        self.loop = HostLoop(self.parts, plan, self.folder, self.progress, self.stop)
+        self.warm_up = 0 if algorithm == "ppo" else WARM_UP
+
+    def train(self):
+        self.loop.restore()
+        self.loop.collect_randomly(self.warm_up)
+        return self.loop.train()
+
+    def stop_at(self, env_steps, phase=TRAINING):
+        def hook(record, current):
+            self.stop.requested |= self.loop.env_steps >= env_steps and current == phase
+
+        self.progress.hook = hook
+
+    def count_into(self, counts):
+        """Appends the environment steps after each call."""
+        self.progress.hook = lambda record, phase: counts.append(self.loop.env_steps)
+
+    def at(self, env_steps, act):
+        """Calls `act` once `env_steps` are taken."""
+
+        def hook(record, phase):
+            if self.loop.env_steps >= env_steps:
+                act()
+
+        self.progress.hook = hook
+
+    @property
+    def metrics(self):
+        return read_jsonl(self.folder.metrics)
+
+    @property
+    def evaluations(self):
+        return read_jsonl(self.folder.evaluations)
+
+    @property
+    def checkpoints(self):
+        return sorted(path.name for path in self.folder.checkpoints.glob("step-*"))
+
+
+def steps_of(records):
+    return [record["env_steps"] for record in records]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def first_crossings(counts, interval, start):
+    """The first counts at or beyond each multiple of `interval` after `start`."""
+    return [
+        now
+        for before, now in itertools.pairwise(counts)
+        if now > start and before // interval < now // interval
+    ]
+
+
+def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
+    runs, results, counts = [], [], []
+    for seconds in (0.5, 0.0):  # many iterations a call, and one
+        monkeypatch.setattr(host_loop, "SECONDS_PER_CALL", seconds)
+        run = Run(tmp_path / str(seconds))
+        counts.append([0])
+        run.count_into(counts[-1])
+        results.append(run.train())
+        runs.append(run)
+    assert len(set(counts[0])) < len(set(counts[1]))  # the calls did differ
+
+    by_iteration = sorted(set(counts[1]))
+    warmed_up = next(count for count in by_iteration if count >= WARM_UP)
+    expected = first_crossings(by_iteration, 40, warmed_up) + by_iteration[-1:]
+    assert steps_of(runs[1].metrics) == expected
+    assert steps_of(runs[1].evaluations) == first_crossings(by_iteration, 120, warmed_up)
+    clocked = ("wall_seconds", "env_steps_per_second")
+    for record, same in zip(runs[0].metrics, runs[1].metrics, strict=True):
+        for key in record:
+            if key not in clocked and not key.endswith("_share"):
+                assert record[key] == same[key], key
+    assert runs[0].evaluations == runs[1].evaluations
+    assert runs[0].checkpoints == runs[1].checkpoints
+    for result in results:
+        assert result.pop("wall_seconds") > 0
+    assert results[0] == results[1]
+    check_finished(runs[0], results[0])
+
+
+def check_finished(run, result):
+    last = run.metrics[-1]
+    assert result["env_steps"] == last["env_steps"] >= PLAN.num_env_steps
+    assert result["updates"] == last["updates"] == int(run.parts.agent.train_step_counter)
+    assert result["episodes"] == last["episodes"]
+    assert len(result["evaluation"]["returns"]) == PLAN.num_final_episodes
+    assert run.checkpoints[-1].startswith(f"step-{result['env_steps']:010d}")
+    for record in run.evaluations:
+        assert len(record["returns"]) == PLAN.num_eval_episodes
+    best = run.folder.read_json("checkpoints/best.json")
+    assert best["return_mean"] == max(record["return_mean"] for record in run.evaluations)
+    assert best["checkpoint"] in run.checkpoints
+    assert all(math.isfinite(record["loss"]) for record in run.metrics)
+
+
+def test_intervals_of_zero_leave_only_the_end(tmp_path):
+    plan = PLAN._replace(log_interval=0, eval_interval=0, checkpoint_interval=0)
+    run = Run(tmp_path / "run", plan, "ppo")
+    result = run.train()
+    assert steps_of(run.metrics) == [result["env_steps"]]
+    assert run.evaluations == []
+    assert run.checkpoints == [f"step-{result['env_steps']:010d}"]
+
+
+def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=40))
+    means = iter([1.0, 7.0, 3.0, 5.0, 4.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(
+        run.parts.evaluator,
+        "run",
+        lambda episodes, index, look_around: {"return_mean": next(means), "returns": []},
+    )
+    run.train()
+    best = run.folder.read_json("checkpoints/best.json")
+    assert best["return_mean"] == 7.0
+    assert best["checkpoint"] == f"step-{run.evaluations[1]['env_steps']:010d}"
+    assert best["checkpoint"] in run.checkpoints
+    assert len(run.checkpoints) == 3  # the newest two, and the best
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):
+    run = Run(tmp_path / "run")
+    run.at(210, (tmp_path / "nan").touch)
+    with pytest.raises(UserError) as error:
+        run.train()
+    newest = run.folder.checkpoints / run.checkpoints[-1]
+    message = str(error.value)
+    assert message.startswith(f"NaN or infinite after {run.loop.env_steps:_} environment steps")
+    assert "updates: loss" in message
+    assert f"The checkpoint {newest} is intact" in message
+    assert steps_of(run.metrics)[-1] < run.loop.env_steps
+
+    (tmp_path / "nan").unlink()
+    resumed = Run(tmp_path / "run")
+    assert resumed.loop.restore()
+    assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
+    assert resumed.loop.train()["env_steps"] >= 300
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    run = Run(tmp_path / "run")
+    run.train()
+    saved = run.checkpoints
+    weights = next(iter(run.parts.agent.trained.values())).trainable_variables[0]
+    weights.assign(weights * float("nan"))
+    with pytest.raises(UserError, match="the weights of q_network"):
+        run.loop._save()
+    assert run.checkpoints == saved
+
+
+def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(host_loop, "SECONDS_PER_CALL", 1e6)  # random steps fit by the thousand
+    run = Run(tmp_path / "run")
+    counts: list[int] = []
+    run.count_into(counts)
+    run.train()
+    after_warm_up = next(i for i, count in enumerate(counts) if count >= WARM_UP)
+    per_iteration = run.parts.experience.collect_steps * run.parts.environment.batch_size
+    assert counts[after_warm_up + 1] - counts[after_warm_up] <= per_iteration
+
+
+def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path):
+    stopped = Run(tmp_path / "run")
+    stopped.stop_at(210)
+    with pytest.raises(Stopped):
+        stopped.train()
+    run = Run(tmp_path / "run")
+    records = []
+
+    def hook(record, phase):
+        if phase == TRAINING:
+            records.append((record, run.loop._stopwatch._seconds))
+
+    run.progress.hook = hook
+    run.train()
+    first, seconds = records[0]
+    # The first call is one iteration of two vector steps, of which the first resets.
+    assert first["env_steps_per_second"] * seconds == pytest.approx(2)
+    assert first["wall_seconds"] > stopped.loop._host["wall_seconds"]
+    for record in run.metrics:
+        shares = [value for key, value in record.items() if key.endswith("_share")]
+        assert len(shares) == 3
+        assert all(0 <= share <= 1 for share in shares)
+
+
+def test_an_environment_that_raises_is_named_and_the_run_goes_on_afterwards(tmp_path):
+    run = Run(tmp_path / "run")
+    run.at(210, (tmp_path / "fail").touch)
+    with pytest.raises(UserError) as error:
+        run.train()
+    message = str(error.value)
+    assert "tiny_runs:Walk-v0 raised KeyError: 'no such room'" in message
+    assert f"The checkpoint {run.folder.checkpoints / run.checkpoints[-1]} is intact" in message
+    (tmp_path / "fail").unlink()
+    assert Run(tmp_path / "run").train()["env_steps"] >= 300
+
+
+@pytest.mark.parametrize("switch", ["fail", "fail_reset"])
+def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, switch):
+    run = Run(tmp_path / "run")
+
+    def hook(record, phase):
+        if phase == EVALUATING or switch == "fail_reset" and run.loop.env_steps > 110:
+            (tmp_path / switch).touch()
+
+    run.progress.hook = hook
+    with pytest.raises(UserError, match=r"tiny_runs:Walk-v0 raised .*\n.*is intact"):
+        run.train()
+
+
+def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
+    (tmp_path / "fail_reset").touch()
+    with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: no way back"):
+        Run(tmp_path / "run")
+
+
+def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run")
+
+    class Broken:
+        def experimental_get_tracing_count(self):
+            return 1
+
+        def __call__(self, *args):
+            raise tf.errors.InternalError(None, None, "a defect")
+
+    monkeypatch.setattr(run.loop._iterations, "collect_randomly", Broken())
+    with pytest.raises(tf.errors.InternalError, match="a defect"):
+        run.train()
+
+
+def test_a_full_disk_is_the_user_s_to_mend(tmp_path):
+    run = Run(tmp_path / "run")
+    run.stop_at(150)
+    with pytest.raises(Stopped):
+        run.train()
+    before = contents(run.folder.checkpoints)
+
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    for limit in (1, 2000):  # bytes: no log fits, or no checkpoint
+        full = Run(tmp_path / "run")
+        full.at(170, lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard)))
+        try:
+            with pytest.raises(UserError, match="(?i)cannot write .*File too large") as error:
+                full.train()
+            full.loop.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert "intact" in str(error.value)
+        assert contents(full.folder.checkpoints) == before
+
+
+def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.stop_at(1, "warming up the replay buffer")
+    with pytest.raises(Stopped):
+        run.train()
+    assert 0 < run.loop.env_steps < WARM_UP
+
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.stop_at(120, EVALUATING)
+    with pytest.raises(Stopped):
+        run.train()
+    stopped_at = run.loop.env_steps
+    assert 120 <= stopped_at < 130
+    assert run.evaluations == []
+    assert run.checkpoints[-1].startswith(f"step-{stopped_at:010d}")
+
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.train()
+    assert steps_of(run.evaluations)[0] == stopped_at  # what was interrupted is made up for
+    for steps in (steps_of(run.metrics), steps_of(run.evaluations)):
+        assert steps == sorted(set(steps))
+    assert np.all(np.diff(steps_of(run.metrics)) > 40)
+
+
+PARTS_OF_AGENTS = {
+    "dqn": ("_target_q_network", "_optimizer/iter", "OPTIMIZER_SLOT", "_train_step_counter"),
+    "ppo": ("observation_moments", "_running_returns", "OPTIMIZER_SLOT", "_train_step_counter"),
+    "sac": ("_target_critic_network_2", "_log_alpha", "OPTIMIZER_SLOT", "_train_step_counter"),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
+    run = Run(tmp_path / "run", algorithm=algorithm)
+    run.stop_at(150)
+    with pytest.raises(Stopped):
+        run.train()
+    restored = Run(tmp_path / "run", algorithm=algorithm, seed=2)  # nothing is equal by chance
+    assert restored.loop.restore()
+
+    agent = variables(run.parts.agent)
+    assert_same(agent, variables(restored.parts.agent))
+    for name in PARTS_OF_AGENTS[algorithm]:
+        assert any(name in path for path in agent), name
+    # The episodes in flight end here as truncated ones, and only that differs.
+    run.parts.experience.truncate()
+    assert_same(saved(run.parts.experience), saved(restored.parts.experience))
+    now, before = restored.loop._state, run.loop._state
+    assert (now.carry.time_step.step_type.numpy() == 2).all()
+    np.testing.assert_array_equal(now.carry.time_step[1:3], before.carry.time_step[1:3])
+    for field in ("last_returns", "last_lengths", "episodes", "env_steps"):
+        np.testing.assert_array_equal(
+            getattr(now.carry.statistics, field), getattr(before.carry.statistics, field)
+        )
+    assert now.carry.vector_steps == before.carry.vector_steps
+    assert_same(now.loss_sums, before.loss_sums)
+    assert now.loss_count == before.loss_count
+    assert restored.loop._host == run.loop._host
+    assert int(restored.parts.env_steps) == run.loop.env_steps >= 150
+    assert restored.parts.environment.resets == run.parts.environment.resets

@@ -1,0 +1,163 @@
+"""What the tests of agents share: made-up rows, and networks and gradients in plain NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType, TimeStep, Trajectory, time_step_spec
+
+FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
+GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
+FOUR_ACTIONS = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 3)
+TWO_MOTORS = tensor_spec.BoundedTensorSpec((2,), tf.float32, [-1.0, 0.0], [3.0, 0.5])
+THREE_NUMBERS = tensor_spec.BoundedTensorSpec((3,), tf.float32, -9.0, 9.0)
+
+Array = np.ndarray
+
+
+def specs(observation_spec: tf.TensorSpec = THREE_NUMBERS) -> TimeStep:
+    return time_step_spec(observation_spec)
+
+
+def env_steps(value: int = 0) -> tf.Variable:
+    return tf.Variable(value, dtype=tf.int64)
+
+
+@contextlib.contextmanager
+def bound(bindings: Mapping[str, Any]) -> Iterator[None]:
+    """Gin bindings, gone afterwards."""
+    with gin.unlock_config():
+        for name, value in bindings.items():
+            gin.bind_parameter(name, value)
+    try:
+        yield
+    finally:
+        gin.clear_config()
+
+
+def random_events(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.choice([GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE], shape, p=[0.55, 0.15, 0.15, 0.15])
+
+
+def step_types_and_discounts(events: Array, starts: Sequence[int] | Array) -> tuple[Array, Array]:
+    """Follows `events` [B, T], what happens on every row, from the first rows' step types [B]."""
+    step_types = np.zeros(events.shape, np.int32)
+    step_types[:, 0] = starts
+    for b, t in np.ndindex(*events.shape):
+        if t == 0:
+            continue
+        before, event = step_types[b, t - 1], events[b, t - 1]
+        ends = before != LAST and event in (TERMINATE, TRUNCATE)
+        step_types[b, t] = LAST if ends else FIRST if before == LAST else MID
+    cut = (step_types != LAST) & np.isin(events, (LOSE_LIFE, TERMINATE))
+    return step_types, np.where(cut, 0.0, 1.0).astype(np.float32)
+
+
+def random_sequences(
+    rng: np.random.Generator,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    events: Array,
+    starts: Sequence[int] | Array,
+    observation_spec: tf.TensorSpec = THREE_NUMBERS,
+    policy_info: Any = (),
+) -> Trajectory:
+    """Sequences [B, T] of NumPy arrays in which `events` happen; all else is random."""
+    step_types, discounts = step_types_and_discounts(events, starts)
+    following = np.where(
+        step_types == LAST, FIRST, np.where(np.isin(events, (TERMINATE, TRUNCATE)), LAST, MID)
+    )
+    following[:, :-1] = step_types[:, 1:]
+    return Trajectory(
+        step_type=step_types,
+        observation=random_leaf(rng, observation_spec, events.shape),
+        action=random_leaf(rng, action_spec, events.shape),
+        policy_info=policy_info,
+        next_step_type=following.astype(np.int32),
+        reward=as_float32(rng.normal(size=events.shape) * (step_types != LAST)),
+        discount=discounts,
+    )
+
+
+def random_leaf(rng: np.random.Generator, spec: tf.TensorSpec, outer: tuple[int, ...]) -> Array:
+    shape = (*outer, *spec.shape)
+    if spec.dtype.is_integer:
+        return rng.integers(spec.minimum, spec.maximum, shape, spec.dtype.name, endpoint=True)
+    if spec is THREE_NUMBERS:
+        return as_float32(rng.normal(size=shape))
+    return as_float32(rng.uniform(spec.minimum, spec.maximum, shape))
+
+
+def as_float32(values: Any) -> Array:
+    return np.asarray(values, np.float32)
+
+
+def as_float64(values: Any) -> Array:
+    return np.asarray(values, np.float64)
+
+
+def tensors(nest: Any) -> Any:
+    return tf.nest.map_structure(tf.constant, nest)
+
+
+def float64(variables: Sequence[tf.Variable]) -> list[Array]:
+    return [variable.numpy().astype(np.float64) for variable in variables]
+
+
+def randomize(rng: np.random.Generator, variables: Sequence[tf.Variable]) -> None:
+    """Gives every weight, biases included, something to do."""
+    for variable in variables:
+        fan_in = int(np.prod(variable.shape[:-1])) if variable.shape.rank > 1 else 1
+        values = rng.normal(scale=min(0.5, fan_in**-0.5), size=variable.shape)
+        variable.assign(values.astype(variable.dtype.name))
+
+
+def dense_layers(x: Array, weights: Sequence[Array], last_activation: Any = None) -> Array:
+    """Layers of kernel and bias; ReLU between them."""
+    for i in range(0, len(weights), 2):
+        x = x @ weights[i] + weights[i + 1]
+        last = i == len(weights) - 2
+        x = np.maximum(x, 0.0) if not last else last_activation(x) if last_activation else x
+    return x
+
+
+def numeric_gradients(loss: Callable[[list[Array]], float], weights: list[Array]) -> list[Array]:
+    """Central differences of a loss in float64."""
+    gradients = [np.zeros_like(w) for w in weights]
+    step = 1e-6
+    for i, weight in enumerate(weights):
+        for index in np.ndindex(*weight.shape):
+            values = []
+            for sign in (1.0, -1.0):
+                moved = [w.copy() for w in weights]
+                moved[i][index] += sign * step
+                values.append(loss(moved))
+            gradients[i][index] = (values[0] - values[1]) / (2 * step)
+    return gradients
+
+
+def _pairs(actual: Any, expected: Any) -> Iterator[tuple[Any, Any]]:
+    if not tf.nest.is_nested(actual):
+        return iter([(actual, expected)])
+    return zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Compares two arrays, or nests leaf by leaf."""
+    for x, y in _pairs(actual, expected):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compares two arrays, or nests leaf by leaf, bit for bit."""
+    for x, y in _pairs(actual, expected):
+        np.testing.assert_array_equal(x, y)
+
+
+def values_of(variables: Sequence[tf.Variable]) -> list[Array]:
+    return [variable.numpy() for variable in variables]

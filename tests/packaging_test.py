@@ -1,0 +1,82 @@
+"""The package as pip installs it, away from the repository."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with what `pip install .` puts into site-packages."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("pipeline", "gin_configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path_factory.mktemp("installed")
+    # The dependencies and setuptools are those of this interpreter: nothing is downloaded.
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
+    return target
+
+
+@pytest.fixture
+def run(installed, tmp_path):
+    """Runs Python with arguments in an empty folder, where `pipeline` is only the installed one."""
+
+    def run_python(*arguments: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(installed)}
+        command = [sys.executable, *arguments]
+        result = subprocess.run(
+            command, cwd=tmp_path, env=environment, text=True, capture_output=True
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run_python
+
+
+def names_in(folder: Path, pattern: str) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob(pattern)}
+
+
+def test_every_module_and_config_is_installed(installed):
+    assert names_in(installed / "pipeline", "*.py") == names_in(ROOT / "pipeline", "*.py")
+    configs = names_in(installed / "pipeline" / "gin_configs", "*.gin")
+    assert configs == names_in(ROOT / "gin_configs", "*.gin")
+    assert {"dqn_cartpole.gin", "agents/dqn.gin"} <= configs
+
+
+def test_shipped_configs_are_found_in_the_installed_package(installed, run):
+    code = """
+import json
+from pipeline import configuration
+names = [name for name, _ in configuration.list_configs()]
+print(json.dumps({name: str(configuration.find_config(name)) for name in names}))
+"""
+    found = json.loads(run("-c", code))
+    folder = installed / "pipeline" / "gin_configs"
+    assert found and all(Path(path) == folder / f"{name}.gin" for name, path in found.items())
+
+
+def test_the_installed_program_lists_its_configs(run):
+    listed = run("-m", "pipeline.train", "--list_configs")
+    assert "dqn_cartpole" in listed and "agents/dqn" in listed
+
+
+def test_the_commands_lead_to_functions(installed):
+    (distribution,) = importlib.metadata.distributions(path=[str(installed)])
+    commands = {point.name: point.value for point in distribution.entry_points}
+    assert {"pipeline-train", "pipeline-evaluate"} <= commands.keys()
+    for value in commands.values():
+        module, function = value.split(":")
+        text = (installed / f"{module.replace('.', '/')}.py").read_text()
+        assert f"def {function}(" in text, f"{value} does not exist"

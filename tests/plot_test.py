@@ -1,0 +1,167 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from PIL import Image
+
+from pipeline import errors, plot
+
+
+def make_run(
+    folder: pathlib.Path,
+    curve: dict[int, float | None],
+    evaluations: dict[int, tuple[float, float]] | None = None,
+    command: str | None = None,
+) -> plot.Run:
+    folder.mkdir()
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step, mean in curve.items():
+            file.write(json.dumps({"env_steps": step, "return_mean_100": mean}) + "\n")
+        file.write('{"env_steps": 99')  # the run is writing this very moment
+    if evaluations is not None:
+        with (folder / "eval.jsonl").open("w") as file:
+            for step, (mean, std) in evaluations.items():
+                record = {"env_steps": step, "return_mean": mean, "return_std": std, "returns": []}
+                file.write(json.dumps(record) + "\n")
+    if command is not None:
+        (folder / "run.json").write_text(json.dumps({"command": command}))
+    return plot.read_run(folder)
+
+
+def lines(figure: Figure) -> dict[str, np.ndarray]:
+    """The curves by label; those without one are numbered."""
+    drawn = figure.axes[0].get_lines()
+    return {str(line.get_label()): np.asarray(line.get_xydata()) for line in drawn}
+
+
+def evaluation_bars(figure: Figure) -> list[list[list[float]]]:
+    """The two ends of each error bar of the one group that was evaluated."""
+    (container,) = figure.axes[0].containers
+    assert isinstance(container, ErrorbarContainer)
+    return [segment.tolist() for segment in container.lines[2][0].get_segments()]
+
+
+def legend(figure: Figure) -> list[str]:
+    drawn = figure.axes[0].get_legend()
+    assert drawn is not None
+    return [text.get_text() for text in drawn.get_texts()]
+
+
+def test_single_run_is_its_curve_and_its_evaluations(tmp_path: pathlib.Path) -> None:
+    run = make_run(
+        tmp_path / "a",
+        {0: None, 1000: 10.0, 2000: 20.0},
+        {1000: (12.0, 3.0)},
+        "python train.py --gin_file=dqn_cartpole.gin",
+    )
+    figure = plot.draw([run])
+    axes = figure.axes[0]
+    assert lines(figure)["a"].tolist() == [[1000, 10], [2000, 20]]
+    assert evaluation_bars(figure) == [[[1000, 9], [1000, 15]]]
+    assert axes.get_title() == "dqn_cartpole"
+    assert axes.get_xlabel() == "environment steps"
+    assert legend(figure) == ["a"]
+
+
+def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Path) -> None:
+    runs = [
+        make_run(tmp_path / "dqn_seed1", {0: 0.0, 200: 20.0}, {100: (1.0, 0.0), 200: (5.0, 0.0)}),
+        make_run(
+            tmp_path / "dqn_seed2", {100: 30.0, 300: 50.0}, {160: (1.0, 0.0), 202: (7.0, 9.0)}
+        ),
+        make_run(tmp_path / "ppo", {100: 1.0, 200: 2.0}),
+    ]
+    figure = plot.draw(runs)
+    drawn = figure.axes[0].get_lines()
+    assert [line.get_linewidth() for line in drawn[:3]] == [0.8, 0.8, 2.2]
+    assert len({line.get_color() for line in drawn[:-1]}) == 1
+    assert drawn[-1].get_color() != drawn[0].get_color()
+    mean = lines(figure)["dqn (mean of 2 runs)"]
+    assert mean.tolist() == [[100, 20.0], [200, 30.0]]
+    # The first evaluations were not due at the same time; the second were, give or take a step.
+    assert evaluation_bars(figure) == [[[201, 5.0], [201, 7.0]]]
+    assert legend(figure) == ["dqn (mean of 2 runs)", "ppo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("dqn_seed3", "dqn"),
+        ("dqn-seed-3", "dqn"),
+        ("dqn_cartpole-12", "dqn_cartpole"),
+        ("dqn_cartpole_2", "dqn_cartpole"),
+        ("dqn3", "dqn3"),
+        ("ppo_pong", "ppo_pong"),
+        ("_5", "_5"),
+    ],
+)
+def test_group_is_the_name_without_the_seed(name: str, group: str) -> None:
+    assert plot.Run(name, "", np.zeros([0, 2]), np.zeros([0, 3])).group == group
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        ("python a.py --gin_file=dqn_cartpole --seed=1", "dqn_cartpole"),
+        ("python a.py --gin_file='my runs/x.gin'", "x"),
+        ("a.py --gin_file agents/dqn -gin_file=environments/gymnasium", "dqn + gymnasium"),
+        ("python a.py --gin_bindings='train.num_env_steps = 5'", ""),
+    ],
+)
+def test_title_is_the_config(tmp_path: pathlib.Path, command: str, config: str) -> None:
+    run = make_run(tmp_path / "a", {1: 1.0}, command=command)
+    assert run.config == config
+    assert plot.draw([run]).axes[0].get_title() == config
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (500, "500"), (2500, "2.5k"), (500_000, "500k"), (1e6, "1M"), (2e9, "2G")],
+)
+def test_ticks_are_short(value: float, text: str) -> None:
+    assert plot.short_number(value) == text
+
+
+def test_folder_without_a_finished_episode(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.UserError, match="no folder .*missing"):
+        plot.read_run(tmp_path / "missing")
+    with pytest.raises(errors.UserError, match="metrics.jsonl has no finished episode"):
+        plot.read_run(tmp_path)
+    with pytest.raises(errors.UserError, match="metrics.jsonl has no finished episode"):
+        make_run(tmp_path / "begun", {100: None})
+
+
+def run_binary(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pipeline.plot", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path / "a", {1000: 1.0, 2000: 2.0})
+    output = tmp_path / "new" / "curve.png"
+    ended = run_binary(f"--root_dir={tmp_path / 'a'}", f"--output={output}")
+    assert (ended.returncode, ended.stdout) == (0, f"wrote {output}\n")
+    assert Image.open(output).size == (900, 500)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no run to draw"),
+        (["--root_dir=missing/run"], "no folder missing/run"),
+        (["--root_dir={run}", "--output=curve.gif2"], "--output=curve.gif2: the name must end in"),
+    ],
+)
+def test_binary_names_the_mistake(
+    tmp_path: pathlib.Path, arguments: list[str], message: str
+) -> None:
+    make_run(tmp_path / "a", {1000: 1.0})
+    ended = run_binary(*(argument.format(run=tmp_path / "a") for argument in arguments))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {message}")
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,144 @@
+import json
+import os
+
+import pytest
+
+from pipeline import configuration
+from pipeline.errors import UserError
+from pipeline.run_folder import RunFolder, write_text
+
+THREADS = {"intra_op": 1, "inter_op": 1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "deep" / "run")
+
+
+@pytest.fixture
+def config(monkeypatch):
+    """The operative config: a list whose only item a test may replace."""
+    text = ["train.num_env_steps = 100\n"]
+    monkeypatch.setattr(configuration, "operative_config", lambda: text[0])
+    return text
+
+
+def begin(folder, seed=1, env_steps=0):
+    folder.open("resume", seed)
+    return folder.describe(seed, 4, THREADS, env_steps)
+
+
+def test_a_new_run_is_described(folder, config):
+    assert begin(folder) == []
+    description = folder.read_json("run.json")
+    assert description["seed"] == 1
+    assert description["num_envs"] == 4
+    assert description["threads"] == THREADS
+    assert description["resumed_at_env_steps"] == []
+    assert description["command"].startswith("python ")
+    assert {"python", "tensorflow", "tf-agents", "numpy"} <= description["versions"].keys()
+    assert (folder.path / "operative_config.gin").read_text() == config[0]
+
+
+def test_resuming_notes_where_it_went_on_and_keeps_how_it_was_started_before(
+    folder, config, monkeypatch
+):
+    for env_steps, flag in ((0, "--a"), (100, "--b"), (250, "--c")):
+        monkeypatch.setattr("sys.argv", ["train.py", flag])
+        assert begin(folder, env_steps=env_steps) == []
+    description = folder.read_json("run.json")
+    assert description["resumed_at_env_steps"] == [100, 250]
+    assert description["command"] == "python -m pipeline.train --c"
+    earlier = description["earlier_starts"]
+    assert [start["command"] for start in earlier] == [
+        "python -m pipeline.train --a",
+        "python -m pipeline.train --b",
+    ]
+    assert earlier[0].keys() == description.keys() - {"resumed_at_env_steps", "earlier_starts"}
+
+
+def test_resuming_with_another_configuration_says_what_changed(folder, config):
+    begin(folder)
+    config[0] = "train.num_env_steps = 200\n"
+    (message,) = begin(folder, env_steps=50)
+    assert message.startswith("warning: the configuration differs from that of the last start")
+    before = folder.path / "operative_config.until-50.gin"
+    assert before.read_text() == "train.num_env_steps = 100\n"
+    assert "train.num_env_steps = 100" in message
+    assert "train.num_env_steps = 200" in message
+    assert begin(folder, env_steps=60) == []  # told once
+
+
+def test_another_seed_is_refused(folder, config):
+    begin(folder, seed=1)
+    with pytest.raises(UserError, match="begun with --seed=1, not 2"):
+        folder.open("resume", 2)
+
+
+def test_fail_refuses_a_folder_with_a_run_and_takes_a_new_one(folder, config):
+    folder.open("fail", 1)
+    folder.describe(1, 4, THREADS, 0)
+    with pytest.raises(UserError, match="already holds a run.*--restart_behavior=resume"):
+        folder.open("fail", 1)
+
+
+def test_restart_moves_old_runs_aside_and_loses_none(folder, config):
+    for number in (1, 2):
+        begin(folder, seed=number)
+        (message,) = folder.open("restart", number + 1)
+        aside = folder.path.with_name(f"run.old-{number}")
+        assert message == f"moved the old run to {aside}"
+        assert json.loads((aside / "run.json").read_text())["seed"] == number
+        assert [path.name for path in folder.path.iterdir()] == [".lock"]
+
+
+def test_a_run_killed_before_it_was_described_is_gone_on_with(folder):
+    folder.open("resume", 1)
+    folder.checkpoints.mkdir()
+    assert folder.open("resume", 1) == []
+    with pytest.raises(UserError, match="already holds a run"):
+        folder.open("fail", 1)
+
+
+@pytest.mark.parametrize("behavior", ["resume", "restart", "fail"])
+def test_a_folder_with_something_else_is_left_alone(folder, behavior):
+    folder.path.mkdir(parents=True)
+    (folder.path / "thesis.tex").write_text("...")
+    with pytest.raises(UserError, match="holds files but no run"):
+        folder.open(behavior, 1)
+    assert os.listdir(folder.path) == ["thesis.tex"]
+
+
+def test_a_root_dir_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match=f"cannot write to --root_dir={path}"):
+            RunFolder(path).open("resume", 1)
+
+
+def test_a_damaged_file_is_named(folder, config):
+    begin(folder)
+    (folder.path / "run.json").write_text('{"seed": 1')
+    with pytest.raises(UserError, match="run.json is damaged"):
+        folder.open("resume", 1)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(folder, config):
+    begin(folder)
+    path = folder.path / "run.json"
+    before = path.read_bytes()
+    (folder.path / ".tmp-run.json").mkdir()
+    with pytest.raises(UserError, match=f"cannot write {path}"):
+        write_text(path, "new")
+    assert path.read_bytes() == before
+
+
+def test_a_second_process_is_kept_out_until_the_first_has_ended(folder, config):
+    begin(folder)
+    for behavior in ("resume", "restart"):
+        with pytest.raises(UserError, match="another process is training in"):
+            RunFolder(folder.path).open(behavior, 1)
+    folder.close()
+    second = RunFolder(folder.path)
+    assert begin(second, env_steps=10) == []
+    second.close()

@@ -1,0 +1,72 @@
+"""Small gymnasium environments that tests know everything about."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.vector_environment import VectorEnvironment
+
+
+class ScriptedEnv(gymnasium.Env):
+    """Plays episodes of the given (length, ending) in turn.
+
+    The observation is (episode, step), the reward the step; `seeds` and `actions` are kept.
+    """
+
+    def __init__(self, episodes, action_space=None):
+        self.observation_space = Box(0, 100, (2,), np.float32)
+        self.action_space = action_space or Discrete(2)
+        self.episodes, self.episode = episodes, -1
+        self.seeds: list[int | None] = []
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.array([self.episode, 0], np.float32), {}
+
+    def step(self, action):
+        self.actions.append(np.copy(action))
+        if isinstance(action, np.ndarray):
+            action *= 0
+        self.time += 1
+        length, ending = self.episodes[self.episode % len(self.episodes)]
+        over = self.time == length
+        observation = np.array([self.episode, self.time], np.float32)
+        terminated = over and ending == "terminated"
+        return observation, self.time, terminated, over and ending == "truncated", {"a": 1}
+
+
+class EchoEnv(gymnasium.Env):
+    """Observations are drawn from the space by the seeded generator."""
+
+    def __init__(self, observation_space, action_space=None):
+        self.observation_space = observation_space
+        self.action_space = action_space or Discrete(2)
+        self.sent: list[Any] = []
+
+    def _observation(self):
+        low, high = (0, 2) if self.observation_space.dtype == bool else (0, 100)
+        drawn = self.np_random.integers(low, high, self.observation_space.shape)
+        self.sent.append(np.asarray(drawn, self.observation_space.dtype))
+        return self.sent[-1], {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observation()
+
+    def step(self, action):
+        return self._observation()[0], 0.0, False, False, {}
+
+
+class RaisingEnv(ScriptedEnv):
+    def step(self, action):
+        raise KeyError("no such room")
+
+
+def environment(*envs, vector_class=LeanSyncVectorEnv, seed=1):
+    vector_env = vector_class([lambda env=env: env for env in envs])
+    return VectorEnvironment(vector_env, name="scripted", seed=seed)

@@ -1,0 +1,174 @@
+"""Runs small enough to test: an environment with switches, and all that trains in it.
+
+Importing this registers `Walk-v0`, so that `tiny_runs:Walk-v0` names it in a process of its own.
+"""
+
+import json
+import pathlib
+import tempfile
+import time
+
+import gin
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+EPISODES = ((7, True), (11, False))  # (length, whether it terminates), in turn
+
+
+class Walk(gymnasium.Env):
+    """Episodes as in `EPISODES`; the observation is (episode, step, a random number).
+
+    The reward is 3 a step. Files in `switches` act on every step: `slow` makes it take 4 ms and
+    `stuck` a minute, `fail` makes it raise, `nan` makes its reward NaN; `fail_reset` makes `reset`
+    raise.
+    """
+
+    def __init__(self, switches: str = "", continuous: bool = False):
+        self.observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(3)
+        self._switches = pathlib.Path(switches) if switches else None
+        self._episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self._is_on("fail_reset"):
+            raise RuntimeError("no way back")
+        self._episode += 1
+        self._time = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        if self._is_on("slow"):
+            time.sleep(0.004)
+        if self._is_on("stuck"):
+            time.sleep(60)
+        if self._is_on("fail"):
+            raise KeyError("no such room")
+        self._time += 1
+        length, terminates = EPISODES[self._episode % len(EPISODES)]
+        over = self._time == length
+        reward = np.nan if self._is_on("nan") else 3.0
+        return self._observe(), reward, over and terminates, over and not terminates, {}
+
+    def _observe(self):
+        return np.array([self._episode, self._time, self.np_random.random()], np.float32)
+
+    def _is_on(self, switch):
+        return self._switches is not None and (self._switches / switch).exists()
+
+
+gymnasium.register("Walk-v0", entry_point="tiny_runs:Walk")
+
+_BINDINGS = {
+    "dqn": """
+        create_dqn_agent.n_step = 2
+        create_dqn_agent.target_update_period = 3
+        create_dqn_agent.learning_rate = @rate/linear_schedule()
+        rate/linear_schedule.initial = 1e-3
+        rate/linear_schedule.final = 1e-4
+        rate/linear_schedule.num_steps = 500
+        epsilon/linear_schedule.num_steps = 700
+        ReplayBuffer.capacity = 300
+        ReplayBuffer.batch_size = 8
+        mlp_encoder.units = (8,)
+    """,
+    "ppo": """
+        create_ppo_agent.normalize_returns = True
+        ActorCritic.normalize_observations = True
+        Rollout.num_steps = 8
+        Rollout.minibatch_size = 8
+        Rollout.num_epochs = 2
+        mlp_encoder.units = (8,)
+    """,
+    "sac": """
+        create_sac_agent.actor_units = (8,)
+        create_sac_agent.critic_units = (8,)
+        ReplayBuffer.capacity = 300
+        ReplayBuffer.batch_size = 8
+        ReplayBuffer.env_steps_per_update = 2
+        gymnasium_environment.kwargs = {"continuous": True, "switches": "%(switches)s"}
+    """,
+}
+_COMMON = """
+    gymnasium_environment.name = "tiny_runs:Walk-v0"
+    gymnasium_environment.num_envs = 2
+    gymnasium_environment.kwargs = {"switches": "%(switches)s"}
+    configure_threads.intra_op = 1
+    train.num_env_steps = 600
+    train.log_interval = 50
+    train.eval_interval = 200
+    train.checkpoint_interval = 100
+    train.num_eval_episodes = 4
+    train.num_final_episodes = 6
+"""
+WARM_UP = {"dqn": 100, "ppo": 0, "sac": 100}  # environment steps
+
+
+def bindings(algorithm: str, switches: object = "", **overrides: object) -> list[str]:
+    """Gin statements; `overrides` are named as in `train__num_env_steps=1`."""
+    text = (_COMMON + _BINDINGS[algorithm]) % {"switches": switches}
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if WARM_UP[algorithm]:
+        lines.append(f"initialize_replay_buffer.num_env_steps = {WARM_UP[algorithm]}")
+    return lines + [f"{name.replace('__', '.')} = {value!r}" for name, value in overrides.items()]
+
+
+def gin_files(algorithm: str) -> list[str]:
+    return [f"agents/{algorithm}", "environments/gymnasium"]
+
+
+def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
+    """The components of such a run, in this process; leaves gin's config loaded."""
+    from pipeline import configuration
+    from pipeline.components import build
+
+    configuration.load(gin_files(algorithm), bindings(algorithm, switches, **overrides))
+    names = ("create_environment", "create_agent", "create_experience")
+    references = [gin.query_parameter(f"train.{name}") for name in names]
+    return build(seed, *(reference.scoped_configurable_fn for reference in references))
+
+
+def variables(trackable: object) -> dict[str, np.ndarray]:
+    """Every variable by its object path."""
+    from pipeline.parts import Variables
+
+    with tempfile.TemporaryDirectory() as folder:
+        Variables(agent=trackable).save(pathlib.Path(folder))
+        return read_variables(pathlib.Path(folder))
+
+
+def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every variable of a saved part `Variables` by its object path."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(folder / "variables"))
+    names = [x for x in reader.get_variable_to_shape_map() if x.endswith("VARIABLE_VALUE")]
+    return {name: np.asarray(reader.get_tensor(name)) for name in names}
+
+
+def read_files(folder: pathlib.Path) -> dict[str, object]:
+    """Contents of the npy, npz and JSON files of a saved part."""
+    contents: dict[str, object] = {}
+    for path in folder.iterdir():
+        if path.suffix == ".json":
+            contents[path.name] = json.loads(path.read_text())
+        elif path.suffix == ".npy":
+            contents[path.name] = np.load(path)
+        else:
+            contents |= np.load(path)
+    return contents
+
+
+def saved(part: object) -> dict[str, object]:
+    """What a part would write."""
+    with tempfile.TemporaryDirectory() as folder:
+        part.save(pathlib.Path(folder))  # type: ignore[attr-defined]
+        return read_files(pathlib.Path(folder))
+
+
+def assert_same(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    assert first
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
