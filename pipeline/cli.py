@@ -42,6 +42,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             if message is None:
                 raise
             _fail(message)
+        finally:
+            # Nothing is left to interrupt: Ctrl-C while Python winds up is no traceback's matter.
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     app.run(guarded_main, flags_parser=_parse_flags)
     raise AssertionError("app.run does not return")

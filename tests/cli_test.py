@@ -10,7 +10,7 @@ from pipeline import cli
 
 PROGRAM = """
 '''Says hello.'''
-import os, signal, sys
+import atexit, os, signal, sys
 from absl import flags
 from pipeline import cli, errors
 NAME = flags.DEFINE_string("root_dir", None, "Folder of the run.")
@@ -24,7 +24,10 @@ def main(argv):
         # A shell starts background jobs with SIGINT ignored, and so, perhaps, these tests.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
-    print("ran", NAME.value, NUMBER.value)
+    if NAME.value == "late":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+    print("ran", NAME.value, NUMBER.value, flush=True)
     return 143 if NAME.value == "stopped" else None
 cli.run(main)
 """
@@ -47,6 +50,11 @@ def test_success_and_the_exit_code_of_main() -> None:
     ended = run("--root_dir=x", "--num_episodes=5")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran x 5\n", "")
     assert run("--root_dir=stopped").returncode == 143
+
+
+def test_ctrl_c_while_python_winds_up_shows_no_traceback() -> None:
+    ended = run("--root_dir=late")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "ran late 3\n", "")
 
 
 def test_user_error_is_its_message() -> None:

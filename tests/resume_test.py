@@ -257,6 +257,9 @@ def a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2(tmp
     run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
     with run.start_until(TRAINING, env_steps=50) as process:
         (tmp_path / "stuck").touch()
+        while not (tmp_path / "is_stuck").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         time.sleep(1)
         assert process.poll() is None

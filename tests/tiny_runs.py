@@ -20,8 +20,8 @@ class Walk(gymnasium.Env):
     """Episodes as in `EPISODES`; the observation is (episode, step, a random number).
 
     The reward is 3 a step. Files in `switches` act on every step: `slow` makes it take 4 ms and
-    `stuck` a minute, `fail` makes it raise, `nan` makes its reward NaN; `fail_reset` makes `reset`
-    raise.
+    `stuck` a minute, which the file `is_stuck` then tells; `fail` makes it raise, `nan` makes its
+    reward NaN; `fail_reset` makes `reset` raise.
     """
 
     def __init__(self, switches: str = "", continuous: bool = False):
@@ -41,7 +41,8 @@ class Walk(gymnasium.Env):
     def step(self, action):
         if self._is_on("slow"):
             time.sleep(0.004)
-        if self._is_on("stuck"):
+        if self._switches is not None and self._is_on("stuck"):
+            (self._switches / "is_stuck").touch()
             time.sleep(60)
         if self._is_on("fail"):
             raise KeyError("no such room")
