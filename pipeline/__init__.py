@@ -46,7 +46,7 @@ def load_policy(
     from pipeline.saved_run import SavedRun
 
     run = SavedRun(os.fspath(root_dir), checkpoint)
-    cli.quiet_imports()
+    cli.before_tensorflow()
     from pipeline import saved_policy
 
     return saved_policy.load_policy(run, allow_gin_imports)

@@ -15,6 +15,8 @@ from pipeline.metrics import EpisodeStatistics, initial_statistics, update_stati
 from pipeline.policies import clip_action
 from pipeline.randomness import stateless_seed, stream_key
 
+_MAX_UNROLLED_STEPS = 8  # longer, a loop costs less than the time to build the graph
+
 
 class Carry(NamedTuple):
     """What collecting needs to go on; the loop owns it and checkpoints it.
@@ -83,11 +85,8 @@ class CollectDriver:
           The carry after them and the rows [num_steps, N, ...], rewards clipped.
         """
         loop_vars = (carry.time_step, carry.policy_state, carry.vector_steps)
-        if num_steps == 1:
-            loop_vars, row = self._step(policy, *loop_vars)
-            rows = tf.nest.map_structure(lambda t: t[tf.newaxis], row)
-        else:
-            loop_vars, rows = self._steps(policy, loop_vars, num_steps)
+        collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
+        loop_vars, rows = collect(policy, loop_vars, num_steps)
         statistics = update_statistics(
             carry.statistics, rows.step_type, rows.next_step_type, rows.reward
         )
@@ -103,6 +102,13 @@ class CollectDriver:
         )
         row = trajectory.from_transition(time_step, policy_step, next_time_step)
         return (next_time_step, policy_step.state, vector_steps + 1), row
+
+    def _unrolled_steps(self, policy, loop_vars, num_steps: int):
+        rows = []
+        for _ in range(num_steps):
+            loop_vars, row = self._step(policy, *loop_vars)
+            rows.append(row)
+        return loop_vars, tf.nest.map_structure(lambda *steps: tf.stack(steps), *rows)
 
     def _steps(self, policy, loop_vars, num_steps: int):
         spec = policy.trajectory_spec

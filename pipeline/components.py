@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import tensorflow as tf
@@ -20,15 +21,20 @@ EVALUATION = "evaluation"  # gin scope and random stream of all that only evalua
 
 
 @gin.configurable
-def configure_threads(intra_op: int = 0, inter_op: int = 0) -> dict[str, int]:
-    """Sets TensorFlow's threads; they cannot be changed once it has run an operation.
+def configure_tensorflow(
+    intra_op: int = 0, inter_op: int = 0, onednn: bool = True
+) -> dict[str, Any]:
+    """Sets what cannot be changed once TensorFlow has run an operation. It moves bits, and speed.
 
     Args:
       intra_op: threads that share one operation; 0 leaves the choice to TensorFlow.
       inter_op: operations that run at the same time; likewise.
+      onednn: whether operations use oneDNN's kernels, which are faster for images and wide layers
+        and slower for small networks. TensorFlow reads this when it is imported, so the train
+        binary looks the binding up before that; here it is declared.
 
     Returns:
-      The settings in force.
+      The settings in force, for run.json.
 
     Raises:
       UserError: TensorFlow already runs with other settings.
@@ -41,10 +47,14 @@ def configure_threads(intra_op: int = 0, inter_op: int = 0) -> dict[str, int]:
             threading.set_inter_op_parallelism_threads(inter_op)
     except RuntimeError as error:
         raise UserError(
-            f"configure_threads({intra_op=}, {inter_op=}) comes too late: TensorFlow has already "
-            "run in this process with other settings. Start a new process."
+            f"configure_tensorflow({intra_op=}, {inter_op=}) comes too late: TensorFlow has "
+            "already run in this process with other settings. Start a new process."
         ) from error
-    return {"intra_op": intra_op, "inter_op": inter_op}
+    del onednn
+    return {
+        "threads": {"intra_op": intra_op, "inter_op": inter_op},
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
+    }
 
 
 class Components(NamedTuple):

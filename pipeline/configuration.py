@@ -82,10 +82,18 @@ def _first_comment(path: Path) -> str:
 def load(
     gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), allow_imports: bool = False
 ) -> None:
-    """Replaces gin's config by `gin_files` in order, then `gin_bindings`; the last binding wins.
+    """Replaces gin's config by `gin_files` in order, then `gin_bindings`: `apply(read(...))`.
 
-    Everything is read before anything is executed: first every file with its includes, then the
-    imports, then the bindings. The config stays unlocked, so modules may be imported later.
+    Raises:
+        UserError: any mistake in these.
+    """
+    apply(read(gin_files, gin_bindings, allow_imports))
+
+
+def read(
+    gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), allow_imports: bool = False
+) -> list[Import | Binding]:
+    """The statements of `gin_files` with their includes, then of `gin_bindings`; executes none.
 
     Args:
         gin_files: paths or names of shipped configs.
@@ -93,13 +101,29 @@ def load(
         allow_imports: lets gin files import modules from outside this package.
 
     Raises:
-        UserError: any mistake in these, in one message with its place and the nearest names.
+        UserError: one that cannot be read, with its place.
     """
     sources = chain(
         (Source.read(find_config(name)) for name in gin_files),
         (Source(text.strip(), None) for text in gin_bindings),
     )
-    statements = [s for source in sources for s in scan(source, allow_imports)]
+    return [statement for source in sources for statement in scan(source, allow_imports)]
+
+
+def last_value(statements: Iterable[Import | Binding], name: str, default: Any) -> Any:
+    """What the last binding of `name` gives it, before anything that it may need is imported."""
+    values = [s.value for s in statements if isinstance(s, Binding) and s.name == name]
+    return values[-1] if values else default
+
+
+def apply(statements: Sequence[Import | Binding]) -> None:
+    """Replaces gin's config by `statements`: first the imports, then the bindings; the last wins.
+
+    The config stays unlocked, so modules may be imported later.
+
+    Raises:
+        UserError: a name or a value is wrong; with its place and the nearest names.
+    """
     bindings = [statement for statement in statements if isinstance(statement, Binding)]
     gin.clear_config()
     _origins.clear()

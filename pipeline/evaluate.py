@@ -47,7 +47,7 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say which run to evaluate: --root_dir=runs/NAME.")
     run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
     video = _video_path()
-    cli.quiet_imports()
+    cli.before_tensorflow()
     print("loading TensorFlow ...", flush=True)
     import tensorflow  # noqa: F401 - a signal while it loads ends the process as it would any other
 
@@ -71,13 +71,13 @@ def _video_path() -> pathlib.Path | None:
 
 def _evaluate(run: SavedRun, video: pathlib.Path | None, stop: StopSignal) -> bool:
     """Records and plays; False if a signal has cut it short."""
-    from pipeline.components import build_evaluation_environment, configure_threads
+    from pipeline.components import build_evaluation_environment, configure_tensorflow
     from pipeline.evaluation import Evaluator
     from pipeline.randomness import stream_key
     from pipeline.saved_policy import restore_agent
 
     run.load_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    configure_threads()
+    configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
     restored = restore_agent(run, seed)
     policies = restored.agent.policy, restored.agent.collect_policy

@@ -129,14 +129,14 @@ class RunFolder:
         return aside
 
     def describe(
-        self, seed: int, num_envs: int, threads: dict[str, int], env_steps: int
+        self, seed: int, num_envs: int, settings: dict[str, Any], env_steps: int
     ) -> list[str]:
         """Writes run.json and operative_config.gin, once everything is built.
 
         Args:
           seed: of the run.
           num_envs: of the training environment.
-          threads: TensorFlow's settings.
+          settings: of TensorFlow, see `configure_tensorflow`.
           env_steps: at which the run begins, or goes on now.
 
         Returns:
@@ -147,7 +147,7 @@ class RunFolder:
             "command": _command(),
             "seed": seed,
             "num_envs": num_envs,
-            "threads": threads,
+            **settings,
             "versions": {"python": platform.python_version(), **_versions()},
             "git_revision": _git_revision(),
         }

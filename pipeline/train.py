@@ -43,19 +43,18 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say what to train: --gin_file=dqn_cartpole, or see --list_configs.")
     if not _ROOT_DIR.value and not _EXPLAIN.value:
         raise UserError("say where the run goes: --root_dir=runs/NAME.")
-    for name in _GIN_FILE.value:
-        configuration.find_config(name)
     return _train()
 
 
 def _train() -> int:
-    cli.quiet_imports()
+    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    cli.before_tensorflow(configuration.last_value(statements, "configure_tensorflow.onednn", True))
     print("loading TensorFlow ...", flush=True)
     from pipeline.host_loop import Stopped
     from pipeline.shutdown import StopSignal
     from pipeline.train_loop import train
 
-    configuration.load(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    configuration.apply(statements)
     with StopSignal() as stop:
         try:
             result = train(

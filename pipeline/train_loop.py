@@ -14,7 +14,7 @@ import gin
 
 from pipeline.agents.agent import Agent
 from pipeline.collect import initialize_replay_buffer
-from pipeline.components import Components, build, check_warm_up, configure_threads
+from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
 from pipeline.experience import Experience
@@ -68,7 +68,7 @@ def train(
         if result:
             print(_already_finished(root_dir, result["env_steps"]))
             return result
-    threads = configure_threads()
+    settings = configure_tensorflow()
     components = build(seed, create_environment, create_agent, create_experience)
     if dry_run:
         initialize_replay_buffer(lambda until: None)
@@ -79,7 +79,7 @@ def train(
             progress.message(message)
         loop = HostLoop(components, plan, folder, progress, stop)
         try:
-            return _run(loop, components, folder, progress, seed, threads)
+            return _run(loop, components, folder, progress, seed, settings)
         finally:
             loop.close()
 
@@ -105,7 +105,7 @@ def _run(
     folder: RunFolder,
     progress: Progress,
     seed: int,
-    threads: dict[str, int],
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
@@ -114,7 +114,7 @@ def _run(
         check_warm_up(components.experience, until)
         # Only now has every configurable been called that the operative config lists.
         for message in folder.describe(
-            seed, components.environment.batch_size, threads, loop.env_steps
+            seed, components.environment.batch_size, settings, loop.env_steps
         ):
             progress.message(message)
         loop.collect_randomly(until)

@@ -4,7 +4,7 @@ import tensorflow as tf
 from tiny_runs import build_components, variables
 
 from pipeline.collect import CollectDriver
-from pipeline.components import build, build_evaluation_environment, configure_threads
+from pipeline.components import build, build_evaluation_environment, configure_tensorflow
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,6 @@ def test_threads_are_those_in_force(monkeypatch):
             f"set_{kind}_parallelism_threads",
             lambda number, kind=kind: calls.append((kind, number)),
         )
-    assert configure_threads(intra_op=3, inter_op=1) == {"intra_op": 3, "inter_op": 1}
+    assert configure_tensorflow(3, 1)["threads"] == {"intra_op": 3, "inter_op": 1}
     # Setting what is set already would be refused once TensorFlow has run an operation.
     assert calls == [("inter_op", 1)]

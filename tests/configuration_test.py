@@ -139,6 +139,14 @@ def test_files_in_order_then_bindings_and_the_last_wins(shipped):
     assert make_fruit() == ("apple", 7, 50_000, None, 1)
 
 
+def test_a_value_can_be_looked_up_before_anything_is_imported(shipped):
+    statements = configuration.read(["dqn_cartpole"], ["make_fruit.core = 1", "x/make_fruit.core = 2"])
+    assert configuration.last_value(statements, "make_fruit.core", 0) == 1
+    assert configuration.last_value(statements, "make_fruit.stone", "none") == "none"
+    configuration.apply(statements)
+    assert make_fruit()[-1] == 1
+
+
 def test_loading_again_forgets_the_first(shipped):
     configuration.load(["dqn_cartpole"])
     configuration.load([], ["make_fruit.name = 'plum'", "make_fruit.core = 0"])

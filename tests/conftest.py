@@ -21,6 +21,7 @@ FINISHED_RUN_FLAGS = [
     "--gin_bindings=initialize_replay_buffer.num_env_steps = 200",
     "--gin_bindings=mlp_encoder.units = (8,)",
     "--gin_bindings=ReplayBuffer.env_steps_per_update = 16",
+    "--gin_bindings=configure_tensorflow.onednn = False",
 ]
 
 

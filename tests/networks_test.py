@@ -19,6 +19,7 @@ from numpy_references import (
 )
 from tf_agents.specs import tensor_spec
 
+from pipeline.errors import UserError
 from pipeline.networks import (
     CategoricalHead,
     FramesToChannels,
@@ -113,10 +114,35 @@ def test_large_images_are_halved_before_the_small_cnn(side: int, halvings: int) 
     assert dense_inputs <= 24 * 24 * 32
 
 
+@pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3), (5,)])
+def test_mixed_precision_computes_in_bfloat16_on_float32_weights(shape: tuple[int, ...]) -> None:
+    spec = tf.TensorSpec(shape, tf.uint8)
+    observations = some_observations(spec)
+    precise = create_encoder(spec)
+    expected = precise(observations)
+    with bound({"encoder_precision.policy": "mixed_bfloat16"}):
+        encoder = create_encoder(spec)
+    encoder(observations)
+    encoder.set_weights(precise.get_weights())
+    outputs = encoder(observations)
+    assert {v.dtype for v in encoder.trainable_variables} == {tf.float32}
+    assert outputs.dtype == tf.float32
+    assert np.array_equal(outputs, tf.cast(tf.cast(outputs, tf.bfloat16), tf.float32))
+    assert not np.array_equal(outputs, expected)
+    # bfloat16 has 8 significant bits.
+    np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with bound({"encoder_precision.policy": "float16"}), pytest.raises(UserError, match="float16"):
+        create_encoder(tf.TensorSpec((5,), tf.float32))
+
+
 @pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3)])
 def test_pixels_are_scaled_to_one(shape: tuple[int, ...]) -> None:
     encoder = create_encoder(tf.TensorSpec(shape, tf.uint8))
-    (to_float,) = [layer for layer in encoder.layers if isinstance(layer, ToFloat)]
+    to_float = encoder.layers[0]
+    assert isinstance(to_float, ToFloat)
     pixels = to_float(tf.constant([0, 51, 255], tf.uint8))
     assert_close(pixels, [0.0, 0.2, 1.0], 1e-6)
 
@@ -131,7 +157,7 @@ def test_what_is_no_image_of_pixels_keeps_its_scale(
     dtype: tf.DType, shape: tuple[int, ...]
 ) -> None:
     encoder = create_encoder(tf.TensorSpec(shape, dtype))
-    (to_float,) = [layer for layer in encoder.layers if isinstance(layer, ToFloat)]
+    to_float = encoder.layers[0]
     values = to_float(tf.cast([0, 1, 1], dtype))
     np.testing.assert_array_equal(values, as_float32([0, 1, 1]))
 

@@ -25,7 +25,7 @@ def config(monkeypatch):
 
 def begin(folder, seed=1, env_steps=0):
     folder.open("resume", seed)
-    return folder.describe(seed, 4, THREADS, env_steps)
+    return folder.describe(seed, 4, {"threads": THREADS}, env_steps)
 
 
 def test_a_new_run_is_described(folder, config):
@@ -77,7 +77,7 @@ def test_another_seed_is_refused(folder, config):
 
 def test_fail_refuses_a_folder_with_a_run_and_takes_a_new_one(folder, config):
     folder.open("fail", 1)
-    folder.describe(1, 4, THREADS, 0)
+    folder.describe(1, 4, {"threads": THREADS}, 0)
     with pytest.raises(UserError, match="already holds a run.*--restart_behavior=resume"):
         folder.open("fail", 1)
 

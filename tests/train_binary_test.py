@@ -60,6 +60,7 @@ def test_run_json(finished_run):
         "seed",
         "num_envs",
         "threads",
+        "onednn",
         "versions",
         "git_revision",
         "resumed_at_env_steps",
@@ -68,6 +69,7 @@ def test_run_json(finished_run):
     assert (run["seed"], run["num_envs"], run["resumed_at_env_steps"]) == (1, 8, [])
     assert "--gin_file=dqn_cartpole" in run["command"]
     assert run["threads"].keys() == {"intra_op", "inter_op"}
+    assert run["onednn"] == "0"
     assert run["versions"].keys() >= {"python", "tensorflow", "tf-agents", "gymnasium"}
 
 
