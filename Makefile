@@ -1,4 +1,5 @@
 # make train                      trains dqn_cartpole; CONFIG=ppo_pong another, ARGS="--seed=2" more flags
+# make benchmark                  runs the smoke suite and writes its report
 # make test                       what CI runs
 
 CONFIG ?= dqn_cartpole
@@ -13,7 +14,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-learning format clean
+.PHONY: help install train benchmark test test-learning format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
@@ -23,6 +24,10 @@ install: $(INSTALLED) ## make .venv with everything in it
 
 train: $(INSTALLED) ## train CONFIG into runs/CONFIG, or go on where it stopped
 	$(BIN)/python -m pipeline.train --root_dir=runs/$(CONFIG) --gin_file=$(CONFIG) $(ARGS)
+
+benchmark: $(INSTALLED) ## run the smoke suite, or go on where it stopped, and write its report
+	$(BIN)/python -m pipeline.benchmark --suite=smoke --workers=2 --report --output_dir=runs/benchmark-smoke $(ARGS)
+	@echo "The report is a page for a browser: $(CURDIR)/runs/benchmark-smoke/report.html"
 
 test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ from pipeline.gin_statements import (
 )
 
 __all__ = [
+    "apply",
     "explain",
     "explain_call_error",
     "find_config",
@@ -43,6 +44,7 @@ __all__ = [
     "load",
     "operative_config",
     "preserved",
+    "read",
 ]
 
 # Parameters that are closed to gin because a flag of the binaries sets them.
@@ -108,12 +110,6 @@ def read(
         (Source(text.strip(), None) for text in gin_bindings),
     )
     return [statement for source in sources for statement in scan(source, allow_imports)]
-
-
-def last_value(statements: Iterable[Import | Binding], name: str, default: Any) -> Any:
-    """What the last binding of `name` gives it, before anything that it may need is imported."""
-    values = [s.value for s in statements if isinstance(s, Binding) and s.name == name]
-    return values[-1] if values else default
 
 
 def apply(statements: Sequence[Import | Binding]) -> None:

@@ -58,6 +58,12 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     raise UserError(f"no gin file or shipped config is named {name!r}.{hint}")
 
 
+def last_value(statements: Iterable[Import | Binding], name: str, default: Any) -> Any:
+    """What the last binding of `name` gives it, before anything that it may need is imported."""
+    values = [s.value for s in statements if isinstance(s, Binding) and s.name == name]
+    return values[-1] if values else default
+
+
 def suggest(name: str, names: Iterable[str]) -> str:
     """' Nearest: a, b.', or nothing if no name is near."""
     known = sorted(set(names))

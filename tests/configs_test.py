@@ -45,9 +45,9 @@ def test_the_configs_that_there_should_be():
         "dqn_cartpole",
         "ppo_cartpole",
         "sac_pendulum",
-        "dqn_acrobot",
-        "ppo_lunarlander",
-        "sac_lunarlander_continuous",
+        *(f"dqn_{name}" for name in ("acrobot", "mountain_car", "lunarlander")),
+        *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
+        *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac")),
         *(f"{algorithm}_{game}" for algorithm in ("dqn", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),
     }  # fmt: skip

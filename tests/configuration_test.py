@@ -140,9 +140,11 @@ def test_files_in_order_then_bindings_and_the_last_wins(shipped):
 
 
 def test_a_value_can_be_looked_up_before_anything_is_imported(shipped):
-    statements = configuration.read(["dqn_cartpole"], ["make_fruit.core = 1", "x/make_fruit.core = 2"])
-    assert configuration.last_value(statements, "make_fruit.core", 0) == 1
-    assert configuration.last_value(statements, "make_fruit.stone", "none") == "none"
+    statements = configuration.read(
+        ["dqn_cartpole"], ["make_fruit.core = 1", "x/make_fruit.core = 2"]
+    )
+    assert gin_statements.last_value(statements, "make_fruit.core", 0) == 1
+    assert gin_statements.last_value(statements, "make_fruit.stone", "none") == "none"
     configuration.apply(statements)
     assert make_fruit()[-1] == 1
 

@@ -55,6 +55,20 @@ def test_every_module_and_config_is_installed(installed):
     assert {"dqn_cartpole.gin", "agents/dqn.gin"} <= configs
 
 
+def test_every_data_file_is_installed(installed):
+    files = names_in(installed / "pipeline", "data/*")
+    assert files == names_in(ROOT / "pipeline", "data/*")
+    assert "benchmarks/data/atari_scores.csv" in files
+
+
+def test_benchmarks_find_their_suites_and_scores_in_the_installed_package(run):
+    code = """
+from pipeline.benchmarks import scores, suites
+print(suites.load("smoke").name, scores.random_score("pong") < scores.human_score("pong"))
+"""
+    assert run("-c", code) == "smoke True\n"
+
+
 def test_shipped_configs_are_found_in_the_installed_package(installed, run):
     code = """
 import json
@@ -75,7 +89,7 @@ def test_the_installed_program_lists_its_configs(run):
 def test_the_commands_lead_to_functions(installed):
     (distribution,) = importlib.metadata.distributions(path=[str(installed)])
     commands = {point.name: point.value for point in distribution.entry_points}
-    assert {"pipeline-train", "pipeline-evaluate"} <= commands.keys()
+    assert {"pipeline-train", "pipeline-evaluate", "pipeline-benchmark"} <= commands.keys()
     for value in commands.values():
         module, function = value.split(":")
         text = (installed / f"{module.replace('.', '/')}.py").read_text()

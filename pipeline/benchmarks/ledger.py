@@ -1,0 +1,117 @@
+"""What a benchmark's folder knows of its runs, and who may write there.
+
+output_dir/
+    <suite>.jsonl           one record a run: see `records`
+    <suite>.configs.json    the settings of every experiment when its first run began
+    <suite>/<experiment>/   seed-1/ seed-2/ ... are folders of runs, seed-1.log what they printed
+    .benchmark.lock         held by the benchmark that runs
+"""
+
+from __future__ import annotations
+
+import fcntl
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from pipeline.benchmarks import records
+from pipeline.benchmarks.records import FINISHED, Record
+from pipeline.benchmarks.runs import Run
+from pipeline.errors import UserError
+from pipeline.run_folder import RunFolder
+
+_LOCK = ".benchmark.lock"
+_UNSET = "nothing"
+
+
+class Ledger:
+    """A context manager: the records of one suite, for the one benchmark that may add to them."""
+
+    def __init__(self, output_dir: pathlib.Path, suite: str) -> None:
+        """Args:
+        output_dir: made if missing.
+        suite: name of the suite.
+        """
+        self._output_dir = output_dir
+        self._path = output_dir / f"{suite}.jsonl"
+        self._configs = f"{suite}.configs.json"
+        self._records: dict[records.Key, Record] = {}
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Ledger:
+        """Raises:
+        UserError: another benchmark runs there, or the folder or a file of it is unusable.
+        """
+        try:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._output_dir / _LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another benchmark is running in {self._output_dir}. Wait for it, stop it, or "
+                "choose another --output_dir."
+            ) from error
+        except OSError as error:
+            message = f"cannot write to --output_dir={self._output_dir}: {error.strerror}"
+            raise UserError(message) from error
+        self._records = {records.key(record): record for record in records.read(self._path)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def __getitem__(self, run: Run) -> Record | None:
+        """The record of a run; None if it has none."""
+        return self._records.get(_key(run))
+
+    def is_finished(self, run: Run) -> bool:
+        """Whether the run has come to its end and that is recorded."""
+        record = self[run]
+        return record is not None and record["status"] == FINISHED
+
+    def add(self, record: Record) -> None:
+        """Writes a record in the place of what was known of its run.
+
+        Raises:
+            UserError: the disk is full or not writable.
+        """
+        self._records[records.key(record)] = record
+        records.write(self._path, self._records.values())
+
+    def check_settings(self, runs: Sequence[Run]) -> None:
+        """Makes sure that these runs are of one kind with those that are there, and notes theirs.
+
+        Raises:
+            UserError: an experiment has runs that were begun with other settings.
+        """
+        folder = RunFolder(self._output_dir)
+        noted = folder.read_json(self._configs)
+        for run in {run.experiment.name: run for run in runs}.values():
+            before = noted.get(run.experiment.name, {})
+            if before != run.settings and self._has_begun(run):
+                raise UserError(self._refusal(run, before))
+            noted[run.experiment.name] = dict(run.settings)
+        folder.write_json(self._configs, noted)
+
+    def _has_begun(self, run: Run) -> bool:
+        """Whether any seed of the run's experiment has."""
+        of_experiment = (key for key, r in self._records.items() if r["status"] == FINISHED)
+        is_recorded = any(key[:3] == _key(run)[:3] for key in of_experiment)
+        return is_recorded or any(run.folder.parent.glob("*/run.json"))
+
+    def _refusal(self, run: Run, before: Mapping[str, str]) -> str:
+        names = sorted(before.keys() | run.settings.keys())
+        pairs = ((name, before.get(name, _UNSET), run.settings.get(name, _UNSET)) for name in names)
+        changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
+        return (
+            f"{run.folder.parent} has runs with other settings than those asked for:\n  "
+            + "\n  ".join(changes)
+            + f"\nChoose another --output_dir. Or, to run {run.experiment.name} anew, delete "
+            f"{run.folder.parent} and its lines in {self._path}."
+        )
+
+
+def _key(run: Run) -> records.Key:
+    experiment = run.experiment
+    return run.suite.name, experiment.algorithm, experiment.environment, run.seed

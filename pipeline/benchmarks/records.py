@@ -1,0 +1,209 @@
+"""One record a run, in `<output_dir>/<suite>.jsonl`: all that a report reads.
+
+The keys of a record; those marked with * are None, or [] for lists, if the run failed:
+
+    suite, algorithm, environment, config, seed     which run; config names the gin file
+    status                  "finished" or "failed"
+    error                   None; of a failed run its exit code or signal, and its last lines
+    protocol                how environments are made and scores taken, in words
+    score                   which number counts: "evaluation", the mean of evaluation_returns, or
+                            "training", the curve's value where the budget ends
+    budgets                 environment steps at which scores are tabled beside the final one
+    num_seeds               how many seeds the benchmark was asked for: 1 to num_seeds
+    num_env_steps           the budget, in environment steps
+    env_steps *             taken: an iteration may cross the budget by some
+    updates *               optimizer steps
+    episodes *              finished while training
+    wall_seconds *          of the run, with its evaluations and checkpoints, without its start
+    env_steps_per_second *  while training: evaluations and checkpoints do not count
+    workers *               runs that shared the machine when this one ended
+    evaluation_returns *    of the final weights, one an episode
+    evaluation_policy *     "greedy" or "sampled"
+    curve *                 [environment steps, mean return of the last 100 training episodes], ...
+    evaluations *           [environment steps, mean return of an evaluation while training], ...
+    weights_sha256 *        of the final weights
+    config_sha256 *         of operative_config.gin, which lists every value in force
+    command                 that made the run
+    git_revision *, versions *, threads *           of the process that ended the run
+    cpu_model, cpu_count    of the machine
+
+A later line about the same run replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline import jsonl
+from pipeline.benchmarks.runs import Run
+from pipeline.errors import UserError
+from pipeline.gin_statements import Binding, Source, scan
+from pipeline.run_folder import RunFolder, write_text
+
+FINISHED, FAILED = "finished", "failed"
+MAX_CURVE_POINTS = 200
+
+Record = dict[str, Any]
+Key = tuple[str, str, str, int]
+
+_FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
+_FROM_START = ("git_revision", "versions", "threads")
+
+
+def key(record: Record) -> Key:
+    """Which run a record is about."""
+    return record["suite"], record["algorithm"], record["environment"], record["seed"]
+
+
+def read(path: pathlib.Path) -> list[Record]:
+    """The last record of every run in a file, in the order in which the runs first appear.
+
+    A missing file has none.
+
+    Raises:
+        UserError: a line is not a record.
+    """
+    records: dict[Key, Record] = {}
+    for record in jsonl.read_jsonl(path):
+        try:
+            records[key(record)] = record
+        except KeyError as error:
+            raise UserError(f"{path}: a line is no record of a run: it has no {error}.") from error
+    return list(records.values())
+
+
+def write(path: pathlib.Path, records: Iterable[Record]) -> None:
+    """Replaces the file in one step, so that a killed process leaves no half line.
+
+    Raises:
+        UserError: the disk is full or not writable.
+    """
+    write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+
+
+def failed(run: Run, error: str) -> Record:
+    """The record of a run that did not come to its end."""
+    return _identity(run, FAILED, error) | {
+        **dict.fromkeys((*_FROM_RESULT, "env_steps_per_second", "workers"), None),
+        "evaluation_returns": [],
+        "evaluation_policy": None,
+        "curve": [],
+        "evaluations": [],
+        "config_sha256": None,
+        "command": shlex.join(["python", "-m", "pipeline.train", *run.arguments]),
+        **dict.fromkeys(_FROM_START, None),
+        **machine(),
+    }
+
+
+def last_words(record: Record) -> str:
+    """Why a run failed, in one line."""
+    lines = record["error"].splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+
+
+def finished(run: Run, workers: int) -> Record:
+    """The record of a run that has come to its end, read from its folder.
+
+    Args:
+        run: its folder has a result.json.
+        workers: how many runs were allowed at once.
+
+    Raises:
+        UserError: a file of the run is missing or damaged, or a return is not finite.
+    """
+    folder = RunFolder(run.folder)
+    result, start = folder.read_json("result.json"), folder.read_json("run.json")
+    metrics = jsonl.read_jsonl(folder.metrics)
+    config = run.folder / "operative_config.gin"
+    try:
+        return _identity(run, FINISHED, None) | {
+            **{name: result[name] for name in _FROM_RESULT},
+            "env_steps_per_second": _training_speed(metrics),
+            "workers": workers,
+            "evaluation_returns": _finite(run, result["evaluation"]["returns"]),
+            "evaluation_policy": _evaluation_policy(config),
+            "curve": thinned(_columns(metrics, "return_mean_100"), run.suite.budgets),
+            "evaluations": _columns(jsonl.read_jsonl(folder.evaluations), "return_mean"),
+            "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
+            "command": start["command"],
+            **{name: start[name] for name in _FROM_START},
+            **machine(),
+        }
+    except KeyError as error:
+        raise UserError(f"{run.folder}: a file of the run does not tell its {error}.") from error
+
+
+def _finite(run: Run, returns: list[float]) -> list[float]:
+    if not np.isfinite(returns).all():
+        raise UserError(f"{run.folder}: a return of the final evaluation is not finite.")
+    return returns
+
+
+def _identity(run: Run, status: str, error: str | None) -> Record:
+    suite, experiment = run.suite, run.experiment
+    return {
+        "suite": suite.name,
+        "algorithm": experiment.algorithm,
+        "environment": experiment.environment,
+        "config": experiment.config,
+        "seed": run.seed,
+        "status": status,
+        "error": error,
+        "protocol": suite.protocol_of(experiment),
+        "score": suite.score,
+        "budgets": list(suite.budgets),
+        "num_seeds": suite.num_seeds,
+        "num_env_steps": run.num_env_steps,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """`cpu_model` and `cpu_count` of this machine; the model is None where Linux does not tell."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {"cpu_model": next(names, None), "cpu_count": len(os.sched_getaffinity(0))}
+
+
+def _columns(records: Sequence[Record], name: str) -> list[list[float]]:
+    """[environment steps, value] of the records that have a value."""
+    return [[r["env_steps"], r[name]] for r in records if r.get(name) is not None]
+
+
+def thinned(points: list[list[float]], budgets: Sequence[int]) -> list[list[float]]:
+    """About `MAX_CURVE_POINTS` of the points, evenly spaced.
+
+    The first, the last, and the first at or after each of `budgets` (environment steps) stay.
+    """
+    spaced = np.linspace(0, len(points) - 1, min(len(points), MAX_CURVE_POINTS)).round()
+    steps = [env_steps for env_steps, _ in points]
+    kept = {int(index) for index in spaced} | {int(np.searchsorted(steps, b)) for b in budgets}
+    return [points[index] for index in sorted(kept) if index < len(points)]
+
+
+def _training_speed(metrics: Sequence[Record]) -> float | None:
+    """Environment steps per second over all log intervals but the first, from their speeds.
+
+    The first begins with the warm-up and with the building of the graph.
+    """
+    known = [record for record in metrics if record.get("env_steps_per_second")]
+    rates = np.array([record["env_steps_per_second"] for record in known])
+    if len(known) < 2:
+        return float(rates[0]) if known else None
+    steps = np.diff([record["env_steps"] for record in known])
+    return float(steps.sum() / (steps / rates[1:]).sum())
+
+
+def _evaluation_policy(config: pathlib.Path) -> str:
+    """Which policy played the final evaluation, by the configuration that was in force."""
+    statements = scan(Source.read(config), allow_imports=True)
+    values = {s.name: s.value for s in statements if isinstance(s, Binding)}
+    return "greedy" if values["Evaluator.greedy"] else "sampled"

@@ -1,0 +1,219 @@
+"""The report: what the records of all suites come to, as an HTML page and as Markdown.
+
+It reads records and the published scores that are shipped, and nothing else; the same records give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.benchmarks import (
+    atari_tables,
+    document,
+    figures,
+    page,
+    provenance,
+    records,
+    results,
+    tables,
+    wording,
+)
+from pipeline.benchmarks.document import (
+    Block,
+    Details,
+    Figures,
+    Heading,
+    Listing,
+    Notice,
+    Paragraph,
+)
+from pipeline.benchmarks.records import Record
+from pipeline.benchmarks.results import Group, Pair
+from pipeline.errors import UserError
+from pipeline.run_folder import write_text
+
+_HTML, _MARKDOWN = "report.html", "report.md"
+
+_READING = (
+    "Scores are interquartile means over the runs of different seeds (IQM: the mean of the middle "
+    "half) with 95 % percentile intervals of a bootstrap stratified by environment, as Agarwal et "
+    "al. (NeurIPS 2021) advise: `IQM [low, high] (runs)`. A single run has no interval, and with "
+    "fewer than five the interval is too narrow. Published scores are means, with `± standard "
+    "deviation (runs)` where known. They stand beside ours under the same protocol only, "
+    "and are compared only if they are of the same agent after as many environment steps. They are "
+    "rounded, so ours are too when compared."
+)
+_SCORES = {
+    "evaluation": "A run's score is the mean return of the episodes that its final weights were "
+    "evaluated on.",
+    "training": "A run's score is the mean return of its last 100 training episodes when the "
+    "budget ends.",
+}
+_CURVES = (
+    "Returns of training episodes, with the exploration that training has: a thin line a run, a "
+    "thick one for their interquartile mean at the same number of environment steps, shaded its "
+    "95 % interval at each point. Diamonds are final evaluations; hollow markers are published "
+    "scores of the same protocol, with the standard deviation over runs where it is known."
+)
+_SPEED = (
+    "Wall-clock counts evaluations and checkpoints; steps per second are of training alone. Where "
+    "several runs were made at once, they shared the machine."
+)
+_NORMALISED = (
+    "Normalised by the random and human scores that are usual for 57 games: 0 is a random player, "
+    "1 is a human. The median is over games, of a game's mean; the optimality gap is by how much "
+    "runs fall short of human scores on average."
+)
+_NO_PROFILE = (
+    "There is no performance profile and no aggregate over environments: both need scores on one "
+    "scale, and for these environments no reference scores are established as they are for Atari."
+)
+_IMPROVEMENT = (
+    "How probably a run of the first agent scores more than one of the second, a tie counting half "
+    "(Mann-Whitney), each agent after its own budget."
+)
+_ATARI5 = (
+    "Aitchison et al. (ICML 2023): the logarithm of the median is a weighted sum of those of five "
+    "games' mean scores. The estimate itself is off by about 9 %, which the interval leaves out."
+)
+
+
+def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Writes report.html and report.md from every `<suite>.jsonl` in a folder.
+
+    Returns:
+        The files that it wrote.
+
+    Raises:
+        UserError: there are no records, a line is not a record, or the disk is not writable.
+    """
+    suites = {path.stem: records.read(path) for path in sorted(output_dir.glob("*.jsonl"))}
+    suites = {name: of for name, of in suites.items() if of}
+    if not suites:
+        raise UserError(
+            f"no records of runs in {output_dir}; run a suite first: --suite=smoke "
+            f"--output_dir={output_dir}"
+        )
+    blocks = _blocks(suites)
+    written = {_HTML: page.render(blocks), _MARKDOWN: document.to_markdown(blocks, _HTML)}
+    for name, text in written.items():
+        write_text(output_dir / name, text)
+    return [output_dir / name for name in written]
+
+
+def _blocks(suites: Mapping[str, Sequence[Record]]) -> list[Block]:
+    groups = [group for of in suites.values() for group in results.groups(of)]
+    return [
+        Heading("Benchmark report", level=1),
+        *_completeness(suites, groups),
+        Paragraph(_READING),
+        *(block for group in groups for block in _group_blocks(group, groups)),
+    ]
+
+
+def _completeness(
+    suites: Mapping[str, Sequence[Record]], groups: Sequence[Group]
+) -> Iterator[Block]:
+    """What was asked for and is not there, before anything else is said."""
+    points = [
+        f"{suite}, {wording.agent(algorithm)} on {environment}: no run has ended."
+        for suite, of in suites.items()
+        for algorithm, environment in results.not_begun(suite, of)
+    ]
+    pairs = [(group, pair) for group in groups for pair in group.pairs]
+    points += [f"{group.suite}, {point}" for group, pair in pairs for point in _gaps(pair)]
+    asked = sum(pair.seeds for _, pair in pairs)
+    done = sum(len(pair.finished) for _, pair in pairs)
+    if not points:
+        yield Paragraph(f"All {wording.count(asked, 'run')} that were asked for have finished.")
+        return
+    said = (
+        f"Incomplete: {done} of {wording.count(asked, 'run')} have finished, and no others count."
+    )
+    yield Notice(said, tuple(points))
+    failed = [record for _, pair in pairs for record in pair.failed]
+    if failed:
+        yield Details("What the failed runs said last", tuple(_failures(failed)))
+
+
+def _gaps(pair: Pair) -> Iterator[str]:
+    if pair.missing:
+        yield f"{pair.name}: no record of {_seeds(pair.missing)}."
+    for record in pair.failed:
+        yield f"{pair.name}: seed {record['seed']} failed: {records.last_words(record)}"
+    if pair.unscored:
+        yield f"{pair.name}: {_seeds([r['seed'] for r in pair.unscored])} finished without a score."
+    if len({record["config_sha256"] for record in pair.finished}) > 1:
+        yield f"{pair.name}: the runs are of different configurations; see how they were made."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'' if len(seeds) == 1 else 's'} {wording.numbers(seeds)}"
+
+
+def _failures(failed: Sequence[Record]) -> Iterator[Block]:
+    for record in failed:
+        agent = wording.agent(record["algorithm"])
+        name = f"{agent} on {record['environment']}, seed {record['seed']}"
+        yield Paragraph(f"{record['suite']}, {name}:")
+        yield Listing(record["error"])
+
+
+def _group_blocks(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
+    of_suite = [other for other in groups if other.suite == group.suite]
+    agents = wording.listed([wording.agent(algorithm) for algorithm in group.algorithms])
+    yield Heading(group.suite if len(of_suite) == 1 else f"{group.suite}: {agents}")
+    yield Paragraph(f"Protocol: {group.protocol}. {_SCORES[group.score]}")
+    yield tables.overview(group)
+    yield tables.what_was_run(group)
+    yield from _curves(group)
+    yield from _environments(group)
+    yield from _atari(group) if group.is_atari else [Paragraph(_NO_PROFILE)]
+    yield from _improvement(group)
+    yield Heading("Wall-clock and speed", level=3)
+    yield Paragraph(_SPEED)
+    yield tables.speeds(group)
+    yield Heading("How each number was made", level=3)
+    yield provenance.details(group)
+
+
+def _curves(group: Group) -> Iterator[Block]:
+    drawn = [figures.learning_curves(group, name) for name in group.environments]
+    if any(drawn):
+        yield Heading("Learning curves", level=3)
+        yield Paragraph(_CURVES)
+        yield Figures(tuple(figure for figure in drawn if figure))
+
+
+def _environments(group: Group) -> Iterator[Block]:
+    yield Heading("Scores", level=3)
+    if table := tables.budgets(group):
+        yield table
+    for name in group.environments:
+        yield tables.environment(group, name)
+        if table := tables.elsewhere(group, name):
+            count = wording.count(len(table.rows), "score")
+            summary = f"{name}: {count} published under other protocols, not comparable"
+            yield Details(summary, (table,))
+
+
+def _atari(group: Group) -> Iterator[Block]:
+    yield Heading("Human-normalised scores", level=3)
+    yield Paragraph(_NORMALISED)
+    yield atari_tables.aggregates(group)
+    drawn = [figures.profiles(group), figures.normalised_curves(group)]
+    if any(drawn):
+        yield Figures(tuple(figure for figure in drawn if figure))
+    yield atari_tables.normalised(group)
+    if table := atari_tables.atari5(group):
+        yield Paragraph(_ATARI5)
+        yield table
+
+
+def _improvement(group: Group) -> Iterator[Block]:
+    if table := tables.improvement(group):
+        yield Heading("Probability of improvement", level=3)
+        yield Paragraph(_IMPROVEMENT)
+        yield table

@@ -1,0 +1,108 @@
+"""The runs that a suite asks for: their folders, commands and settings."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline import configuration
+from pipeline.benchmarks.suites import Experiment, Suite
+from pipeline.errors import UserError
+from pipeline.gin_statements import Binding
+
+_BUDGET = "train.num_env_steps"
+
+
+class Run(NamedTuple):
+    """One training, in as many processes as it takes to finish it.
+
+    Attributes:
+        suite: that the run is part of.
+        experiment: of the suite.
+        seed: of everything random in the run.
+        folder: the run's own, `<output_dir>/<suite>/<experiment>/seed-<n>`.
+        bindings: gin statements that override the config's, in order.
+        settings: what config and bindings together bind, without the defaults in the code: values
+            as text by name. Equal for runs that differ in nothing but the seed.
+    """
+
+    suite: Suite
+    experiment: Experiment
+    seed: int
+    folder: pathlib.Path
+    bindings: tuple[str, ...]
+    settings: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.experiment.name} seed {self.seed}"
+
+    @property
+    def num_env_steps(self) -> int:
+        """The budget, in environment steps: the suite's, or that of a binding."""
+        return int(self.settings[_BUDGET])
+
+    @property
+    def log(self) -> pathlib.Path:
+        """What the run's processes print: outside of the folder, where only the run may write."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def arguments(self) -> list[str]:
+        """Flags for `pipeline.train`."""
+        return [
+            f"--root_dir={self.folder}",
+            f"--gin_file={self.experiment.config}",
+            *(f"--gin_bindings={binding}" for binding in self.bindings),
+            f"--seed={self.seed}",
+        ]
+
+
+def plan(suite: Suite, output_dir: pathlib.Path, gin_bindings: Sequence[str] = ()) -> list[Run]:
+    """All runs of a suite; every experiment's first seed comes before any second one.
+
+    Args:
+        suite: what to run.
+        output_dir: of the benchmark.
+        gin_bindings: statements for every run, after those of the suite.
+
+    Raises:
+        UserError: a config is missing, or it or a binding cannot be read.
+    """
+    first_seeds = [_first_run(suite, e, output_dir, gin_bindings) for e in suite.experiments]
+    return [
+        run._replace(seed=seed, folder=run.folder.with_name(f"seed-{seed}"))
+        for seed in range(1, suite.num_seeds + 1)
+        for run in first_seeds
+    ]
+
+
+def _first_run(
+    suite: Suite, experiment: Experiment, output_dir: pathlib.Path, gin_bindings: Sequence[str]
+) -> Run:
+    folder = output_dir / suite.name / experiment.name / "seed-1"
+    budget = f"{_BUDGET} = {experiment.num_env_steps}"
+    bindings = (budget, *suite.bindings, *experiment.bindings, *gin_bindings)
+    return Run(suite, experiment, 1, folder, bindings, _settings(experiment.config, bindings))
+
+
+def _settings(config: str, bindings: Sequence[str]) -> dict[str, str]:
+    statements = configuration.read([config], bindings)
+    values = {s.name: s.value for s in statements if isinstance(s, Binding)}
+    foreign = [name for name in values if name.startswith("suite.")]
+    if foreign:
+        raise UserError(
+            f"{foreign[0]} cannot be bound here: --gin_bindings are for the runs. Copy the suite's "
+            "gin file, change it there, and give its path as --suite."
+        )
+    values[_BUDGET] = _whole_number(values[_BUDGET])
+    return {name: repr(value) for name, value in values.items()}
+
+
+def _whole_number(value: Any) -> int:
+    """The budget, which gin may spell 2e4."""
+    if type(value) not in (int, float) or value < 1 or value != int(value):
+        raise UserError(f"{_BUDGET} = {value!r}: a benchmark needs a whole number, at least 1.")
+    return int(value)

@@ -1,0 +1,138 @@
+"""This pipeline as a worker of `throughput`.
+
+    python -m pipeline.benchmarks.stages --work=dqn_pong_8 --output_dir=/tmp/x
+
+A work of `workers/works.py`, perhaps with a precision (`dqn_pong_8:bfloat16`), is timed stage by
+stage (`training_stages`); the others are about the machine and the run around a training
+(`machine_stages`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+
+from pipeline import cli, configuration, gin_statements
+from pipeline.benchmarks.workers import protocol, works
+
+_PRECISIONS = {"": "float32", "bfloat16": "mixed_bfloat16"}
+_SMALL_NETWORK = (
+    "configure_tensorflow.inter_op = 1",
+    "configure_tensorflow.intra_op = 1",
+    "configure_tensorflow.onednn = False",
+)
+_PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
+
+
+def gin_files(work: works.Work) -> list[str]:
+    """The shipped configs that a work is made of."""
+    if work.is_atari:
+        return [f"{work.algorithm}_pong"]
+    return [f"agents/{work.algorithm}", "environments/gymnasium"]
+
+
+def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
+    """What makes those configs do exactly the work."""
+    of_algorithm = {"dqn": _dqn, "ppo": _ppo, "sac": _sac}[work.algorithm]
+    agent = f"create_{work.algorithm}_agent"
+    return [
+        f"{agent}.discount = {works.DISCOUNT}",
+        f"{agent}.learning_rate = {work.learning_rate}",
+        f"{agent}.gradient_clip_norm = {work.gradient_clip_norm}",
+        f"Adam.epsilon = {work.adam_epsilon}",
+        f'encoder_precision.policy = "{_PRECISIONS[precision]}"',
+        *of_algorithm(work),
+        *_environment(work, num_envs),
+    ]
+
+
+def _environment(work: works.Work, num_envs: int) -> list[str]:
+    if work.is_atari:
+        return [f"atari_environment.num_envs = {num_envs}"]
+    return [
+        f'gymnasium_environment.name = "{work.environment}"',
+        f"gymnasium_environment.num_envs = {num_envs}",
+    ]
+
+
+def _replay(work: works.Work) -> list[str]:
+    return [
+        f"ReplayBuffer.capacity = {work.replay_capacity}",
+        f"ReplayBuffer.batch_size = {work.batch_size}",
+        f"ReplayBuffer.env_steps_per_update = {work.env_steps_per_update}",
+    ]
+
+
+def _dqn(work: works.Work) -> list[str]:
+    vectors = [f"mlp_encoder.units = {work.units}", *_SMALL_NETWORK] if work.units else []
+    return [
+        "create_dqn_agent.double_q = False",
+        f"create_dqn_agent.epsilon = {works.EPSILON}",
+        f"create_dqn_agent.target_update_period = {work.target_update_period}",
+        *vectors,
+        *_replay(work),
+    ]
+
+
+def _ppo(work: works.Work) -> list[str]:
+    vectors = [f"mlp_encoder.units = {work.units}", *_SMALL_NETWORK] if work.units else []
+    return [
+        f"create_ppo_agent.clip_ratio = {work.clip_ratio}",
+        f"create_ppo_agent.entropy_coefficient = {work.entropy_coefficient}",
+        f"create_ppo_agent.value_coefficient = {works.VALUE_COEFFICIENT}",
+        f"create_ppo_agent.gae_lambda = {works.GAE_LAMBDA}",
+        f"Rollout.num_steps = {works.ROLLOUT_STEPS}",
+        f"Rollout.num_epochs = {works.NUM_EPOCHS}",
+        f"Rollout.minibatch_size = {work.batch_size}",
+        *vectors,
+    ]
+
+
+def _sac(work: works.Work) -> list[str]:
+    return [
+        f"create_sac_agent.actor_units = {work.units}",
+        f"create_sac_agent.critic_units = {work.units}",
+        f"create_sac_agent.initial_alpha = {work.initial_alpha}",
+        f"create_sac_agent.target_update_tau = {works.TARGET_UPDATE_TAU}",
+        *_replay(work),
+    ]
+
+
+def main() -> None:
+    channel = protocol.Channel()
+    flags = protocol.arguments()
+    output_dir = pathlib.Path(flags.output_dir)
+    name, _, precision = flags.work.partition(":")
+    if name.rpartition("_")[0] in works.WORKS:
+        work, num_envs = works.parse(name)
+        statements = configuration.read(gin_files(work), gin_bindings(work, num_envs, precision))
+        _before_tensorflow(statements)
+        from pipeline.benchmarks import training_stages
+
+        configuration.apply(statements)
+        facts, stages = training_stages.prepare(work, output_dir)
+    else:
+        cli.before_tensorflow()
+        from pipeline.benchmarks import machine_stages
+
+        facts, stages = machine_stages.prepare(name, output_dir)
+    channel.serve({"versions": _versions(), "onednn": _onednn(), **facts}, stages)
+
+
+def _before_tensorflow(statements: list) -> None:
+    cli.before_tensorflow(
+        gin_statements.last_value(statements, "configure_tensorflow.onednn", True)
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _onednn() -> str:
+    return os.environ["TF_ENABLE_ONEDNN_OPTS"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What a suite is: configs, environments, seeds and budgets, in a gin file of a few lines.
+
+Shipped ones are in `gin_configs/benchmarks`; `--suite` takes the path of any other.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gin
+
+from pipeline import configuration
+from pipeline.errors import UserError
+from pipeline.gin_statements import shipped_names, suggest
+
+SCORES = ("evaluation", "training")
+_FOLDER = "benchmarks/"
+
+
+class Experiment(NamedTuple):
+    """One algorithm on one environment, to be run with several seeds.
+
+    Attributes:
+        algorithm: as reports name it.
+        environment: as reports name it; the config, or a binding, is what chooses it.
+        config: a shipped config or the path of a gin file.
+        num_env_steps: the budget, in environment steps.
+        bindings: gin statements, which override those of the config.
+    """
+
+    algorithm: str
+    environment: str
+    config: str
+    num_env_steps: int
+    bindings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`algorithm-environment`, which is also the name of a folder."""
+        return re.sub(r"[^\w.-]+", "_", f"{self.algorithm}-{self.environment}")
+
+
+class Suite(NamedTuple):
+    """Experiments whose scores belong into one report.
+
+    Attributes:
+        name: of its gin file.
+        protocol: how environments are made and scores taken, in words; where that depends on the
+            algorithm, words for each.
+        score: "evaluation": the mean return of the final weights' evaluation; "training": the mean
+            return of the last 100 training episodes when the budget ends.
+        num_seeds: seeds are 1 to num_seeds.
+        budgets: environment steps at which scores are tabled beside the final one.
+        bindings: gin statements for every run; those of an experiment override them.
+        experiments: of different names.
+    """
+
+    name: str
+    protocol: str | Mapping[str, str]
+    score: str
+    num_seeds: int
+    budgets: tuple[int, ...]
+    bindings: tuple[str, ...]
+    experiments: tuple[Experiment, ...]
+
+    def protocol_of(self, experiment: Experiment) -> str:
+        """The protocol in words."""
+        if isinstance(self.protocol, str):
+            return self.protocol
+        return self.protocol[experiment.algorithm]
+
+
+def load(name: str) -> Suite:
+    """The suite of a shipped gin file or of one's own; gin's global config stays as it is.
+
+    Args:
+        name: `classic`, or the path of a gin file.
+
+    Raises:
+        UserError: there is none of this name, or it makes no sense.
+    """
+    path = _find(name)
+    with configuration.preserved():
+        configuration.load([str(path)])
+        return suite(path.stem)
+
+
+def shipped() -> list[str]:
+    """Names of the shipped suites."""
+    names = (name.removeprefix(_FOLDER) for name in shipped_names() if name.startswith(_FOLDER))
+    return [name for name in names if "/" not in name]
+
+
+def _find(name: str) -> pathlib.Path:
+    if name in shipped():
+        return configuration.find_config(_FOLDER + name)
+    for path in (pathlib.Path(name), pathlib.Path(f"{name}.gin")):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"no suite is named {name!r}.{suggest(name, shipped())} There are {', '.join(shipped())}; "
+        "or give the path of a gin file that binds suite.experiments."
+    )
+
+
+@gin.configurable(denylist=["name"])
+def suite(
+    name: str,
+    *,
+    protocol: str | Mapping[str, str] = "",
+    score: str = "evaluation",
+    num_seeds: int = 5,
+    budgets: Sequence[int] = (),  # environment steps
+    bindings: Sequence[str] = (),
+    experiments: Sequence[Sequence[Any]] = (),  # fields of Experiment; bindings may follow
+) -> Suite:
+    """The suite that gin describes.
+
+    Raises:
+        UserError: a value makes no sense.
+    """
+    built = tuple(_experiment(entry) for entry in experiments)
+    _check_experiments(built)
+    _check(score in SCORES, "score", score, f"must be {' or '.join(SCORES)}")
+    _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
+    _check(all(map(_is_count, budgets)), "budgets", budgets, "must be environment steps")
+    _check(_are_texts(bindings), "bindings", bindings, "must be gin statements")
+    covered = bool(protocol) and (
+        isinstance(protocol, str) or {e.algorithm for e in built} <= protocol.keys()
+    )
+    _check(covered, "protocol", protocol, "must say how scores are taken, for every algorithm")
+    return Suite(name, protocol, score, num_seeds, tuple(budgets), tuple(bindings), built)
+
+
+def _experiment(entry: Sequence[Any]) -> Experiment:
+    is_right = isinstance(entry, list | tuple) and len(entry) >= 4 and _is_count(entry[3])
+    is_right = is_right and _are_texts((*entry[:3], *entry[4:]))
+    expected = "must be (algorithm, environment, config, environment steps, *bindings)"
+    _check(is_right, "experiments", entry, expected)
+    algorithm, environment, config, num_env_steps, *bindings = entry
+    return Experiment(algorithm, environment, config, num_env_steps, tuple(bindings))
+
+
+def _check_experiments(experiments: Sequence[Experiment]) -> None:
+    names = [experiment.name for experiment in experiments]
+    _check(bool(names), "experiments", (), "a suite needs at least one")
+    twice = [name for name in names if names.count(name) > 1]
+    _check(not twice, "experiments", twice[:1], "one algorithm is on one environment twice")
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _check(is_right: bool, parameter: str, value: Any, need: str) -> None:
+    if not is_right:
+        raise UserError(f"suite.{parameter} = {value!r}: {need}.")

@@ -1,0 +1,253 @@
+"""The stages of one work, each timed alone, and the whole training."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from pipeline.benchmarks.workers.protocol import Answer, Stage
+from pipeline.benchmarks.workers.works import SEED, Work
+from pipeline.collect import Carry, initial_carry
+from pipeline.components import Components, build, configure_tensorflow
+from pipeline.host_loop import HostLoop, Plan
+from pipeline.policies import RandomPolicy
+from pipeline.progress import Progress
+from pipeline.run_folder import RunFolder
+from pipeline.shutdown import StopSignal
+
+_CALL_SECONDS = 0.3  # of a graph call, so that its overhead is nothing beside it
+_WARM_UP_SECONDS = 3.0
+_FOREVER = 10**12  # environment steps
+_LOG_INTERVAL = 5_000  # environment steps
+
+
+def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
+    """Builds what gin has bound and warms it up; facts of it, and its stages."""
+    settings = configure_tensorflow()
+    parts = build_components()
+    training = Training(parts, work.warm_up, output_dir)
+    training(_WARM_UP_SECONDS)
+    stages = Stages(parts)
+    weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
+    facts = {
+        "threads": settings["threads"],
+        "weights": sum(w.shape.num_elements() for w in weights),
+    }
+    return facts, {
+        "environment": stages.environment(),
+        "collect": stages.collect(),
+        "sample": stages.sample(),
+        "update": stages.update(),
+        "training": training,
+    }
+
+
+def build_components() -> Components:
+    """What `train` would build from gin's bindings."""
+    gin.bind_parameter("train.num_env_steps", _FOREVER)
+    names = ("create_environment", "create_agent", "create_experience")
+    create = [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]
+    return build(SEED, *create)
+
+
+class _TimeIsUp(Exception):
+    pass
+
+
+class _Deadline(Progress):
+    """Shows nothing; ends a training at the first chunk that ends after the deadline."""
+
+    def __init__(self) -> None:
+        super().__init__(_FOREVER)
+        self.at = float("inf")
+
+    def message(self, text: str) -> None:
+        del text
+
+    def update(
+        self,
+        record: Mapping[str, Any],
+        phase: str = "",
+        of_phase: tuple[int, int] | None = None,
+    ) -> None:
+        del record, phase, of_phase
+        if time.perf_counter() >= self.at:
+            raise _TimeIsUp
+
+
+class Training:
+    """`pipeline.train`'s own loop, logs included, in pieces of some seconds."""
+
+    def __init__(self, parts: Components, warm_up: int, output_dir: pathlib.Path):
+        self._parts = parts
+        self._deadline = _Deadline()
+        folder = RunFolder(output_dir / "run")
+        folder.open("fail", SEED)
+        plan = Plan(_FOREVER, _LOG_INTERVAL, 0, 0, 1, 1)
+        self._loop = HostLoop(parts, plan, folder, self._deadline, StopSignal())
+        self._loop.collect_randomly(warm_up if parts.experience.keeps_rows else 0)
+
+    def __call__(self, seconds: float) -> Answer:
+        steps, updates = self._loop.env_steps, int(self._parts.agent.train_step_counter)
+        started = time.perf_counter()
+        self._deadline.at = started + seconds
+        with contextlib.suppress(_TimeIsUp):
+            self._loop.train()
+        return {
+            "seconds": time.perf_counter() - started,
+            "count": self._loop.env_steps - steps,
+            "unit": "environment steps",
+            "updates": int(self._parts.agent.train_step_counter) - updates,
+        }
+
+
+def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
+    """`body` applied `times` times, one after the other, inside the graph."""
+    _, state = tf.while_loop(
+        lambda count, _: count < times,
+        lambda count, state: (count + 1, body(state)),
+        (tf.zeros([], tf.int64), state),
+        parallel_iterations=1,
+    )
+    return state
+
+
+def timed(
+    repeat: Callable[[tf.Tensor], Any], unit: str, each: int = 1, **facts: Any
+) -> Callable[[float], Answer]:
+    """A stage that calls `repeat(times)`; each time does `each` units."""
+
+    def stage(seconds: float) -> Answer:
+        times, count, spent = 1, 0, 0.0
+        while count == 0 or spent < seconds:
+            started = time.perf_counter()
+            tf.nest.map_structure(
+                lambda tensor: tensor.numpy(), repeat(tf.constant(times, tf.int64))
+            )
+            call = time.perf_counter() - started
+            spent, count = spent + call, count + each * times
+            times = max(1, min(4 * times, int(times * _CALL_SECONDS / call)))
+        return {"seconds": spent, "count": count, "unit": unit, **facts}
+
+    stage(0.0)  # traces
+    return stage
+
+
+def _digest(tensors: Any) -> tf.Tensor:
+    """One element of each tensor, summed: the graph optimizer removes what nobody reads."""
+    ends = [tf.cast(tf.reshape(t, [-1])[-1], tf.float32) for t in tf.nest.flatten(tensors)]
+    return tf.add_n(ends)
+
+
+class Stages:
+    """The parts of an iteration, which share environments, experience and agent."""
+
+    def __init__(self, parts: Components):
+        self._parts = parts
+        self._carry = initial_carry(parts.environment, parts.agent.collect_policy)
+        self._num_envs = parts.environment.batch_size
+
+    def environment(self) -> Stage:
+        """Vector steps with random actions, drawn before."""
+        policy = self._parts.agent.collect_policy
+        random_policy = RandomPolicy(policy.time_step_spec, policy.action_spec)
+        action = random_policy.action(self._carry.time_step, (), tf.constant([1, 2])).action
+
+        def body(total: tf.Tensor) -> tf.Tensor:
+            return total + _digest(self._parts.environment.step(action))
+
+        return timed(self._sum_of(body), "environment steps", self._num_envs)
+
+    def collect(self) -> Stage:
+        """What an iteration does before its updates: act, step, count, store."""
+        steps = self._parts.experience.collect_steps
+
+        def body(carry: Carry) -> Carry:
+            carry = self._collect_into(carry)
+            self._parts.experience.end(lambda rows: None)
+            return carry
+
+        graph = tf.function(lambda carry, times: repeated(body, carry, times), autograph=False)
+
+        def repeat(times: tf.Tensor) -> tf.Tensor:
+            self._carry = graph(self._carry, times)
+            return self._carry.vector_steps
+
+        return timed(repeat, "environment steps", self._num_envs * steps)
+
+    def sample(self) -> Stage:
+        """Batches; of a rollout, with what prepares it."""
+        experience = self._parts.experience
+
+        def batch(total: tf.Tensor) -> tf.Tensor:
+            return total + _digest(experience.next_batch())
+
+        if experience.keeps_rows:
+            return timed(self._sum_of(batch), "batches")
+
+        def all_batches(total: tf.Tensor) -> tf.Tensor:
+            self._begin()
+            return repeated(batch, total, tf.constant(experience.num_updates, tf.int64))
+
+        self._fill()
+        stage = timed(self._sum_of(all_batches), "batches", experience.num_updates)
+        experience.end(lambda rows: None)
+
+        def on_a_rollout(seconds: float) -> Answer:
+            self._fill()
+            answer = stage(seconds)
+            experience.end(lambda rows: None)
+            return answer
+
+        return on_a_rollout
+
+    def update(self) -> Stage:
+        """Updates on one batch."""
+        agent, experience = self._parts.agent, self._parts.experience
+        if not experience.keeps_rows:
+            self._fill()
+            self._begin()
+        rows, weights, _ = experience.next_batch()
+        experience.end(lambda rows: None)
+
+        def body(total: tf.Tensor) -> tf.Tensor:
+            return total + agent.train(rows, weights).loss
+
+        once = tf.function(lambda rows, weights: agent.train(rows, weights).loss, autograph=False)
+        flops = count_flops(once.get_concrete_function(rows, weights).graph)
+        return timed(self._sum_of(body), "updates", flops_per_count=flops)
+
+    def _collect_into(self, carry: Carry) -> Carry:
+        parts = self._parts
+        steps = parts.experience.collect_steps
+        carry, rows = parts.driver.run(parts.agent.collect_policy, carry, steps)
+        parts.experience.add(tf.range(self._num_envs), rows)
+        return carry
+
+    def _fill(self) -> None:
+        self._carry = tf.function(self._collect_into, autograph=False)(self._carry)
+
+    def _begin(self) -> None:
+        agent, final_time_step = self._parts.agent, self._carry.time_step
+        self._parts.experience.begin(lambda rows: agent.prepare(rows, final_time_step))
+
+    @staticmethod
+    def _sum_of(body: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+        return tf.function(lambda times: repeated(body, tf.zeros([]), times), autograph=False)
+
+
+def count_flops(graph: tf.Graph) -> int:
+    """Floating-point operations of matrix products and convolutions, a multiply-add being two."""
+    from tensorflow.python.profiler import model_analyzer, option_builder
+
+    options = option_builder.ProfileOptionBuilder(
+        option_builder.ProfileOptionBuilder.float_operation()
+    )
+    options.with_empty_output().with_node_names(show_name_regexes=[".*(MatMul|Conv2D).*"])
+    return model_analyzer.profile(graph, options=options.build()).total_float_ops

@@ -1,0 +1,123 @@
+"""The environments and algorithms of Stable-Baselines3's users, for `sb3_worker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ale_py
+import gymnasium
+import works
+from stable_baselines3 import DQN, PPO, SAC
+from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, WarpFrame
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
+
+gymnasium.register_envs(ale_py)
+
+_REPLAY_SHARE = 0.5  # of the machine's memory
+
+
+def make_env(work: works.Work, num_envs: int) -> VecEnv:
+    """Environments as `make_atari_env` or `make_vec_env` makes them: one process, one by one."""
+    if not work.is_atari:
+        return make_vec_env(work.environment, num_envs, works.SEED)
+    emulator = {
+        "frameskip": 1,
+        "repeat_action_probability": 0.0 if work.openai_protocol else 0.25,
+        "full_action_space": False,
+    }
+    if work.continuous:
+        emulator["continuous"] = True
+        env = make_vec_env(
+            work.environment, num_envs, works.SEED, env_kwargs=emulator, wrapper_class=_continuous
+        )
+    else:
+        game_only = {"noop_max": 0, "terminal_on_life_loss": False}
+        wrapper = {} if work.openai_protocol else game_only
+        env = make_atari_env(
+            work.environment, num_envs, works.SEED, env_kwargs=emulator, wrapper_kwargs=wrapper
+        )
+    return VecTransposeImage(VecFrameStack(env, works.FRAME_STACK))
+
+
+def _continuous(env: gymnasium.Env) -> gymnasium.Env:
+    """`AtariWrapper` without what only discrete actions can do: no-ops and FIRE at the start."""
+    return ClipRewardEnv(WarpFrame(MaxAndSkipEnv(env, works.FRAME_STACK)))
+
+
+def create_model(work: works.Work, num_envs: int) -> BaseAlgorithm:
+    """The algorithm with the hyperparameters of the work and SB3's defaults for the rest."""
+    common = {
+        "env": make_env(work, num_envs),
+        "learning_rate": work.learning_rate,
+        "batch_size": work.batch_size,
+        "gamma": works.DISCOUNT,
+        "seed": works.SEED,
+        "device": "cpu",
+    }
+    if work.algorithm == "ppo":
+        return _ppo(work, common)
+    common |= _replay(work, num_envs)
+    return (_dqn if work.algorithm == "dqn" else _sac)(work, common)
+
+
+def _replay(work: works.Work, num_envs: int) -> dict[str, Any]:
+    capacity = work.replay_capacity
+    if work.is_atari:
+        capacity = min(capacity, works.stacks_in_memory(_REPLAY_SHARE))
+    return {
+        "buffer_size": capacity,
+        "optimize_memory_usage": work.is_atari,
+        "replay_buffer_kwargs": {"handle_timeout_termination": not work.is_atari},
+        "learning_starts": work.warm_up,
+        "train_freq": (work.vector_steps(num_envs), "step"),
+        "gradient_steps": work.updates(num_envs),
+    }
+
+
+def _dqn(work: works.Work, common: dict[str, Any]) -> DQN:
+    return DQN(
+        "CnnPolicy" if work.is_atari else "MlpPolicy",
+        target_update_interval=work.target_update_period * work.env_steps_per_update,
+        exploration_initial_eps=works.EPSILON,
+        exploration_final_eps=works.EPSILON,
+        max_grad_norm=work.gradient_clip_norm or float("inf"),
+        policy_kwargs={
+            "net_arch": list(work.units),
+            "optimizer_kwargs": {"eps": work.adam_epsilon},
+        },
+        **common,
+    )
+
+
+def _ppo(work: works.Work, common: dict[str, Any]) -> PPO:
+    return PPO(
+        "CnnPolicy" if work.is_atari else "MlpPolicy",
+        n_steps=works.ROLLOUT_STEPS,
+        n_epochs=works.NUM_EPOCHS,
+        gae_lambda=works.GAE_LAMBDA,
+        clip_range=work.clip_ratio,
+        ent_coef=work.entropy_coefficient,
+        vf_coef=works.VALUE_COEFFICIENT,
+        max_grad_norm=work.gradient_clip_norm,
+        policy_kwargs={
+            "net_arch": {"pi": list(work.units), "vf": list(work.units)},
+            "optimizer_kwargs": {"eps": work.adam_epsilon},
+        },
+        **common,
+    )
+
+
+def _sac(work: works.Work, common: dict[str, Any]) -> SAC:
+    return SAC(
+        "CnnPolicy" if work.is_atari else "MlpPolicy",
+        tau=works.TARGET_UPDATE_TAU,
+        ent_coef=f"auto_{work.initial_alpha}",
+        policy_kwargs={
+            "net_arch": list(work.units),
+            "share_features_extractor": work.is_atari,
+            "optimizer_kwargs": {"eps": work.adam_epsilon},
+        },
+        **common,
+    )

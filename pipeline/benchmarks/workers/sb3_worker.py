@@ -1,0 +1,197 @@
+"""Stable-Baselines3 as its users assemble it: a worker of `throughput`.
+
+    .venv-peers/bin/python pipeline/benchmarks/workers/sb3_worker.py --work=dqn_pong_8 \
+        --output_dir=/tmp/x
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import time
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import works
+from protocol import Answer, Channel, arguments, repeat
+from sb3_parts import create_model, make_env
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+_PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "numpy")
+_FOREVER = 10**9  # environment steps
+_PROBE_SECONDS = 3.0
+_DRAWN = 1_000  # random actions of every environment, before the clock runs
+
+
+class Deadline(BaseCallback):
+    """Ends `learn` at the first iteration that begins after so many seconds; counts up to there."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._started = 0.0
+        self.elapsed = 0.0
+        self.env_steps = 0
+        self._is_over = False
+
+    def _on_training_start(self) -> None:
+        self._first_env_step = self.model.num_timesteps
+        self._started = time.perf_counter()
+
+    def _on_rollout_start(self) -> None:
+        self.elapsed = time.perf_counter() - self._started
+        self.env_steps = self.model.num_timesteps - self._first_env_step
+        self._is_over = self.elapsed >= self._seconds
+
+    def _on_step(self) -> bool:
+        return not self._is_over
+
+
+class Stages:
+    """What can be timed of one model.
+
+    The parts of its learn loop are timed alone by leaving out the others: collecting without
+    `train`, and `train` on one batch that is not sampled.
+    """
+
+    def __init__(self, work: works.Work, num_envs: int) -> None:
+        self._work, self._num_envs = work, num_envs
+        self.model = create_model(work, num_envs)
+        self._env = make_env(work, num_envs)
+        self._env.reset()
+        self.model.learn(work.warm_up)
+
+    def environment(self, seconds: float) -> Answer:
+        space = self._env.action_space
+        drawn = [[space.sample() for _ in range(self._num_envs)] for _ in range(_DRAWN)]
+        actions = itertools.cycle(drawn)
+
+        def step() -> int:
+            self._env.step(next(actions))
+            return self._num_envs
+
+        return repeat(step, seconds, "environment steps")
+
+    def training(self, seconds: float) -> Answer:
+        deadline, updates = Deadline(seconds), self.updates()
+        self.model.learn(_FOREVER, deadline, reset_num_timesteps=False)
+        return {
+            "seconds": deadline.elapsed,
+            "count": deadline.env_steps,
+            "unit": "environment steps",
+            "updates": self.updates() - updates,
+            "return_mean": float(safe_mean([ep["r"] for ep in self.model.ep_info_buffer])),
+        }
+
+    def collect(self, seconds: float) -> Answer:
+        with mock.patch.object(self.model, "train", lambda **unused: None):
+            return self.training(seconds)
+
+    def _sample(self) -> list[Any]:
+        if self._work.algorithm == "ppo":
+            return list(self.model.rollout_buffer.get(self._work.batch_size))
+        return [self.model.replay_buffer.sample(self._work.batch_size)]
+
+    def _fill_rollout(self) -> None:
+        """What `Deadline` ends has begun to empty the rollout buffer."""
+        if self._work.algorithm == "ppo":
+            self.model.learn(works.ROLLOUT_STEPS * self._num_envs, reset_num_timesteps=False)
+
+    def sample(self, seconds: float) -> Answer:
+        self._fill_rollout()
+        return repeat(lambda: len(self._sample()), seconds, "batches")
+
+    def update(self, seconds: float) -> Answer:
+        self._fill_rollout()
+        batches = self._sample()
+        updates = self._work.updates(self._num_envs)
+        if self._work.algorithm == "ppo":
+            train, source = self.model.train, (self.model.rollout_buffer, "get")
+            given: Any = batches
+        else:
+            train = partial(self.model.train, updates, self._work.batch_size)
+            source, given = (self.model.replay_buffer, "sample"), batches[0]
+
+        def act() -> int:
+            train()
+            return updates
+
+        with mock.patch.object(*source, lambda *unused, **also_unused: given):
+            return repeat(act, seconds, "updates")
+
+    def updates(self) -> int:
+        """Optimizer steps since the beginning, by the optimizer's own count."""
+        model = self.model
+        optimizer = (model.critic if self._work.algorithm == "sac" else model.policy).optimizer
+        return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+    def num_parameters(self) -> int:
+        """Trained ones."""
+        model = self.model
+        if self._work.algorithm == "dqn":
+            modules = [model.q_net]
+        else:
+            modules = (
+                [model.actor, model.critic] if self._work.algorithm == "sac" else [model.policy]
+            )
+        return sum(p.numel() for p in {p for m in modules for p in m.parameters()})
+
+
+def choose_threads(stages: Stages) -> dict[int, float]:
+    """Sets torch's threads to whichever number trains faster; environment steps/s of each."""
+    speeds = {}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(threads)
+        stages.training(_PROBE_SECONDS / 3)
+        answer = stages.training(_PROBE_SECONDS)
+        speeds[threads] = answer["count"] / answer["seconds"]
+    torch.set_num_threads(max(speeds, key=lambda threads: speeds[threads]))
+    return speeds
+
+
+def differences(work: works.Work, stages: Stages) -> list[str]:
+    """In what the work done here differs from this pipeline's."""
+    told = [
+        "environments are stepped one after another in one process (DummyVecEnv, SB3's default)",
+        "episode statistics are logged at the default interval, but written nowhere (verbose=0)",
+    ]
+    if work.is_atari and not work.continuous:
+        told.append("FIRE is pressed, and then the third action, at the start of each game")
+    if work.is_atari and work.algorithm != "ppo":
+        told.append(
+            f"the replay buffer holds {stages.model.buffer_size:,} stacks of four frames, each "
+            "stored once: a million would take 28 GB"
+        )
+    if work.algorithm == "dqn":
+        told.append("one random number a vector step decides whether all environments explore")
+        if work.gradient_clip_norm is None:
+            told.append("the gradient's norm is computed, though nothing limits it")
+    if work.algorithm == "sac":
+        told.append("temperature, critics and actor are updated one after another")
+        if work.is_atari:
+            told.append("the actor's loss trains the image encoder, the critics' do not")
+    return told
+
+
+def main() -> None:
+    channel, options = Channel(), arguments()
+    work, num_envs = works.parse(options.work)
+    stages = Stages(work, num_envs)
+    speeds = choose_threads(stages)
+    facts = {
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "threads": {"torch": torch.get_num_threads()},
+        "threads_tried": speeds,
+        "num_parameters": stages.num_parameters(),
+        "differences": differences(work, stages),
+    }
+    names = ("environment", "collect", "sample", "update", "training")
+    channel.serve(facts, {name: getattr(stages, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The works that are timed on every side, with the hyperparameters that all sides share.
+
+Imports the standard library alone: peers read it too, each in a virtual environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+PONG = "ALE/Pong-v5"
+
+DISCOUNT = 0.99
+EPSILON = 0.01  # of the epsilon-greedy policy that collects
+GAE_LAMBDA = 0.95
+VALUE_COEFFICIENT = 0.5
+ROLLOUT_STEPS = 128  # vector steps
+NUM_EPOCHS = 4
+TARGET_UPDATE_TAU = 0.005
+FRAME_STACK = 4
+STACK_BYTES = FRAME_STACK * 84 * 84
+SEED = 1
+
+
+class Work(NamedTuple):
+    """One line of the table, without the number of environments.
+
+    Attributes:
+        algorithm: "dqn", "ppo" or "sac".
+        environment: a gymnasium id.
+        batch_size: transitions an update; of PPO the minibatch, in environment steps.
+        units: dense layers of a network that reads vectors, and of SAC's heads on images. Images
+            are read by the Nature CNN (Mnih et al. 2015).
+        env_steps_per_update: of DQN and SAC. PPO makes `NUM_EPOCHS` passes over each rollout of
+            `ROLLOUT_STEPS` vector steps.
+        target_update_period: of DQN, in updates.
+        gradient_clip_norm: global norm; None: no limit.
+        initial_alpha: SAC's temperature, which is learnt.
+        continuous: actions are the joystick's radius, angle and fire (Farebrother & Castro 2024).
+        openai_protocol: Atari without sticky actions, with no-ops and lost lives, as in OpenAI
+            Baselines; otherwise with sticky actions, until the game is over, as in Dopamine.
+        replay_capacity: environment steps, at most.
+        warm_up: environment steps stored before anything is timed.
+    """
+
+    algorithm: str
+    environment: str
+    batch_size: int
+    learning_rate: float
+    adam_epsilon: float = 1e-7
+    units: tuple[int, ...] = ()
+    env_steps_per_update: int = 4
+    target_update_period: int = 1
+    gradient_clip_norm: float | None = None
+    clip_ratio: float = 0.2
+    entropy_coefficient: float = 0.0
+    initial_alpha: float = 1.0
+    continuous: bool = False
+    openai_protocol: bool = False
+    replay_capacity: int = 100_000
+    warm_up: int = 1_000
+
+    @property
+    def is_atari(self) -> bool:
+        return self.environment == PONG
+
+    def vector_steps(self, num_envs: int) -> int:
+        """Vector steps of an iteration: between updates, or in a rollout."""
+        if self.algorithm == "ppo":
+            return ROLLOUT_STEPS
+        return max(1, self.env_steps_per_update // num_envs)
+
+    def updates(self, num_envs: int) -> int:
+        """Updates of an iteration."""
+        env_steps = self.vector_steps(num_envs) * num_envs
+        if self.algorithm == "ppo":
+            return env_steps * NUM_EPOCHS // self.batch_size
+        return env_steps // self.env_steps_per_update
+
+
+WORKS = {
+    "dqn_pong": Work(
+        "dqn", PONG, 32, 6.25e-5, 1.5e-4, target_update_period=2_000,
+        replay_capacity=1_000_000, warm_up=5_000,
+    ),
+    "dqn_cartpole": Work(
+        "dqn", "CartPole-v1", 64, 5e-4, units=(64, 64), target_update_period=500,
+        gradient_clip_norm=10.0,
+    ),
+    "ppo_pong": Work(
+        "ppo", PONG, 256, 2.5e-4, 1e-5, clip_ratio=0.1, entropy_coefficient=0.01,
+        gradient_clip_norm=0.5, openai_protocol=True,
+    ),
+    "ppo_cartpole": Work(
+        "ppo", "CartPole-v1", 256, 2.5e-4, 1e-5, units=(64, 64), gradient_clip_norm=0.5,
+    ),
+    "sac_pong": Work(
+        "sac", PONG, 32, 1e-4, units=(256,), initial_alpha=0.1, continuous=True,
+        replay_capacity=1_000_000, warm_up=5_000,
+    ),
+    "sac_pendulum": Work(
+        "sac", "Pendulum-v1", 256, 1e-3, units=(256, 256), env_steps_per_update=1,
+    ),
+}  # fmt: skip
+
+
+def parse(name: str) -> tuple[Work, int]:
+    """The work and the number of environments that `dqn_pong_8` names.
+
+    Raises:
+        ValueError: there is no such work.
+    """
+    work, _, num_envs = name.rpartition("_")
+    if work not in WORKS or not num_envs.isdigit():
+        raise ValueError(f"{name!r} names no work: write WORK_N, WORK one of {', '.join(WORKS)}.")
+    return WORKS[work], int(num_envs)
+
+
+def stacks_in_memory(share: float) -> int:
+    """How many stacks of four frames fit into this share of the machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(share * total) // STACK_BYTES

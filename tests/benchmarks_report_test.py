@@ -1,0 +1,536 @@
+import itertools
+import math
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from benchmark_records import (
+    CLASSIC,
+    DOPAMINE,
+    OPENAI,
+    make_failed,
+    make_games,
+    make_record,
+    write_records,
+)
+
+from pipeline import errors
+from pipeline.benchmarks import report, scores, suites
+from pipeline.benchmarks.records import Record
+
+SEEDS = (1, 2, 3, 4, 5)
+NUMBER = r"-?[\d,]+(?:\.\d+)?"
+VOID = {"meta", "br", "use"}
+
+
+class Page(HTMLParser):
+    """What a page holds; fails where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.tables: list[tuple[str, list[list[str]]]] = []
+        self.notices: list[str] = []
+        self.listings: list[str] = []
+        self._open: list[str] = []
+        self._text = ""
+        self._rows: list[list[str]] = []
+        self._caption = ""
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag in {"td", "th", "caption", "li", "pre", "strong"}:
+            self._text = ""
+        if tag == "table":
+            self._rows = []
+        if tag == "tr":
+            self._rows.append([])
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        assert self._open.pop() == tag
+        text = self._text.replace("\N{NO-BREAK SPACE}", " ")
+        if tag in {"td", "th"}:
+            self._rows[-1].append(text)
+        elif tag == "caption":
+            self._caption = text
+        elif tag == "table":
+            self.tables.append((self._caption, self._rows))
+        elif tag in {"li", "strong"}:
+            self.notices.append(text)
+        elif tag == "pre":
+            self.listings.append(text)
+
+    def handle_data(self, data):
+        self._text += data
+
+    def rows(self, caption: str) -> list[dict[str, str]]:
+        """Cells by column, of the one table of this caption."""
+        ((titles, *rows),) = [rows for title, rows in self.tables if title == caption]
+        return [dict(zip(titles, row, strict=True)) for row in rows]
+
+    def attributes(self, name: str) -> list[str]:
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+
+def write(tmp_path: pathlib.Path, records: Sequence[Record]) -> Page:
+    paths = report.write(write_records(tmp_path / f"{records[0]['suite']}.jsonl", records))
+    assert paths == [tmp_path / "report.html", tmp_path / "report.md"]
+    return read(tmp_path)
+
+
+def cartpole(**fields) -> list[Record]:
+    """Two agents that share an environment."""
+    fields = {"num_seeds": 5, **fields}
+    dqn = [make_record("dqn", seed=seed, **fields) for seed in SEEDS]
+    ppo = {"num_env_steps": 100_000, "returns": (20.0, 490.0), **fields}
+    return dqn + [make_record("ppo", seed=seed, **ppo) for seed in SEEDS]
+
+
+def games() -> list[Record]:
+    """The five games under two protocols."""
+    ends = {
+        "battle_zone": 20_000.0,
+        "double_dunk": -5.0,
+        "name_this_game": 6000.0,
+        "phoenix": 5000.0,
+        "qbert": 8000.0,
+    }
+    fields: dict[str, Any] = {
+        "suite": "five",
+        "num_env_steps": 10_000_000,
+        "budgets": [2_500_000, 10_000_000],
+    }
+    ppo = make_games("ppo", ends, (1, 2), protocol=OPENAI, num_seeds=2, **fields)
+    return make_games("dqn", ends, num_seeds=3, **fields) + ppo
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory) -> pathlib.Path:
+    """A report of two suites, one of which has two protocols."""
+    folder = tmp_path_factory.mktemp("everything")
+    write_records(folder / "five.jsonl", games())
+    write(folder, cartpole())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dqn_page(tmp_path_factory) -> Page:
+    return write(tmp_path_factory.mktemp("dqn"), dqn_games())
+
+
+def dqn_games() -> list[Record]:
+    return [record for record in games() if record["algorithm"] == "dqn"]
+
+
+def read(folder: pathlib.Path) -> Page:
+    return Page((folder / "report.html").read_text())
+
+
+def value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def estimate(cell: str) -> tuple[float, float, float, int]:
+    """Of "IQM [low, high] (n)"."""
+    match = re.fullmatch(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\] \((\d+)\)", cell)
+    assert match, cell
+    point, low, high, n = map(value, match.groups())
+    return point, low, high, int(n)
+
+
+def middle_half(values: Sequence[float]) -> float:
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(values) - cut])
+
+
+def interval(values: Sequence[float], num_resamples: int = 20_000) -> tuple[float, float]:
+    """The percentile bootstrap in plain Python."""
+    generator = random.Random(3)
+    resampled = sorted(
+        middle_half(generator.choices(values, k=len(values))) for _ in range(num_resamples)
+    )
+    return resampled[num_resamples // 40], resampled[-num_resamples // 40]
+
+
+def final(records: Sequence[Record], algorithm: str, environment: str) -> list[float]:
+    """What each run scored at its end."""
+    own = [r for r in records if (r["algorithm"], r["environment"]) == (algorithm, environment)]
+    if own[0]["score"] == "training":
+        return [r["curve"][-1][1] for r in own]
+    return [statistics.fmean(r["evaluation_returns"]) for r in own]
+
+
+def test_scores_are_those_of_an_independent_computation(tmp_path):
+    records = cartpole()
+    rows = write(tmp_path, records).rows("Results")
+    assert [row["agent"] for row in rows] == ["DQN", "PPO"]
+    for row, algorithm in zip(rows, ("dqn", "ppo"), strict=True):
+        values = final(records, algorithm, "CartPole-v1")
+        point, low, high, n = estimate(row["score: IQM [95 % interval] (runs)"])
+        assert n == 5
+        assert point == pytest.approx(middle_half(values), abs=0.051)
+        assert (low, high) == pytest.approx(interval(values), abs=0.3)
+
+
+def test_published_scores_stand_beside_ours_by_protocol(tmp_path):
+    records = cartpole(noise=0.0, returns=(20.0, 499.0))
+    page = write(tmp_path, records)
+    rows = page.rows(f"CartPole-v1: {CLASSIC}")
+    assert [row["by"] for row in rows[:2]] == ["this project", "this project"]
+    ours_or_not = {(row["agent"], row["environment steps"]): row for row in rows[2:]}
+    peers = [p for p in scores.published("CartPole-v1") if p.protocol == CLASSIC]
+    assert len(ours_or_not) == len(peers)
+    for peer in peers:
+        row = ours_or_not[peer.algorithm.upper(), f"{peer.env_steps:,}"]
+        assert row["score: IQM [95 % interval] (runs)"] == f"{peer.score:.1f} ({peer.num_runs})"
+        assert row["source, note"] == f"{peer.source}; {peer.note}"
+        same_budget = {"dqn": 50_000, "ppo": 100_000}.get(peer.algorithm) == peer.env_steps
+        assert row["ours at or above?"] == ("no" if same_budget else "")
+    elsewhere = page.rows("CartPole-v1: published under other protocols, not comparable")
+    others = [p for p in scores.published("CartPole-v1") if p.protocol != CLASSIC]
+    assert others
+    assert [row["protocol"] for row in elsewhere] == [p.protocol for p in others]
+    assert not {row["by"] for row in elsewhere} & {row["by"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("returns", "verdict"), [((500.0,), "yes"), ((499.96,), "yes"), ((499.9,), "no")]
+)
+def test_comparison_is_of_numbers_as_printed(tmp_path, returns, verdict):
+    (row,) = write(tmp_path, [make_record(evaluation_returns=list(returns))]).rows("Results")
+    assert row["best published: same agent, protocol and steps"] == "500.0 (1), RL Zoo DQN"
+    assert row["at or above?"] == verdict
+
+
+def test_score_below_but_within_the_interval_says_so(tmp_path):
+    runs = [490.0, 492.0, 496.0, 510.0, 512.0]
+    records = [
+        make_record(seed=seed, num_seeds=5, evaluation_returns=[run])
+        for seed, run in enumerate(runs, start=1)
+    ]
+    (row,) = write(tmp_path, records).rows("Results")
+    assert row["at or above?"] == "no, but in our interval"
+
+
+def test_other_protocol_or_budget_is_not_compared(tmp_path):
+    same = make_record()
+    changes: list[Record] = [
+        {"protocol": "by ear"},
+        {"num_env_steps": 70_000},
+        {"algorithm": "a3c"},
+    ]
+    for changed in changes:
+        (row,) = write(tmp_path, [{**same, **changed}]).rows("Results")
+        assert row["best published: same agent, protocol and steps"] == "none"
+        assert row["at or above?"] == ""
+
+
+def test_another_version_of_the_environment_is_noted(tmp_path):
+    record = make_record("ppo", "LunarLander-v3", num_env_steps=1_000_000)
+    page = write(tmp_path, [record])
+    (row,) = page.rows("Results")
+    assert row["best published: same agent, protocol and steps"] == "242.1 (1), RL Zoo PPO (v2)"
+    assert row["at or above?"] == "yes; theirs is v2"
+
+
+def test_single_runs_have_no_interval(tmp_path):
+    page = write(tmp_path, [make_record("dqn", num_seeds=1), make_record("ppo", num_seeds=1)])
+    for row in page.rows("Results"):
+        assert re.fullmatch(rf"{NUMBER} \(1\)", row["score: IQM [95 % interval] (runs)"])
+    (row,) = page.rows("Probability of improvement")
+    assert row["probability [95 % interval] (runs)"] in {"0.00 (2)", "1.00 (2)"}
+
+
+def test_incomplete_suite_says_so_first(tmp_path):
+    error = "exit code 1\nTraceback:\nValueError: <loss> is | not *finite* & so on"
+    records = [
+        make_record(seed=1, num_seeds=6),
+        make_record(seed=2, num_seeds=6),
+        make_record(seed=3, num_seeds=6, evaluation_returns=[]),
+        make_failed("dqn", "CartPole-v1", 5, error, num_seeds=6),
+        make_failed("sac", "Pendulum-v1", 1, "killed by SIGKILL", num_seeds=1),
+    ]
+    page = write(tmp_path, records)
+    assert page.notices[0].startswith("Incomplete: 3 of 12 runs have finished")
+    assert page.notices[1:] == [
+        "trial, DQN on CartPole-v1: no record of seeds 4, 6.",
+        "trial, DQN on CartPole-v1: seed 5 failed: exit code 1: "
+        "ValueError: <loss> is | not *finite* & so on",
+        "trial, DQN on CartPole-v1: seed 3 finished without a score.",
+        "trial, SAC on Pendulum-v1: no record of seeds 2 to 6.",
+        "trial, SAC on Pendulum-v1: seed 1 failed: killed by SIGKILL",
+    ]
+    assert page.listings == [error, "killed by SIGKILL"]
+    dqn, sac = page.rows("What was run")
+    assert (dqn["finished"], dqn["failed"], dqn["missing"]) == ("3 of 6", "1", "2")
+    assert (sac["finished"], sac["failed"], sac["missing"]) == ("0 of 6", "1", "5")
+    dqn, sac = page.rows("Results")
+    assert dqn["score: IQM [95 % interval] (runs)"].endswith("(2 of 6)")
+    assert sac["score: IQM [95 % interval] (runs)"] == "no finished run"
+    assert [row["status"] for row in page.rows("Runs")] == 3 * ["finished"] + 2 * ["failed"]
+    markdown = (tmp_path / "report.md").read_text()
+    assert markdown.index("Incomplete: 3 of 12") < markdown.index("## trial")
+    assert "&lt;loss&gt; is \\| not \\*finite\\* &amp; so on" in markdown
+
+
+def test_mixed_configurations_are_noticed(tmp_path):
+    records = [make_record(seed=seed, num_seeds=2, config_sha256=f"{seed}") for seed in (1, 2)]
+    assert "different configurations" in write(tmp_path, records).notices[-1]
+
+
+def test_complete_suite_needs_no_notice(tmp_path):
+    page = write(tmp_path, cartpole())
+    assert page.notices == []
+    assert "All 10 runs that were asked for have finished." in (
+        (tmp_path / "report.md").read_text()
+    )
+
+
+def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
+    first, *others = suites.load("smoke").experiments
+    record = make_record(first.algorithm, first.environment, suite="smoke", num_seeds=1)
+    notices = write(tmp_path, [record]).notices
+    assert notices[1:] == [
+        f"smoke, {e.algorithm.upper()} on {e.environment}: no run has ended." for e in others
+    ]
+
+
+def test_probability_of_improvement_counts_pairs(tmp_path):
+    records = cartpole()
+    (row,) = write(tmp_path, records).rows("Probability of improvement")
+    pairs = list(
+        itertools.product(
+            final(records, "dqn", "CartPole-v1"), final(records, "ppo", "CartPole-v1")
+        )
+    )
+    expected = sum((x > y) + (x == y) / 2 for x, y in pairs) / len(pairs)
+    assert row["probability that"] == "DQN > PPO"
+    assert row["environment steps"] == "50,000 against 100,000"
+    point, low, high, n = estimate(row["probability [95 % interval] (runs)"])
+    assert point == pytest.approx(expected, abs=0.0051)
+    assert 0 <= low <= point <= high <= 1
+    assert n == 10
+
+
+def test_probability_over_several_environments_is_their_mean(tmp_path):
+    records = cartpole() + [
+        make_record(algorithm, "Acrobot-v1", seed, num_seeds=5, returns=(-500.0, -80.0))
+        for algorithm in ("dqn", "ppo")
+        for seed in SEEDS
+    ]
+    *each, overall = write(tmp_path, records).rows("Probability of improvement")
+    points = [estimate(row["probability [95 % interval] (runs)"])[0] for row in each]
+    assert [row["environment"] for row in each] == ["Acrobot-v1", "CartPole-v1"]
+    assert overall["environment"] == "mean of 2 environments"
+    mean = estimate(overall["probability [95 % interval] (runs)"])
+    assert mean[0] == pytest.approx(statistics.fmean(points), abs=0.0101)
+    assert mean[3] == 20
+
+
+def test_budgets_are_tabled_beside_those_published(tmp_path):
+    records = make_games("dqn", {"pong": 1.0}, suite="small")
+    rows = write(tmp_path, records).rows("Scores by environment steps")
+    assert [row["by"] for row in rows] == [
+        "this project",
+        "Dopamine (JAX)",
+        "ours at or above Dopamine (JAX)?",
+    ]
+    ours, theirs, verdicts = rows
+    columns = {250_000: "250,000 (1 M frames)", 2_500_000: "2,500,000 (10 M frames)"}
+    for budget, column in columns.items():
+        at = [next(y for x, y in r["curve"] if x >= budget) for r in records]
+        assert estimate(ours[column])[0] == pytest.approx(middle_half(at), abs=0.051)
+        (peer,) = [
+            p
+            for p in scores.published("pong", "dqn")
+            if (p.env_steps, p.protocol) == (budget, DOPAMINE)
+        ]
+        assert theirs[column] == f"{peer.score:.1f} ± {peer.spread:.1f} (5)"
+        above = round(middle_half(at), 1) >= round(peer.score, 1)
+        assert verdicts[column].startswith("yes" if above else "no")
+
+
+def test_atari_scores_are_normalised_by_random_and_human_ones(dqn_page):
+    records = dqn_games()
+    normalised = {}
+    for row in dqn_page.rows("Human-normalised scores: 0 is random, 1 is human"):
+        game, random_, human = row["game"], value(row["random"]), value(row["human"])
+        low, high = scores.random_score(game), scores.human_score(game)
+        assert (random_, human) == pytest.approx((low, high), abs=0.5)
+        normalised[game] = [(x - low) / (high - low) for x in final(records, "dqn", game)]
+        shown = estimate(row["human-normalised: IQM [95 % interval] (runs)"])
+        assert shown[0] == pytest.approx(middle_half(normalised[game]), abs=0.00051)
+    *_, end = dqn_page.rows("Human-normalised scores over all games, [95 % interval]")
+    runs = [score for of in normalised.values() for score in of]
+    expected = {
+        "IQM": middle_half(runs),
+        "median": statistics.median(map(statistics.fmean, normalised.values())),
+        "mean": statistics.fmean(runs),
+        "optimality gap": statistics.fmean(1 - min(score, 1) for score in runs),
+    }
+    assert (end["games"], end["runs"]) == ("5 of 5", "15")
+    for column, number in expected.items():
+        assert estimate(f"{end[column]} (15)")[0] == pytest.approx(number, abs=0.00051)
+
+
+def test_atari5_estimates_the_median_over_57_games(dqn_page):
+    records = dqn_games()
+    ours, *peers = dqn_page.rows(
+        "Atari-5: the median human-normalised score over 57 games, estimated from five"
+    )
+    logarithm = 0.0
+    for game, weight in scores.ATARI5_WEIGHTS.items():
+        low, high = scores.random_score(game), scores.human_score(game)
+        mean = statistics.fmean(final(records, "dqn", game))
+        logarithm += weight * math.log10(1 + max(0, 100 * (mean - low) / (high - low)))
+    point, low, high, _ = estimate(f"{ours['estimated median [95 % interval], %']} (15)")
+    assert point == pytest.approx(10**logarithm - 1, abs=0.051)
+    assert low <= point <= high
+    assert {row["by"] for row in peers} <= {
+        p.peer for p in scores.published("phoenix") if p.protocol == DOPAMINE
+    }
+    assert peers
+
+
+def test_protocols_are_never_mixed(everything):
+    page = read(everything)
+    for protocol, agent in ((DOPAMINE, "DQN"), (OPENAI, "PPO")):
+        for game in scores.ATARI5_WEIGHTS:
+            ours, *theirs = page.rows(f"{game}: {protocol}")
+            assert (ours["agent"], ours["by"]) == (agent, "this project")
+            known = [p for p in scores.published(game) if p.protocol == protocol]
+            allowed = {(p.algorithm.upper(), p.peer) for p in known}
+            assert {(row["agent"], row["by"]) for row in theirs} == allowed
+    assert len([caption for caption, _ in page.tables if caption == "Results"]) == 3
+    improvement = page.rows("Probability of improvement")
+    assert {row["environment"] for row in improvement} == {"CartPole-v1"}
+
+
+def test_classic_suites_have_no_normalised_scores_and_say_why(tmp_path):
+    page = write(tmp_path, cartpole())
+    assert not [caption for caption, _ in page.tables if "normalised" in caption]
+    assert "There is no performance profile" in (tmp_path / "report.md").read_text()
+
+
+def test_every_run_tells_how_it_was_made(tmp_path):
+    records = cartpole()
+    page = write(tmp_path, records)
+    for row, record in zip(page.rows("Runs"), records, strict=True):
+        assert row["command"] == record["command"]
+        score = statistics.fmean(record["evaluation_returns"])
+        assert value(row["score"]) == pytest.approx(score, abs=0.051)
+        assert row["git revision"] == record["git_revision"]
+        assert row["SHA-256 of the configuration"] == record["config_sha256"]
+        assert row["SHA-256 of the weights"] == record["weights_sha256"]
+        assert (row["seed"], row["machine"]) == (str(record["seed"]), "1")
+    (machine,) = page.rows("Machines and software")
+    assert machine["versions"] == "python 3.11.7, tensorflow 2.15.1, tf-agents 0.19.0"
+    assert (machine["CPU"], machine["usable cores"]) == ("A Processor", "2")
+
+
+def test_speeds_are_medians_with_their_range(tmp_path):
+    seconds = {1: 24.0, 2: 60.0, 3: 3723.0}
+    records = [
+        make_record(seed=seed, wall_seconds=wall, env_steps_per_second=1000.0 * seed, workers=2)
+        for seed, wall in seconds.items()
+    ]
+    (row,) = write(tmp_path, records).rows("Wall-clock and speed")
+    assert row["wall-clock of a run, h:mm:ss: median [range]"] == "1:00 [0:24, 1:02:03]"
+    assert row["environment steps/s: median [range]"] == "2,000 [1,000, 3,000]"
+    assert row["runs at once"] == "2"
+
+
+def test_page_needs_nothing_else(everything):
+    page, text = read(everything), (everything / "report.html").read_text()
+    assert not re.search(r"https?:|//\w|@import|<script|<link|javascript", text)
+    assert not set(page.attributes("src"))
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    references = page.attributes("href") + page.attributes("xlink:href")
+    references += re.findall(r"url\(([^)]*)\)", text)
+    assert references and {reference.removeprefix("#") for reference in references} <= set(ids)
+    assert all(reference.startswith("#") for reference in references)
+
+
+def test_every_figure_is_there_and_described(everything):
+    page = read(everything)
+    labels = [a["aria-label"] for tag, a in page.tags if tag == "svg" and a["role"] == "img"]
+    titles = [label.partition(". ")[0] for label in labels]
+    per_group = [f"{game}: return while training" for game in sorted(scores.ATARI5_WEIGHTS)]
+    per_group += [
+        "Performance profiles over all games",
+        "All games: human-normalised return while training",
+    ]
+    assert titles == [*per_group, *per_group, "CartPole-v1: return while training"]
+    assert "DQN, IQM of 5 runs, ends at" in labels[-1]
+    assert [tag for tag, _ in page.tags].count("svg") == len(labels)
+    markdown = (everything / "report.md").read_text()
+    assert all(f"- {label}" in markdown for label in labels)
+
+
+def test_names_cannot_break_out(tmp_path):
+    evil = '<script>alert("|`x`|")</script>'
+    fields: dict[str, Any] = {"config": evil, "command": evil, "cpu_model": evil, "protocol": evil}
+    page = write(tmp_path, [make_record("dqn", evil, **fields)])
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.rows("Runs")[0]["command"] == evil
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    tables = itertools.groupby(lines, key=lambda line: line.startswith("| "))
+    for is_table, rows in tables:
+        if is_table:
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_same_records_give_the_same_bytes(everything, tmp_path):
+    for path in everything.glob("*.jsonl"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    code = (
+        "import pathlib, sys, matplotlib\n"
+        "matplotlib.rcParams['font.size'] = 31\n"
+        "from pipeline.benchmarks import report\n"
+        "report.write(pathlib.Path(sys.argv[1]))\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path], check=True, timeout=120, env={"PYTHONHASHSEED": "7"}
+    )
+    for name in ("report.html", "report.md"):
+        assert (tmp_path / name).read_bytes() == (everything / name).read_bytes()
+
+
+def test_tables_in_markdown_are_those_of_the_page(tmp_path):
+    page = write(tmp_path, cartpole())
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    for caption, rows in page.tables:
+        start = lines.index(f"**{caption}**") + 2
+        titles, _, *cells = lines[start : start + len(rows) + 1]
+        shown = [line.strip("| ").split(" | ") for line in (titles, *cells)]
+        plain = [[cell.strip("`").replace("&gt;", ">") for cell in row] for row in shown]
+        assert [row[0] for row in plain] == [row[0] for row in rows]
+        assert plain[1][1] == rows[1][1]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_folder_without_records(tmp_path, content):
+    if content is not None:
+        (tmp_path / "classic.jsonl").write_text(content)
+    with pytest.raises(errors.UserError, match="no records of runs in .*run a suite first"):
+        report.write(tmp_path)
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,348 @@
+import json
+import os
+import pathlib
+import sys
+import textwrap
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.benchmarks import peer_environment, throughput, throughput_tables, worker_process
+from pipeline.benchmarks.throughput import Contender, measure, measure_work
+from pipeline.benchmarks.workers import protocol, works
+from pipeline.errors import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+WORKERS = pathlib.Path(protocol.__file__).parent
+UNIT = "environment steps"
+
+# Speaks the protocol, writes each request to a file that all workers share, and then misbehaves as
+# its name says.
+FAKE = """
+import os, pathlib, sys, time
+sys.path.insert(0, {workers!r})
+import protocol
+
+channel, options = protocol.Channel(), protocol.arguments()
+name, stages = {name!r}, {stages!r}
+print("a library is talkative")
+os.write(1, b"so is its C++\\n")
+assert pathlib.Path(options.output_dir).is_dir()
+asked = []
+
+def stage(title):
+    def measure(seconds):
+        asked.append(title)
+        with open({order!r}, "a") as order:
+            order.write(f"{{name}} {{title}}\\n")
+        if len(asked) == {failing_at}:
+            {failure}
+        return {{"seconds": seconds, "count": 10 * len(asked), "unit": {unit!r}}}
+    return measure
+
+channel.serve({{"versions": {{"fake": "1"}}}}, {{s: stage(s) for s in stages}})
+"""
+
+
+def fake(tmp_path, name, stages=("environment", "training"), failure="pass", failing_at=2):
+    script = tmp_path / f"{name.replace(':', '_')}.py"
+    script.write_text(
+        textwrap.dedent(FAKE).format(
+            workers=str(WORKERS), name=name, stages=stages, order=str(tmp_path / "order"),
+            failure=failure, failing_at=failing_at, unit=UNIT,
+        )
+    )  # fmt: skip
+    return Contender(name, (sys.executable, str(script)), "x_1")
+
+
+@pytest.fixture
+def output_dir(tmp_path):
+    folder = tmp_path / "out"
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+def test_the_sides_take_turns_stage_by_stage(tmp_path, output_dir):
+    sides = [fake(tmp_path, "a"), fake(tmp_path, "b", stages=("training", "more"))]
+    results = measure_work("x_1", sides, output_dir, seconds=0.5, rounds=2)
+    assert (tmp_path / "order").read_text().splitlines() == [
+        "a environment", "a environment",
+        "a training", "b training", "a training", "b training",
+        "b more", "b more",
+    ]  # fmt: skip
+    training = results["a"]["stages"]["training"]
+    assert [answer["count"] for answer in training["rounds"]] == [30, 40]
+    assert training["per_second"] == 70.0  # median of 30 / 0.5 and 40 / 0.5
+    assert results["b"]["facts"]["versions"] == {"fake": "1"}
+    assert results["a"]["error"] is None
+    assert not (output_dir / "scratch").exists()
+
+
+def test_what_else_a_worker_prints_is_in_its_log(tmp_path, output_dir):
+    measure_work("x_1", [fake(tmp_path, "a")], output_dir, 0.1, 1)
+    printed = (output_dir / "logs" / "x_1-a.log").read_text().splitlines()
+    assert set(printed) == {"a library is talkative", "so is its C++"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("raise ValueError('out of coffee')", ["exit code 1", "ValueError: out of coffee"]),
+        ("os.kill(os.getpid(), 9)", ["exit code -9"]),
+        ("channel._output.write('42 bananas\\n')", ["said '42 bananas'"]),
+        ("channel.say({'stage': 'other'})", ["said", "other"]),
+        ("channel.say({'stage': title, 'seconds': 1, 'count': 0, 'unit': 'x'})", ["said"]),
+        ("channel.say([title])", ["said"]),
+        ("time.sleep(60)", ["said nothing for"]),
+    ],
+)
+def test_a_worker_that_fails_costs_only_what_it_had_left(
+    tmp_path, output_dir, monkeypatch, capsys, failure, said
+):
+    monkeypatch.setattr(worker_process, "_ANSWER_SECONDS", 2.0)
+    sides = [fake(tmp_path, "good"), fake(tmp_path, "bad", failure=failure)]
+    started = time.monotonic()
+    results = measure_work("x_1", sides, output_dir, 0.1, 2)
+    assert time.monotonic() - started < 30
+    good, bad = results["good"], results["bad"]
+    assert good["error"] is None
+    assert {stage: len(m["rounds"]) for stage, m in good["stages"].items()} == {
+        "environment": 2,
+        "training": 2,
+    }
+    assert len(bad["stages"]["environment"]["rounds"]) == 1
+    assert "training" not in bad["stages"]
+    for words in ["bad's worker for x_1", str(output_dir / "logs" / "x_1-bad.log"), *said]:
+        assert words in bad["error"]
+    assert capsys.readouterr().err == bad["error"] + "\n"
+
+
+def test_a_worker_that_cannot_start_does_not_stop_the_others(tmp_path, output_dir):
+    broken = Contender("broken", (sys.executable, "-c", "raise SystemExit('no such work')"), "x_1")
+    results = measure_work("x_1", [broken, fake(tmp_path, "a")], output_dir, 0.1, 1)
+    assert "no such work" in results["broken"]["error"]
+    assert results["broken"]["stages"] == {}
+    assert set(results["a"]["stages"]) == {"environment", "training"}
+
+
+SMALL = ["throughput.works = ('x_1', 'x_1:bfloat16')", "throughput.seconds = 0.1"]
+
+
+@pytest.fixture
+def fake_sides(tmp_path, monkeypatch):
+    """Fake workers in the place of all sides; their names in the places of commands."""
+
+    def ours(work, variants):
+        return [fake(tmp_path, f"ours{':' if v else ''}{v}") for v in variants]
+
+    monkeypatch.setattr(throughput, "_ours", ours)
+    monkeypatch.setattr(throughput, "_peers", lambda work, python: [fake(tmp_path, "sb3")])
+    monkeypatch.setattr(peer_environment, "ensure", lambda: pathlib.Path("/python"))
+
+
+def test_measure_writes_everything(tmp_path, fake_sides):
+    measure(tmp_path / "speed", True, [*SMALL, "throughput.rounds = 3"])
+    results = json.loads((tmp_path / "speed" / "throughput.json").read_text())
+    sides = results["works"]["x_1"]["sides"]
+    assert list(sides) == ["ours", "ours:bfloat16", "sb3"]
+    assert all(len(side["stages"]["training"]["rounds"]) == 3 for side in sides.values())
+    assert results["rounds"] == 3 and results["cpu_count"] >= 1 and results["memory_gib"] > 0
+    text = (tmp_path / "speed" / "throughput.md").read_text()
+    assert throughput.table(results) in text
+    assert f"{results['cpu_count']} cores" in text
+
+
+def test_without_peers_there_are_none(tmp_path, fake_sides, monkeypatch):
+    monkeypatch.setattr(peer_environment, "ensure", None)
+    measure(tmp_path, False, [*SMALL, "throughput.rounds = 1"])
+    results = json.loads((tmp_path / "throughput.json").read_text())
+    assert list(results["works"]["x_1"]["sides"]) == ["ours", "ours:bfloat16"]
+
+
+def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, monkeypatch):
+    broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
+    monkeypatch.setattr(throughput, "_peers", lambda work, python: [broken])
+    with pytest.raises(UserError, match="x_1: sb3"):
+        measure(tmp_path, True, SMALL)
+    results = json.loads((tmp_path / "throughput.json").read_text())
+    assert results["works"]["x_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
+    text = (tmp_path / "throughput.md").read_text()
+    assert "Not everything was measured" in text and "ValueError: oh" in text
+
+
+@pytest.mark.parametrize("binding", ["works = ()", "seconds = 0", "rounds = 0"])
+def test_measuring_nothing_is_refused(tmp_path, binding):
+    with pytest.raises(UserError, match="throughput"):
+        measure(tmp_path, False, [f"throughput.{binding}"])
+
+
+def test_every_peer_has_its_worker_and_works():
+    for name, names in throughput._PEER_WORKS.items():
+        assert (WORKERS / f"{name}_worker.py").is_file()
+        assert set(names) <= works.WORKS.keys()
+
+
+def side(**speeds):
+    stages = {
+        stage: {"per_second": speed, "rounds": [{"unit": UNIT, "count": 8, "seconds": 8 / speed}]}
+        for stage, speed in speeds.items()
+    }
+    return {"facts": {}, "stages": stages, "error": None}
+
+
+def results_of(work="dqn_pong_8", **sides):
+    named = {name.replace("__", ":"): value for name, value in sides.items()}
+    return {
+        "cpu_count": 2, "cpu_model": "X", "memory_gib": 23.4, "command": "c", "git_revision": None,
+        "seconds": 10, "rounds": 2, "works": {work: {"sides": named}},
+    }  # fmt: skip
+
+
+def cells(table, row=0):
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [cell.strip() for cell in lines[2 + row].strip("|").split("|")]
+
+
+def test_the_table_has_speeds_and_ratios():
+    results = results_of(
+        ours=side(training=1234.4), ours__bfloat16=side(training=1500.0),
+        sb3=side(training=500.0), tf_agents=side(training=50.0),
+    )  # fmt: skip
+    assert cells(throughput.table(results)) == [
+        "DQN Pong, 8 environments", "1,234", "1,500", "500", "50", "2.47 / 3.00", "24.69 / 30.00",
+    ]  # fmt: skip
+
+
+def test_the_table_leaves_empty_what_was_not_measured():
+    results = results_of("sac_pendulum_1", ours=side(training=300.0), sb3=side(collect=5.0))
+    row = ["SAC Pendulum, 1 environment", "300", "", "", "", "", ""]
+    assert cells(throughput.table(results)) == row
+    assert "machine" not in throughput.table(results_of("machine", ours=side(matmul_float32=9.0)))
+
+
+@given(st.floats(1, 1e5), st.floats(1, 1e5))
+def test_a_ratio_is_that_of_the_speeds(ours, theirs):
+    results = results_of(ours=side(training=ours), sb3=side(training=theirs))
+    assert float(cells(throughput.table(results))[5]) == pytest.approx(ours / theirs, abs=0.0051)
+
+
+def test_the_stages_are_in_milliseconds():
+    update = {
+        "per_second": 100.0,
+        "rounds": [{"unit": "updates", "count": 1, "seconds": 0.01, "flops_per_count": 2.5e9}],
+    }
+    ours = side(environment=4000.0, collect=1000.0, training=800.0)
+    ours["stages"]["update"] = update
+    ours["stages"]["training"]["rounds"][0]["updates"] = 2
+    results = results_of(ours=ours)
+    results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=500.0)}}
+    text = throughput_tables.document(results)
+    row = next(line for line in text.splitlines() if "ours, float32 | 2 |" in line)
+    # 8 / 4000 s, 8 / 1000 s, nothing, 1 / 100 s, 2.5 of 500 GFLOP 100 times a second, 8 / 800 s
+    shown = [cell.strip() for cell in row.strip("|").split("|")][2:]
+    assert shown == ["2", "8", "", "10", "50%", "10", "4"]
+    assert "| machine | ours, float32 | matmul_float32 | 500 | 0.002 |" in text.replace("\\", "")
+
+
+def test_what_differs_is_told_once_with_its_works():
+    peer = side(training=1.0)
+    peer["facts"]["differences"] = ["it is slow"]
+    results = results_of(sb3=peer)
+    results["works"]["ppo_pong_8"] = {"sides": {"sb3": peer}}
+    text = throughput_tables.document(results)
+    assert "it is slow (DQN Pong, 8 environments; PPO Pong, 8 environments)" in text
+    assert text.count("it is slow") == 1
+
+
+@given(st.sampled_from(sorted(works.WORKS)), st.sampled_from([1, 2, 4, 8]))
+def test_an_iteration_keeps_the_ratio_of_updates(name, num_envs):
+    work, parsed = works.parse(f"{name}_{num_envs}")
+    assert work is works.WORKS[name] and parsed == num_envs
+    env_steps = work.vector_steps(num_envs) * num_envs
+    ratio = work.batch_size / works.NUM_EPOCHS if work.algorithm == "ppo" else None
+    assert env_steps == work.updates(num_envs) * (ratio or work.env_steps_per_update)
+
+
+@pytest.mark.parametrize("name", ["dqn_pong", "dqn_8", "dqn_pong_x", ""])
+def test_a_name_of_no_work_is_refused(name):
+    with pytest.raises(ValueError, match="dqn_pong"):
+        works.parse(name)
+
+
+def test_the_share_of_the_memory_that_stacks_take():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    stacks = works.stacks_in_memory(0.5)
+    assert 0 <= total / 2 - stacks * 4 * 84 * 84 < 4 * 84 * 84
+
+
+class TestPeerEnvironment:
+    @pytest.fixture
+    def commands(self, monkeypatch):
+        run: list[list[str]] = []
+
+        def record(command):
+            run.append(command)
+            pathlib.Path(command[-1]).mkdir(exist_ok=True) if "venv" in command else None
+
+        monkeypatch.setattr(peer_environment, "_run", record)
+        return run
+
+    def test_torch_comes_first_and_everything_is_pinned(self, tmp_path, commands):
+        python = peer_environment.ensure(tmp_path / "venv")
+        assert python == tmp_path / "venv" / "bin" / "python"
+        assert commands[0][1:3] == ["-m", "venv"]
+        assert [c[c.index(str(peer_environment.CONSTRAINTS)) + 1] for c in commands[1:]] == [
+            "torch",
+            "stable-baselines3",
+        ]
+
+    def test_it_is_made_once_and_again_when_the_pins_change(self, tmp_path, commands):
+        pins = tmp_path / "pins.txt"
+        pins.write_text("torch==1\n")
+        peer_environment.ensure(tmp_path / "venv", pins)
+        commands.clear()
+        peer_environment.ensure(tmp_path / "venv", pins)
+        assert not commands
+        pins.write_text("torch==2\n")
+        peer_environment.ensure(tmp_path / "venv", pins)
+        assert len(commands) == 3
+
+    def test_a_failure_is_told_in_the_words_of_pip(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        (tmp_path / "python").write_text("#!/bin/sh\necho no space left\nexit 1\n")
+        (tmp_path / "python").chmod(0o755)
+        with pytest.raises(UserError, match="no space left"):
+            peer_environment.ensure(tmp_path / "venv")
+        assert not (tmp_path / "venv" / "installed.txt").exists()
+
+    def test_the_environments_are_in_the_versions_of_this_pipeline(self):
+        def pins(path):
+            lines = path.read_text().splitlines()
+            return dict(line.split("==") for line in lines if "==" in line and ";" not in line)
+
+        ours, theirs = pins(ROOT / "constraints.txt"), pins(peer_environment.CONSTRAINTS)
+        shared = ["ale-py", "gymnasium", "numpy", "opencv-python-headless"]
+        assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
+
+
+def peer_python(name):
+    if name == "tf_agents":
+        return sys.executable
+    python = ROOT / peer_environment.FOLDER / "bin" / "python"
+    return str(python) if python.exists() else pytest.skip("there is no .venv-peers")
+
+
+@pytest.mark.parametrize("name", ["tf_agents", "sb3"])
+def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
+    peer = Contender(
+        name, (peer_python(name), str(WORKERS / f"{name}_worker.py")), "dqn_cartpole_8"
+    )
+    results = measure_work("dqn_cartpole_8", [peer], output_dir, 0.3, 1)[name]
+    assert results["error"] is None
+    assert list(results["stages"]) == ["environment", "collect", "sample", "update", "training"]
+    assert results["facts"]["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
+    training = results["stages"]["training"]["rounds"][0]
+    assert training["count"] / 4 == pytest.approx(training["updates"], abs=2)
+    assert results["stages"]["collect"]["rounds"][0]["updates"] == 0

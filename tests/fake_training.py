@@ -1,0 +1,99 @@
+"""Stands for `pipeline.train` in tests of benchmarks: takes its flags and leaves its files.
+
+Bindings `fake.x = value` choose what it does; see `main`.
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+
+def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -> int:
+    """Ends after `seconds`; the seeds in `failing` fail while the file `broken` is there.
+
+    With `patience`, takes half of its steps and waits for SIGTERM, on which it takes half a second
+    to write a checkpoint; started again, it finishes.
+    """
+    print("started", seed, flush=True)
+    with (root_dir.parent / "times.jsonl").open("a") as times:
+        times.write(f'["{root_dir.name}", 1, {time.monotonic()}]\n')
+    root_dir.mkdir(exist_ok=True)
+    checkpoint = root_dir / "checkpoint"
+    (root_dir / "run.json").write_text(json.dumps(description(root_dir)))
+    (root_dir / "operative_config.gin").write_text("Evaluator.greedy = True\n")
+    log(root_dir, budget // 2)
+    if str(seed) in fake.get("failing", "") and pathlib.Path(fake["broken"]).exists():
+        print("a line\nerror: the loss is NaN", file=sys.stderr)
+        return 2
+    if "patience" in fake and not checkpoint.exists():
+        return wait_for_signal(root_dir, checkpoint)
+    time.sleep(float(fake.get("seconds", 0)))
+    log(root_dir, budget)
+    finish(root_dir, seed, budget)
+    with (root_dir.parent / "times.jsonl").open("a") as times:
+        times.write(f'["{root_dir.name}", -1, {time.monotonic()}]\n')
+    return int(fake.get("exit_code", 0))
+
+
+def description(root_dir: pathlib.Path) -> dict:
+    return {
+        "command": f"python -m pipeline.train --root_dir={root_dir}",
+        "git_revision": "abc",
+        "versions": {"python": "3.11"},
+        "threads": {"intra_op": 1, "inter_op": 1},
+    }
+
+
+def log(root_dir: pathlib.Path, env_steps: int) -> None:
+    record = {
+        "env_steps": env_steps,
+        "wall_seconds": env_steps / 100,
+        "env_steps_per_second": 100.0,
+        "return_mean_100": float(env_steps),
+    }
+    with (root_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def finish(root_dir: pathlib.Path, seed: int, budget: int) -> None:
+    result = {
+        "evaluation": {"returns": [1.0 * seed, 2.0 * seed], "return_mean": 1.5 * seed},
+        "env_steps": budget + 3,
+        "updates": budget // 2,
+        "episodes": 4,
+        "wall_seconds": budget / 100,
+        "weights_sha256": "f" * 64,
+    }
+    (root_dir / "result.json").write_text(json.dumps(result))
+
+
+def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:
+    """Writes its process id first, so that it can be seen to live and to die."""
+    stopping = root_dir / "stopping"
+
+    def stop(number: int, frame: object) -> None:
+        if stopping.exists():
+            os._exit(1)  # a second signal: no checkpoint
+        stopping.touch()
+        time.sleep(0.5)
+        checkpoint.touch()
+        stopping.unlink()
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    (root_dir / "process_id").write_text(str(os.getpid()))
+    time.sleep(60)
+    return 1
+
+
+if __name__ == "__main__":
+    values = dict(re.findall(r"--(root_dir|seed)=(.*)", "\n".join(sys.argv)))
+    bindings = re.findall(r"--gin_bindings=fake\.(\w+) = '(.*)'", "\n".join(sys.argv))
+    steps = re.findall(r"train\.num_env_steps = ([\d_]+)", "\n".join(sys.argv))[-1]
+    sys.exit(
+        main(pathlib.Path(values["root_dir"]), int(values["seed"]), int(steps), dict(bindings))
+    )

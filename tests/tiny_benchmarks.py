@@ -1,0 +1,80 @@
+"""Benchmarks small enough to test: two experiments whose trainings are `fake_training`'s."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import fake_training
+
+from pipeline.benchmarks import records, runner
+from pipeline.benchmarks.suites import Experiment, Suite
+from pipeline.shutdown import StopSignal
+
+FAKE = (sys.executable, fake_training.__file__)
+PATIENCE = "fake.patience = 'yes'"
+# Runs in a process of its own, to be killed; its argument is the folder.
+_PROGRAM = """
+import pathlib, sys
+sys.path.insert(0, "tests")
+from tiny_benchmarks import PATIENCE, make_suite, run
+from pipeline.shutdown import StopSignal
+with StopSignal("stopping") as stop:
+    outcome = run(pathlib.Path(sys.argv[1]), make_suite(2, PATIENCE), workers=2, stop=stop)
+print(f"{outcome.finished} finished, {outcome.left} left")
+"""
+
+
+def make_suite(num_seeds: int = 1, *bindings: str, budget: int = 100) -> Suite:
+    experiments = [
+        Experiment("dqn", environment, "dqn_cartpole", budget) for environment in ("A-v1", "B-v1")
+    ]
+    return Suite("tiny", "any", "evaluation", num_seeds, (), bindings, tuple(experiments))
+
+
+def run(
+    output_dir: pathlib.Path, suite: Suite, workers: int = 1, bindings=(), stop=None
+) -> runner.Outcome:
+    with mock.patch.object(runner, "_POLL_SECONDS", 0.01):
+        return runner.run_suite(suite, output_dir, workers, bindings, stop or StopSignal(), FAKE)
+
+
+def recorded(output_dir: pathlib.Path) -> dict[tuple[str, int], dict]:
+    """Records by environment and seed."""
+    found = records.read(output_dir / "tiny.jsonl")
+    return {(record["environment"], record["seed"]): record for record in found}
+
+
+def starts(output_dir: pathlib.Path) -> dict[str, int]:
+    """How often each run was started, by what the logs say."""
+    logs = output_dir.glob("tiny/*/*.log")
+    return {f"{log.parent.name}/{log.stem}": log.read_text().count("started") for log in logs}
+
+
+def start_program(output_dir: pathlib.Path) -> subprocess.Popen:
+    """Two seeds of each experiment, which wait for a signal, two at once."""
+    command = [sys.executable, "-c", _PROGRAM, str(output_dir)]
+    root = pathlib.Path(__file__).parent.parent
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def waiting_processes(output_dir: pathlib.Path, count: int) -> list[int]:
+    """Process ids of the fake trainings, once so many have come to wait."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        texts = [path.read_text() for path in output_dir.glob("tiny/*/*/process_id")]
+        if len(texts) == count and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.02)
+    raise TimeoutError("the runs have not started")
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+        state = pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
