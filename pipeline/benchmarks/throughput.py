@@ -39,7 +39,7 @@ WORKS = (
     "dqn_pong_1", "dqn_pong_1:bfloat16", "dqn_pong_8", "dqn_pong_8:bfloat16",
     "ppo_pong_8", "ppo_pong_8:bfloat16", "sac_pong_8", "sac_pong_8:bfloat16",
     "dqn_cartpole_1", "dqn_cartpole_8", "ppo_cartpole_8", "sac_pendulum_1",
-    "start_pong", "memory_pong", "checkpoint_pong",
+    "start_pong", "replay_pong",
 )  # fmt: skip
 
 _WORKERS = pathlib.Path(__file__).parent / "workers"
