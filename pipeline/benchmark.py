@@ -32,7 +32,9 @@ _WORKERS = flags.DEFINE_integer(
 _GIN_BINDINGS = flags.DEFINE_multi_string(
     "gin_bindings", [], "Bindings for every run, after the suite's; or for --throughput."
 )
-_REPORT = flags.DEFINE_bool("report", False, "Write report.html and report.md of what is there.")
+_REPORT = flags.DEFINE_bool(
+    "report", False, "Write report.html and report.md, or throughput.md, of what is there."
+)
 _THROUGHPUT = flags.DEFINE_bool("throughput", False, "Measure the speed of every stage.")
 _PEERS = flags.DEFINE_bool("peers", False, "With --throughput: measure other libraries, too.")
 
@@ -49,11 +51,18 @@ def main(_: Sequence[str]) -> int:
     if _SUITE.value:
         code = _run_suite(_SUITE.value, output_dir)
     if _REPORT.value and code <= 1:
-        from pipeline.benchmarks import report
-
-        for path in report.write(output_dir):
+        for path in _write_reports(output_dir):
             print(f"wrote {path}")
     return code
+
+
+def _write_reports(output_dir: pathlib.Path) -> list[pathlib.Path]:
+    from pipeline.benchmarks import report, throughput
+
+    written = throughput.rewrite_tables(output_dir)
+    if written and not any(output_dir.glob("*.jsonl")):
+        return written
+    return written + report.write(output_dir)
 
 
 def _check_flags() -> pathlib.Path:

@@ -81,13 +81,14 @@ def _fail(message: str) -> NoReturn:
     sys.exit(USER_ERROR_CODE)
 
 
-def before_tensorflow(onednn: bool = True) -> None:
+def before_tensorflow(onednn: bool | None = None) -> None:
     """To be called before the first import of TensorFlow; the user's own environment wins.
 
-    Chooses its kernels, which by itself it does by the kind of processor, and silences what it,
-    and legacy gym and pygame for TF-Agents, print when they are imported.
+    Chooses its kernels, unless it is to choose by the kind of processor (None), and silences what
+    it, and legacy gym and pygame for TF-Agents, print when they are imported.
     """
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
+    if onednn is not None:
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from gym_notices import notices
 

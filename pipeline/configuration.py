@@ -28,10 +28,11 @@ from pipeline.gin_statements import (
     Reference,
     Source,
     find_file,
+    last_switch,
     leaves,
+    list_configs,
     scan,
     shipped_folder,
-    shipped_names,
     suggest,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "operative_config",
     "preserved",
     "read",
+    "uses_onednn",
 ]
 
 # Parameters that are closed to gin because a flag of the binaries sets them.
@@ -69,16 +71,6 @@ def find_config(name: str) -> Path:
         UserError: there is no such file; names the nearest.
     """
     return find_file(name, [Path(), shipped_folder()])
-
-
-def list_configs() -> list[tuple[str, str]]:
-    """(name, first comment line) of every shipped config; ready runs first."""
-    return [(name, _first_comment(find_file(name, [shipped_folder()]))) for name in shipped_names()]
-
-
-def _first_comment(path: Path) -> str:
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
 
 
 def load(
@@ -110,6 +102,11 @@ def read(
         (Source(text.strip(), None) for text in gin_bindings),
     )
     return [statement for source in sources for statement in scan(source, allow_imports)]
+
+
+def uses_onednn(statements: Iterable[Import | Binding]) -> bool:
+    """The value of `configure_tensorflow.onednn`, which TensorFlow reads when it is imported."""
+    return last_switch(statements, "configure_tensorflow.onednn", True)
 
 
 def apply(statements: Sequence[Import | Binding]) -> None:

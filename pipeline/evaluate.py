@@ -47,7 +47,7 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say which run to evaluate: --root_dir=runs/NAME.")
     run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
     video = _video_path()
-    cli.before_tensorflow()
+    cli.before_tensorflow(run.uses_onednn(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value))
     print("loading TensorFlow ...", flush=True)
     import tensorflow  # noqa: F401 - a signal while it loads ends the process as it would any other
 

@@ -58,10 +58,32 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     raise UserError(f"no gin file or shipped config is named {name!r}.{hint}")
 
 
-def last_value(statements: Iterable[Import | Binding], name: str, default: Any) -> Any:
-    """What the last binding of `name` gives it, before anything that it may need is imported."""
-    values = [s.value for s in statements if isinstance(s, Binding) and s.name == name]
-    return values[-1] if values else default
+def list_configs() -> list[tuple[str, str]]:
+    """(name, first comment line) of every shipped config; ready runs first."""
+    return [(name, _first_comment(find_file(name, [shipped_folder()]))) for name in shipped_names()]
+
+
+def _first_comment(path: Path) -> str:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+
+
+def last_switch(statements: Iterable[Import | Binding], name: str, default: bool) -> bool:
+    """What the last binding of `name` gives it, before anything that it may need is imported.
+
+    Raises:
+        UserError: that is neither True nor False.
+    """
+    bindings = [s for s in statements if isinstance(s, Binding) and not s.scope]
+    # gin takes a module's path before the name, too.
+    last = [s for s in bindings if f".{s.name}".endswith(f".{name}")][-1:]
+    for binding in last:
+        if not isinstance(binding.value, bool):
+            raise UserError(
+                f"{binding.origin}: {name} = {binding.value!r}: must be True or False, written "
+                "out, because it is read before anything else."
+            )
+    return last[0].value if last else default
 
 
 def suggest(name: str, names: Iterable[str]) -> str:

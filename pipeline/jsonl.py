@@ -14,17 +14,17 @@ import numpy as np
 from pipeline import errors
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` in the types of JSON: tensors and arrays as numbers or lists, NaN and inf as None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, str | bool | int) or value is None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return _plain(np.asarray(value).tolist())
+    return plain(np.asarray(value).tolist())
 
 
 def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class JsonlLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def truncate_after(self, env_steps: int) -> None:

@@ -149,7 +149,7 @@ class RunFolder:
             "num_envs": num_envs,
             **settings,
             "versions": {"python": platform.python_version(), **_versions()},
-            "git_revision": _git_revision(),
+            "git_revision": git_revision(),
         }
         earlier = [{name: before[name] for name in start if name in before}] if before else []
         self.write_json(
@@ -218,7 +218,7 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def _git_revision() -> str | None:
+def git_revision() -> str | None:
     """Of the source that runs, with "+" if it has uncommitted changes; None outside a checkout."""
     source = pathlib.Path(__file__).parent
     try:

@@ -56,6 +56,11 @@ class SavedRun:
         """
         configuration.load([str(self._config_path)], gin_bindings, allow_imports)
 
+    def uses_onednn(self, gin_bindings: list[str], allow_imports: bool = False) -> bool:
+        """What TensorFlow has to be told before it is imported; raises as `load_config`."""
+        path = str(self._config_path)
+        return configuration.uses_onednn(configuration.read([path], gin_bindings, allow_imports))
+
     def restore(self, agent: Part) -> Restored:
         """Restores the weights and whatever else is the agent's own into `agent`.
 

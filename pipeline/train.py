@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from pipeline import cli, configuration, gin_statements
+from pipeline import cli, configuration
 from pipeline.errors import UserError
 from pipeline.run_folder import RESTART_BEHAVIORS
 
@@ -48,9 +48,7 @@ def main(_: Sequence[str]) -> int:
 
 def _train() -> int:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    cli.before_tensorflow(
-        gin_statements.last_value(statements, "configure_tensorflow.onednn", True)
-    )
+    cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
     from pipeline.host_loop import Stopped
     from pipeline.shutdown import StopSignal

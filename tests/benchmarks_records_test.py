@@ -46,6 +46,7 @@ def write_json(run, name, **changes):
             "git_revision": None,
             "versions": {"python": "3.11.7"},
             "threads": {"intra_op": 1, "inter_op": 2},
+            "onednn": "0",
         },
         "result.json": {
             "evaluation": {"return_mean": 2.0, "return_std": 1.0, "returns": [1.0, 3.0]},
@@ -99,6 +100,7 @@ def test_record_of_a_finished_run(run):
         "git_revision": None,
         "versions": {"python": "3.11.7"},
         "threads": {"intra_op": 1, "inter_op": 2},
+        "onednn": "0",
     }
 
 

@@ -219,8 +219,29 @@ def test_comparison_is_of_numbers_as_printed(tmp_path, returns, verdict):
     assert row["at or above?"] == verdict
 
 
+def test_a_failed_seed_counts_in_the_comparison_though_not_in_the_interquartile_mean(tmp_path):
+    runs = [500.0, 500.0, 500.0, 500.0, 100.0]
+    records = [
+        make_record(seed=seed, num_seeds=5, evaluation_returns=[run])
+        for seed, run in enumerate(runs, start=1)
+    ]
+    page = write(tmp_path, records)
+    ours = page.rows(f"CartPole-v1: {CLASSIC}")[0]
+    assert ours["score: IQM [95 % interval] (runs)"].startswith("500.0 ")
+    assert ours["mean"] == "420.0"
+    (row,) = page.rows("Results")
+    assert row["at or above?"].startswith("no")
+
+
+def test_no_score_is_given_for_a_budget_beyond_the_end(tmp_path):
+    records = make_games("dqn", {"pong": 1.0}, suite="small")
+    short = [record | {"num_env_steps": 1_000_000} for record in records]
+    ours, *_ = write(tmp_path, short).rows("Scores by environment steps")
+    assert ours["250,000 (1 M frames)"] and not ours["2,500,000 (10 M frames)"]
+
+
 def test_score_below_but_within_the_interval_says_so(tmp_path):
-    runs = [490.0, 492.0, 496.0, 510.0, 512.0]
+    runs = [488.0, 492.0, 496.0, 510.0, 511.0]
     records = [
         make_record(seed=seed, num_seeds=5, evaluation_returns=[run])
         for seed, run in enumerate(runs, start=1)
@@ -363,7 +384,7 @@ def test_budgets_are_tabled_beside_those_published(tmp_path):
             if (p.env_steps, p.protocol) == (budget, DOPAMINE)
         ]
         assert theirs[column] == f"{peer.score:.1f} ± {peer.spread:.1f} (5)"
-        above = round(middle_half(at), 1) >= round(peer.score, 1)
+        above = round(statistics.fmean(at), 1) >= round(peer.score, 1)
         assert verdicts[column].startswith("yes" if above else "no")
 
 

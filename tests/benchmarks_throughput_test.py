@@ -54,7 +54,7 @@ def fake(tmp_path, name, stages=("environment", "training"), failure="pass", fai
             failure=failure, failing_at=failing_at, unit=UNIT,
         )
     )  # fmt: skip
-    return Contender(name, (sys.executable, str(script)), "x_1")
+    return Contender(name, (sys.executable, str(script)), "dqn_pong_1")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def output_dir(tmp_path):
 
 def test_the_sides_take_turns_stage_by_stage(tmp_path, output_dir):
     sides = [fake(tmp_path, "a"), fake(tmp_path, "b", stages=("training", "more"))]
-    results = measure_work("x_1", sides, output_dir, seconds=0.5, rounds=2)
+    results = measure_work("dqn_pong_1", sides, output_dir, seconds=0.5, rounds=2)
     assert (tmp_path / "order").read_text().splitlines() == [
         "a environment", "a environment",
         "a training", "b training", "a training", "b training",
@@ -81,8 +81,8 @@ def test_the_sides_take_turns_stage_by_stage(tmp_path, output_dir):
 
 
 def test_what_else_a_worker_prints_is_in_its_log(tmp_path, output_dir):
-    measure_work("x_1", [fake(tmp_path, "a")], output_dir, 0.1, 1)
-    printed = (output_dir / "logs" / "x_1-a.log").read_text().splitlines()
+    measure_work("dqn_pong_1", [fake(tmp_path, "a")], output_dir, 0.1, 1)
+    printed = (output_dir / "logs" / "dqn_pong_1-a.log").read_text().splitlines()
     assert set(printed) == {"a library is talkative", "so is its C++"}
 
 
@@ -104,7 +104,7 @@ def test_a_worker_that_fails_costs_only_what_it_had_left(
     monkeypatch.setattr(worker_process, "_ANSWER_SECONDS", 2.0)
     sides = [fake(tmp_path, "good"), fake(tmp_path, "bad", failure=failure)]
     started = time.monotonic()
-    results = measure_work("x_1", sides, output_dir, 0.1, 2)
+    results = measure_work("dqn_pong_1", sides, output_dir, 0.1, 2)
     assert time.monotonic() - started < 30
     good, bad = results["good"], results["bad"]
     assert good["error"] is None
@@ -114,20 +114,26 @@ def test_a_worker_that_fails_costs_only_what_it_had_left(
     }
     assert len(bad["stages"]["environment"]["rounds"]) == 1
     assert "training" not in bad["stages"]
-    for words in ["bad's worker for x_1", str(output_dir / "logs" / "x_1-bad.log"), *said]:
+    for words in [
+        "bad's worker for dqn_pong_1",
+        str(output_dir / "logs" / "dqn_pong_1-bad.log"),
+        *said,
+    ]:
         assert words in bad["error"]
     assert capsys.readouterr().err == bad["error"] + "\n"
 
 
 def test_a_worker_that_cannot_start_does_not_stop_the_others(tmp_path, output_dir):
-    broken = Contender("broken", (sys.executable, "-c", "raise SystemExit('no such work')"), "x_1")
-    results = measure_work("x_1", [broken, fake(tmp_path, "a")], output_dir, 0.1, 1)
+    broken = Contender(
+        "broken", (sys.executable, "-c", "raise SystemExit('no such work')"), "dqn_pong_1"
+    )
+    results = measure_work("dqn_pong_1", [broken, fake(tmp_path, "a")], output_dir, 0.1, 1)
     assert "no such work" in results["broken"]["error"]
     assert results["broken"]["stages"] == {}
     assert set(results["a"]["stages"]) == {"environment", "training"}
 
 
-SMALL = ["throughput.works = ('x_1', 'x_1:bfloat16')", "throughput.seconds = 0.1"]
+SMALL = ["throughput.works = ('dqn_pong_1', 'dqn_pong_1:bfloat16')", "throughput.seconds = 0.1"]
 
 
 @pytest.fixture
@@ -145,7 +151,7 @@ def fake_sides(tmp_path, monkeypatch):
 def test_measure_writes_everything(tmp_path, fake_sides):
     measure(tmp_path / "speed", True, [*SMALL, "throughput.rounds = 3"])
     results = json.loads((tmp_path / "speed" / "throughput.json").read_text())
-    sides = results["works"]["x_1"]["sides"]
+    sides = results["works"]["dqn_pong_1"]["sides"]
     assert list(sides) == ["ours", "ours:bfloat16", "sb3"]
     assert all(len(side["stages"]["training"]["rounds"]) == 3 for side in sides.values())
     assert results["rounds"] == 3 and results["cpu_count"] >= 1 and results["memory_gib"] > 0
@@ -158,16 +164,16 @@ def test_without_peers_there_are_none(tmp_path, fake_sides, monkeypatch):
     monkeypatch.setattr(peer_environment, "ensure", None)
     measure(tmp_path, False, [*SMALL, "throughput.rounds = 1"])
     results = json.loads((tmp_path / "throughput.json").read_text())
-    assert list(results["works"]["x_1"]["sides"]) == ["ours", "ours:bfloat16"]
+    assert list(results["works"]["dqn_pong_1"]["sides"]) == ["ours", "ours:bfloat16"]
 
 
 def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, monkeypatch):
     broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
     monkeypatch.setattr(throughput, "_peers", lambda work, python: [broken])
-    with pytest.raises(UserError, match="x_1: sb3"):
+    with pytest.raises(UserError, match="dqn_pong_1: sb3"):
         measure(tmp_path, True, SMALL)
     results = json.loads((tmp_path / "throughput.json").read_text())
-    assert results["works"]["x_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
+    assert results["works"]["dqn_pong_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
     text = (tmp_path / "throughput.md").read_text()
     assert "Not everything was measured" in text and "ValueError: oh" in text
 
@@ -346,3 +352,41 @@ def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
     training = results["stages"]["training"]["rounds"][0]
     assert training["count"] / 4 == pytest.approx(training["updates"], abs=2)
     assert results["stages"]["collect"]["rounds"][0]["updates"] == 0
+
+
+@pytest.mark.parametrize("name", ["dqn_pang_8", "dqn_pong", "dqn_pong_0", "dqn_pong_8:float16", ""])
+def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path, name):
+    bindings = [f"throughput.works = ('dqn_cartpole_1', {name!r})"]
+    with pytest.raises(UserError, match=r"throughput.works = .* is none"):
+        measure(tmp_path, False, bindings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forgotten_comma_is_told(tmp_path):
+    with pytest.raises(UserError, match="must be a tuple"):
+        measure(tmp_path, False, ["throughput.works = ('dqn_pong_8')"])
+
+
+def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
+    (tmp_path / "logs").mkdir()
+    side = fake(tmp_path, "ours")
+    ready = worker_process.Worker.ready
+    monkeypatch.setattr(
+        worker_process.Worker, "ready", lambda self: ready(self) | {"once": ["training"]}
+    )
+    results = measure_work("dqn_pong_1", [side], tmp_path, 0.1, 3)
+    rounds = {name: len(of["rounds"]) for name, of in results["ours"]["stages"].items()}
+    assert rounds == {"environment": 3, "training": 1}
+
+
+def test_tables_are_written_anew_from_the_json(tmp_path):
+    assert throughput.rewrite_tables(tmp_path) == []
+    (tmp_path / "logs").mkdir()
+    sides = measure_work("dqn_pong_1", [fake(tmp_path, "ours")], tmp_path, 0.1, 1)
+    measured = {"seconds": 1, "rounds": 1, "works": {"dqn_pong_1": {"sides": sides}}}
+    results = throughput._circumstances() | measured
+    throughput.write(tmp_path, results)
+    written = (tmp_path / "throughput.md").read_text()
+    (tmp_path / "throughput.md").unlink()
+    assert throughput.rewrite_tables(tmp_path) == [tmp_path / "throughput.md"]
+    assert (tmp_path / "throughput.md").read_text() == written

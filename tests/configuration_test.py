@@ -141,12 +141,21 @@ def test_files_in_order_then_bindings_and_the_last_wins(shipped):
 
 def test_a_value_can_be_looked_up_before_anything_is_imported(shipped):
     statements = configuration.read(
-        ["dqn_cartpole"], ["make_fruit.core = 1", "x/make_fruit.core = 2"]
+        ["dqn_cartpole"], ["make_fruit.core = True", "x/make_fruit.core = False"]
     )
-    assert gin_statements.last_value(statements, "make_fruit.core", 0) == 1
-    assert gin_statements.last_value(statements, "make_fruit.stone", "none") == "none"
+    assert gin_statements.last_switch(statements, "make_fruit.core", False) is True
+    assert gin_statements.last_switch(statements, "make_fruit.stone", False) is False
     configuration.apply(statements)
-    assert make_fruit()[-1] == 1
+    assert make_fruit()[-1] is True
+    by_module = configuration.read([], ["trees.make_fruit.core = False"])
+    assert gin_statements.last_switch(by_module, "make_fruit.core", True) is False
+
+
+@pytest.mark.parametrize("value", ["1", "'off'", "None", "%fast", "@make_fruit"])
+def test_what_is_looked_up_early_is_written_out(shipped, value):
+    statements = configuration.read([], [f"make_fruit.core = {value}"])
+    with pytest.raises(UserError, match=r"make_fruit.core = .*True or False"):
+        gin_statements.last_switch(statements, "make_fruit.core", True)
 
 
 def test_loading_again_forgets_the_first(shipped):

@@ -45,6 +45,7 @@ def description(root_dir: pathlib.Path) -> dict:
         "git_revision": "abc",
         "versions": {"python": "3.11"},
         "threads": {"intra_op": 1, "inter_op": 1},
+        "onednn": "1",
     }
 
 

@@ -13,8 +13,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def command(program: Sequence[str]) -> list[str]:
+    """What to start instead of `program`, so that it ends with this process."""
+    return [sys.executable, "-m", "pipeline.benchmarks.leash", str(os.getpid()), *program]
 
 
 def main(parent: int, command: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline import configuration
+from pipeline.benchmarks import leash
 from pipeline.benchmarks.training_stages import Training, build_components, repeated, timed
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.checkpoints import Checkpoints, Part
@@ -24,6 +25,7 @@ _CONFIG = "dqn_pong"
 _MATRIX_SIDE = 1024
 _ROWS_A_CALL = 100  # of each stream, when a replay buffer is filled
 _WARM_UP = 5_000  # environment steps
+ONCE = ("first_update", "filling_the_replay", "checkpoint", "restore")  # stages that take no rounds
 
 
 def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
@@ -42,7 +44,7 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
     }
     if name not in works:
         raise UserError(f"there is no work {name!r}: choose one of {', '.join(works)}.")
-    return {}, works[name](output_dir)
+    return {"once": ONCE}, works[name](output_dir)
 
 
 def _matmul(dtype: tf.DType) -> Stage:
@@ -70,7 +72,7 @@ def _first_update(output_dir: pathlib.Path) -> Answer:
     command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
     command.append(f"--gin_file={_CONFIG}")
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(leash.command(command), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -92,7 +94,7 @@ class FullReplay:
         self._checkpoints = output_dir / "checkpoints"
 
     def stages(self) -> dict[str, Stage]:
-        """In the order in which they have to be measured."""
+        """In the order in which they have to be measured, each once (`ONCE`)."""
         return {
             "training_on_a_nearly_empty_replay": self._training,
             "filling_the_replay": lambda _: self._fill(),
@@ -102,7 +104,7 @@ class FullReplay:
         }
 
     def _fill(self) -> Answer:
-        """Copies of rows that were collected, each frame written once."""
+        """Rows of ones: what they say is immaterial to what they cost."""
         before, size = resident_gib(), int(self._parts.experience.size)
         rows = self._rows()
         streams = tf.range(self._parts.environment.batch_size)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pipeline.benchmarks import leash
 from pipeline.benchmarks.runs import Run
 
 TRAIN = (sys.executable, "-m", "pipeline.train")
@@ -41,11 +42,10 @@ class TrainProcess:
         """
         self.run = run
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-        leash = [sys.executable, "-m", "pipeline.benchmarks.leash", str(os.getpid())]
         with run.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [*leash, *command, *run.arguments],
+                leash.command([*command, *run.arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -62,6 +62,10 @@ class TrainProcess:
     def poll(self) -> int | None:
         """The exit code, negative if a signal ended it; None while it runs."""
         return self._process.poll()
+
+    def was_stopped(self) -> bool:
+        """Whether it has ended because `stop` asked it to, its checkpoint written or none due."""
+        return self._is_stopping and self.poll() in (128 + signal.SIGTERM, -signal.SIGTERM)
 
     def stop(self) -> None:
         """Asks it to write a checkpoint and exit; once, for a second signal would be a kill."""

@@ -12,7 +12,7 @@ from pipeline.benchmarks.document import Column, Details, Table
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, score_of
 
-_OF_THE_MACHINE = ("cpu_model", "cpu_count", "threads", "versions")
+_OF_THE_MACHINE = ("cpu_model", "cpu_count", "threads", "onednn", "versions")
 
 
 def details(group: Group) -> Details:
@@ -31,12 +31,14 @@ def _machine(record: Record) -> str:
 def _machines(machines: Sequence[str]) -> Table:
     columns = (
         *(Column("machine", "text"), Column("CPU", "text"), Column("usable cores")),
-        *(Column("threads (0: as many as cores)", "text"), Column("versions", "text")),
+        *(Column("threads (0: as many as cores)", "text"), Column("oneDNN", "text")),
+        Column("versions", "text"),
     )
     rows = []
     for index, machine in enumerate(machines, start=1):
-        model, count, threads, versions = json.loads(machine)
-        rows.append((str(index), model or "unknown", str(count), _items(threads), _items(versions)))
+        model, count, threads, onednn, versions = json.loads(machine)
+        shown = (model or "unknown", str(count), _items(threads), str(onednn), _items(versions))
+        rows.append((str(index), *shown))
     return Table("Machines and software", columns, tuple(rows))
 
 

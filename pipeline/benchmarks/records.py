@@ -24,7 +24,7 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     weights_sha256 *        of the final weights
     config_sha256 *         of operative_config.gin, which lists every value in force
     command                 that made the run
-    git_revision *, versions *, threads *           of the process that ended the run
+    git_revision *, versions *, threads *, onednn *  of the process that ended the run
     cpu_model, cpu_count    of the machine
 
 A later line about the same run replaces an earlier one.
@@ -55,7 +55,7 @@ Record = dict[str, Any]
 Key = tuple[str, str, str, int]
 
 _FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
-_FROM_START = ("git_revision", "versions", "threads")
+_FROM_START = ("git_revision", "versions", "threads", "onednn")
 
 
 def key(record: Record) -> Key:

@@ -42,8 +42,8 @@ _READING = (
     "al. (NeurIPS 2021) advise: `IQM [low, high] (runs)`. A single run has no interval, and with "
     "fewer than five the interval is too narrow. Published scores are means, with `± standard "
     "deviation (runs)` where known. They stand beside ours under the same protocol only, "
-    "and are compared only if they are of the same agent after as many environment steps. They are "
-    "rounded, so ours are too when compared."
+    "and are compared, with our mean, only if they are of the same agent after as many environment "
+    "steps. They are rounded, so ours are too when compared."
 )
 _SCORES = {
     "evaluation": "A run's score is the mean return of the episodes that its final weights were "

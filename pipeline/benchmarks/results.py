@@ -78,6 +78,11 @@ class Pair:
         """Interquartile mean of `scores`; None if there are none."""
         return estimate(self.scores)
 
+    @functools.cached_property
+    def mean(self) -> Estimate | None:
+        """Mean of `scores`, which is what others publish; None if there are none."""
+        return mean(self.scores)
+
     def scores_at(self, env_steps: int) -> np.ndarray:
         """[n], of the finished runs whose curve reaches this many environment steps."""
         return _known(score_of(record, env_steps) for record in self.finished)
@@ -186,7 +191,10 @@ def not_begun(suite: str, records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def score_of(record: Record, env_steps: int | None = None) -> float | None:
     """A run's score at its end, or when it had taken so many environment steps; None if unknown."""
-    is_end = env_steps is None or env_steps >= record["num_env_steps"]
+    end = record["num_env_steps"]
+    if env_steps is not None and env_steps > end * (1 + SAME_BUDGET):
+        return None
+    is_end = env_steps is None or env_steps >= end
     if record["score"] == "evaluation" and is_end:
         returns = record["evaluation_returns"]
         return float(np.mean(returns)) if returns else None
@@ -199,6 +207,11 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
 def estimate(values: np.ndarray) -> Estimate | None:
     """The interquartile mean with its interval; None without values."""
     return statistics.interval_estimate(values) if len(values) else None
+
+
+def mean(values: np.ndarray) -> Estimate | None:
+    """The mean with its interval; None without values."""
+    return statistics.interval_estimate(values, statistics.mean) if len(values) else None
 
 
 def is_comparable(score: Published, pair: Pair, env_steps: int | None = None) -> bool:

@@ -165,7 +165,7 @@ class Runner:
     def _conclude(self, process: TrainProcess) -> None:
         run = process.run
         record = self._end_of(run)
-        if record is None and self._stop.requested:
+        if record is None and process.was_stopped():
             return
         record = record or records.failed(run, process.error())
         self._ledger.add(record)

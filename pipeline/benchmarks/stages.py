@@ -13,14 +13,13 @@ import importlib.metadata
 import os
 import pathlib
 
-from pipeline import cli, configuration, gin_statements
+from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
 _PRECISIONS = {"": "float32", "bfloat16": "mixed_bfloat16"}
 _SMALL_NETWORK = (
     "configure_tensorflow.inter_op = 1",
     "configure_tensorflow.intra_op = 1",
-    "configure_tensorflow.onednn = False",
 )
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
 
@@ -41,15 +40,18 @@ def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
         f"{agent}.learning_rate = {work.learning_rate}",
         f"{agent}.gradient_clip_norm = {work.gradient_clip_norm}",
         f"Adam.epsilon = {work.adam_epsilon}",
-        f'encoder_precision.policy = "{_PRECISIONS[precision]}"',
+        f"configure_tensorflow.onednn = {work.suits_onednn}",
         *of_algorithm(work),
-        *_environment(work, num_envs),
+        *_environment(work, num_envs, precision),
     ]
 
 
-def _environment(work: works.Work, num_envs: int) -> list[str]:
+def _environment(work: works.Work, num_envs: int, precision: str) -> list[str]:
     if work.is_atari:
-        return [f"atari_environment.num_envs = {num_envs}"]
+        return [
+            f"atari_environment.num_envs = {num_envs}",
+            f'encoder_precision.policy = "{_PRECISIONS[precision]}"',
+        ]
     return [
         f'gymnasium_environment.name = "{work.environment}"',
         f"gymnasium_environment.num_envs = {num_envs}",
@@ -100,6 +102,7 @@ def _sac(work: works.Work) -> list[str]:
 
 
 def main() -> None:
+    """Serves the work that the command line names until standard input ends."""
     channel = protocol.Channel()
     flags = protocol.arguments()
     output_dir = pathlib.Path(flags.output_dir)
@@ -107,23 +110,17 @@ def main() -> None:
     if name.rpartition("_")[0] in works.WORKS:
         work, num_envs = works.parse(name)
         statements = configuration.read(gin_files(work), gin_bindings(work, num_envs, precision))
-        _before_tensorflow(statements)
+        cli.before_tensorflow(configuration.uses_onednn(statements))
         from pipeline.benchmarks import training_stages
 
         configuration.apply(statements)
         facts, stages = training_stages.prepare(work, output_dir)
     else:
-        cli.before_tensorflow()
+        cli.before_tensorflow(onednn=True)
         from pipeline.benchmarks import machine_stages
 
         facts, stages = machine_stages.prepare(name, output_dir)
     channel.serve({"versions": _versions(), "onednn": _onednn(), **facts}, stages)
-
-
-def _before_tensorflow(statements: list) -> None:
-    cli.before_tensorflow(
-        gin_statements.last_value(statements, "configure_tensorflow.onednn", True)
-    )
 
 
 def _versions() -> dict[str, str]:

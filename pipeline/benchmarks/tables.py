@@ -73,7 +73,7 @@ def environment(group: Group, name: str) -> Table:
     Of a peer's learning curve the last point within our budget counts, or the first beyond it.
     """
     columns = (
-        *(_AGENT, Column("by", "text"), _STEPS, _SCORE),
+        *(_AGENT, Column("by", "text"), _STEPS, _SCORE, Column("mean")),
         *(Column(f"{_WALL}, median"), Column(f"{_SPEED}, median")),
         *(Column("ours at or above?", "text"), Column("source, note", "text")),
     )
@@ -100,6 +100,7 @@ def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
         "this project",
         _steps(group, pair.num_env_steps),
         _score(pair),
+        wording.number(pair.mean.point) if pair.mean else "",
         _median(pair.numbers("wall_seconds"), progress.duration),
         _median(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
         "",
@@ -114,7 +115,7 @@ def _published_row(group: Group, name: str, score: Published) -> tuple[str, ...]
         score.peer,
         _steps(group, score.env_steps),
         wording.published(score),
-        *("", ""),
+        *("", "", ""),
         ", ".join(_verdict(pair, score) for pair in ours),
         "; ".join(text for text in (score.source, score.note) if text),
     )
@@ -158,6 +159,7 @@ def budgets(group: Group) -> Table | None:
 
 def _budget_rows(group: Group, pair: Pair) -> list[tuple[str, ...]]:
     ours = [results.estimate(pair.scores_at(budget)) for budget in group.budgets]
+    means = [results.mean(pair.scores_at(budget)) for budget in group.budgets]
     rows = [(*_names(pair), "this project", *map(wording.interval, ours))]
     published = [group.comparable(pair, budget) for budget in group.budgets]
     for peer in dict.fromkeys(score.peer for scores in published for score in scores):
@@ -165,7 +167,7 @@ def _budget_rows(group: Group, pair: Pair) -> list[tuple[str, ...]]:
         rows.append((*_names(pair), peer, *(wording.published(s) if s else "" for s in theirs)))
         verdicts = [
             wording.verdict(our, s.score) if our and s else ""
-            for our, s in zip(ours, theirs, strict=True)
+            for our, s in zip(means, theirs, strict=True)
         ]
         rows.append((*_names(pair), f"ours at or above {peer}?", *verdicts))
     return rows
@@ -256,10 +258,10 @@ def _score(pair: Pair) -> str:
 
 
 def _verdict(pair: Pair, score: Published) -> str:
-    if pair.estimate is None:
+    if pair.mean is None:
         return ""
     other = wording.other_version(score, pair.environment)
-    return wording.verdict(pair.estimate, score.score) + (f"; theirs is {other}" if other else "")
+    return wording.verdict(pair.mean, score.score) + (f"; theirs is {other}" if other else "")
 
 
 def _median(values: np.ndarray, show: Callable[[float], str]) -> str:

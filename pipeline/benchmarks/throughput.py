@@ -28,7 +28,9 @@ from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
 from pipeline.benchmarks.throughput_tables import document, table
 from pipeline.benchmarks.worker_process import Worker, WorkerError
+from pipeline.benchmarks.workers.works import WORKS as WORKS_SHARED
 from pipeline.errors import UserError
+from pipeline.jsonl import plain
 
 __all__ = ["Contender", "measure", "measure_work", "table"]
 
@@ -41,6 +43,8 @@ WORKS = (
     "dqn_cartpole_1", "dqn_cartpole_8", "ppo_cartpole_8", "sac_pendulum_1",
     "start_pong", "replay_pong",
 )  # fmt: skip
+
+_SOLITARY = ("machine", "start_pong", "replay_pong")  # without peers
 
 _WORKERS = pathlib.Path(__file__).parent / "workers"
 _PEER_WORKS = {
@@ -91,6 +95,7 @@ def throughput(
         seconds: that a stage takes in a round, at least.
         rounds: of turns through the sides.
     """
+    _check_works(works)
     if not works or seconds <= 0 or rounds < 1:
         raise UserError(
             f"throughput(works={works!r}, seconds={seconds}, rounds={rounds}): there must be a "
@@ -111,10 +116,31 @@ def throughput(
     _report_failures(results, output_dir)
 
 
+def _check_works(names: Sequence[str]) -> None:
+    for name in (names,) if isinstance(names, str) else names:
+        work, _, variant = name.partition(":")
+        if isinstance(names, str) or work not in _SOLITARY and not _is_training(work, variant):
+            raise UserError(
+                f"throughput.works = {names!r}: must be a tuple of works such as "
+                f'("dqn_pong_8", "dqn_pong_8:bfloat16"), or {", ".join(_SOLITARY)}; {name!r} is '
+                f"none. WORK_N stands for N environments, WORK one of {', '.join(WORKS_SHARED)}."
+            )
+
+
+def _is_training(work: str, variant: str) -> bool:
+    name, _, num_envs = work.rpartition("_")
+    return (
+        name in WORKS_SHARED
+        and num_envs.isdigit()
+        and int(num_envs) > 0
+        and (variant in ("", "bfloat16"))
+    )
+
+
 def _circumstances() -> Results:
     return {
         "command": shlex.join(["python", "-m", "pipeline.benchmark", *sys.argv[1:]]),
-        "git_revision": run_folder._git_revision(),
+        "git_revision": run_folder.git_revision(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         **records.machine(),
     }
@@ -136,8 +162,12 @@ def _ours(work: str, variants: Sequence[str]) -> list[Contender]:
 
 
 def _peers(work: str, python: dict[str, str]) -> list[Contender]:
+    shared = WORKS_SHARED.get(work.rpartition("_")[0])
+    onednn = int(shared.suits_onednn) if shared else 1
+    # TensorFlow for them uses the kernels that ours does; torch does not read this.
+    settings = (str(shutil.which("env")), f"TF_ENABLE_ONEDNN_OPTS={onednn}")
     return [
-        Contender(name, (python[name], str(_WORKERS / f"{name}_worker.py")), work)
+        Contender(name, (*settings, python[name], str(_WORKERS / f"{name}_worker.py")), work)
         for name, works in _PEER_WORKS.items()
         if work.rpartition("_")[0] in works
     ]
@@ -165,7 +195,8 @@ def measure_work(
         workers = _started(work, sides, results, output_dir, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
         for stage in stages:
-            for _ in range(rounds):
+            once = any(stage in results[name]["facts"].get("once", ()) for name in workers)
+            for _ in range(1 if once else rounds):
                 _take_turns(work, stage, seconds, workers, results)
     return results
 
@@ -228,8 +259,18 @@ def write(output_dir: pathlib.Path, results: Results) -> None:
     Raises:
         UserError: the disk is full or not writable.
     """
-    run_folder.write_text(output_dir / "throughput.json", json.dumps(results, indent=1) + "\n")
+    text = json.dumps(plain(results), indent=1, allow_nan=False)
+    run_folder.write_text(output_dir / "throughput.json", text + "\n")
     run_folder.write_text(output_dir / "throughput.md", document(results))
+
+
+def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Writes throughput.md anew from throughput.json, if that is there; the files written."""
+    source, target = output_dir / "throughput.json", output_dir / "throughput.md"
+    if not source.exists():
+        return []
+    run_folder.write_text(target, document(json.loads(source.read_text())))
+    return [target]
 
 
 def _report_failures(results: Results, output_dir: pathlib.Path) -> None:

@@ -37,7 +37,7 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
     facts = {
         "threads": settings["threads"],
-        "weights": sum(w.shape.num_elements() for w in weights),
+        "num_parameters": sum(w.shape.num_elements() for w in weights),
     }
     return facts, {
         "environment": stages.environment(),
@@ -249,5 +249,5 @@ def count_flops(graph: tf.Graph) -> int:
     options = option_builder.ProfileOptionBuilder(
         option_builder.ProfileOptionBuilder.float_operation()
     )
-    options.with_empty_output().with_node_names(show_name_regexes=[".*(MatMul|Conv2D).*"])
+    options.with_empty_output().with_accounted_types(["MatMul", "BatchMatMulV2", "Conv2D.*"])
     return model_analyzer.profile(graph, options=options.build()).total_float_ops

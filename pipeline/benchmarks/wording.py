@@ -48,7 +48,7 @@ def published(score: Published) -> str:
 
 
 def verdict(ours: Estimate, theirs: float) -> str:
-    """Whether ours is at or above theirs; both as printed, for published scores are rounded."""
+    """Whether our mean is at or above theirs; both as printed, for published ones are rounded."""
     if _printed(ours.point, theirs) >= _printed(theirs, theirs):
         return "yes"
     return "no, but in our interval" if ours.high >= theirs and ours.n > 1 else "no"

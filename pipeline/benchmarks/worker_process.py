@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pipeline.benchmarks import leash
 
 _START_SECONDS = 1_800.0  # a replay buffer of a million transitions takes its time to fill
 _ANSWER_SECONDS = 900.0  # beyond those that the stage is to take
@@ -41,10 +41,9 @@ class Worker:
         """
         self.name = name
         self._log = log
-        leash = [sys.executable, "-m", "pipeline.benchmarks.leash", str(os.getpid())]
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                [*leash, *command],
+                leash.command(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,

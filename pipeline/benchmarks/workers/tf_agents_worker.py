@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,7 +247,8 @@ def differences(stages: Stages) -> list[str]:
         "the row between two episodes is a step of its own, in which nothing is learnt",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
-        "tf.compat.v1's Adam, as in the examples; TensorFlow's default threads",
+        "tf.compat.v1's Adam, as in the examples; TensorFlow's default threads, "
+        "its kernels (oneDNN or not) chosen as for ours",
     ]
     if work.algorithm == "ppo":
         told.append(
@@ -282,6 +284,7 @@ def main() -> None:
         facts = {
             "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
             "threads": {"inter_op": 0, "intra_op": 0},
+            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
         }

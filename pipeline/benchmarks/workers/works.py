@@ -62,7 +62,13 @@ class Work(NamedTuple):
 
     @property
     def is_atari(self) -> bool:
+        """Whether it learns from frames."""
         return self.environment == PONG
+
+    @property
+    def suits_onednn(self) -> bool:
+        """Whether TensorFlow is to use oneDNN: faster for images and wide layers only."""
+        return self.is_atari or max(self.units) >= 256
 
     def vector_steps(self, num_envs: int) -> int:
         """Vector steps of an iteration: between updates, or in a rollout."""

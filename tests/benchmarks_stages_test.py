@@ -1,0 +1,149 @@
+"""This pipeline as a worker of the throughput measurement."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import gin
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+
+from pipeline import configuration
+from pipeline.benchmarks import machine_stages, stages, training_stages
+from pipeline.benchmarks.workers.works import WORKS
+from pipeline.errors import UserError
+from pipeline.shutdown import StopSignal
+from pipeline.train_loop import train
+
+
+@pytest.fixture(autouse=True)
+def clean_gin(monkeypatch):
+    # TensorFlow is running by now, and would refuse another number of threads.
+    for kind in ("intra", "inter"):
+        name = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    yield
+    gin.clear_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs"),
+    [(name, n) for name in WORKS for n in (1, 8) if (name[:3], n) != ("ppo", 1)],
+)
+def test_a_work_is_what_is_trained(name, num_envs):
+    work = WORKS[name]
+    bindings = stages.gin_bindings(work, num_envs, "bfloat16")
+    # Nothing is measured here: a million frames would only take memory.
+    small = [b.replace("1000000", "1000") for b in bindings]
+    configuration.load(stages.gin_files(work), small)
+    train(None, 1, "fail", StopSignal(), dry_run=True)
+    _, _, unread = configuration.explain().partition("read by nothing in this run:\n")
+    for binding in bindings:
+        assert binding.partition(" = ")[0] not in unread
+    parts = training_stages.build_components()
+    assert parts.environment.batch_size == num_envs
+    steps, updates = parts.experience.collect_steps, parts.experience.num_updates
+    assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps
+    assert any(v.dtype == tf.float32 for v in parts.agent.variables)
+
+
+def test_stages_are_counted_in_their_units(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    command = [sys.executable, "-m", "pipeline.benchmarks.stages", "--work=dqn_cartpole_8"]
+    worker = subprocess.Popen(
+        [*command, f"--output_dir={tmp_path}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert worker.stdin is not None and worker.stdout is not None
+    ready = json.loads(worker.stdout.readline())
+    assert ready["stages"] == ["environment", "collect", "sample", "update", "training"]
+    assert ready["onednn"] == "0"
+    assert ready["threads"] == {"intra_op": 1, "inter_op": 1}
+    assert ready["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
+    answers = {}
+    for stage in ready["stages"]:
+        worker.stdin.write(json.dumps({"stage": stage, "seconds": 0.2}) + "\n")
+        worker.stdin.flush()
+        answers[stage] = json.loads(worker.stdout.readline())
+    worker.stdin.close()
+    assert worker.wait(timeout=60) == 0
+    for stage, answer in answers.items():
+        assert answer["stage"] == stage
+        assert answer["seconds"] >= 0.2 and answer["count"] > 0
+    training = answers["training"]
+    assert training["count"] == pytest.approx(4 * training["updates"], rel=0.1)
+    # Batch 64; multiply-adds, two each, of: two networks forward, and one backward without the
+    # gradient of its input.
+    layers = [4 * 64, 64 * 64, 64 * 2]
+    expected = 2 * 64 * (2 * sum(layers) + sum(layers) + sum(layers[1:]))
+    assert answers["update"]["flops_per_count"] == pytest.approx(expected, rel=0.02)
+
+
+def test_flops_of_products_and_convolutions():
+    @tf.function
+    def compute(a, b, image, kernel):
+        return a @ b, tf.nn.conv2d(image, kernel, 2, "VALID")
+
+    shapes = [(2, 3), (3, 5), (1, 8, 8, 3), (2, 2, 3, 7)]
+    arguments = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    graph = compute.get_concrete_function(*arguments).graph
+    expected = 2 * 2 * 3 * 5 + 2 * (4 * 4 * 7) * (2 * 2 * 3)
+    assert training_stages.count_flops(graph) == expected
+
+
+def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():
+    times = []
+
+    def repeat(n):
+        times.append(int(n))
+        time.sleep(0.001 * int(n))
+        return n
+
+    stage = training_stages.timed(repeat, "steps", each=3, fact=1)
+    assert times == [1]
+    answer = stage(0.05)
+    assert answer["seconds"] >= 0.05
+    assert answer["count"] == 3 * sum(times[1:])
+    assert (answer["unit"], answer["fact"]) == ("steps", 1)
+
+
+def test_what_a_loop_computes_is_not_optimised_away():
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def repeat(times):
+        def body(state):
+            return state + training_stages._digest([total.assign_add(1.0), tf.ones([2, 3])])
+
+        return training_stages.repeated(body, tf.zeros([]), times)
+
+    assert float(repeat(tf.constant(4, tf.int64))) == 1 + 2 + 3 + 4 + 4 * 1
+    assert float(total) == 4
+
+
+def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
+    _, of_machine = machine_stages.prepare("machine", tmp_path)
+    answer = of_machine["matmul_float32"](0.05)
+    products = answer["count"] * 1e9 / (2 * 1024**3)
+    assert products == pytest.approx(round(products)) and products >= 1
+    assert answer["unit"] == "GFLOP"
+
+
+def test_an_unknown_work_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no work 'dqn_pang'.*replay_pong"):
+        machine_stages.prepare("dqn_pang", tmp_path)
+
+
+def test_resident_memory_is_that_of_this_process():
+    before = machine_stages.resident_gib()
+    block = bytearray(b"x") * (200 * 2**20)
+    assert 0.15 < machine_stages.resident_gib() - before < 0.25
+    assert machine_stages.peak_resident_gib() >= before
+    del block
