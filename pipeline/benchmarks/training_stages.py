@@ -10,6 +10,7 @@ from typing import Any
 
 import gin
 import tensorflow as tf
+from tf_agents.trajectories import StepType
 
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.benchmarks.workers.works import SEED, Work
@@ -139,6 +140,17 @@ def timed(
     return stage
 
 
+def counted(stage: Stage, total: Callable[[], int]) -> Stage:
+    """A stage that counts by how much `total` grows."""
+
+    def counting(seconds: float) -> Answer:
+        before = total()
+        answer = stage(seconds)
+        return answer | {"count": total() - before}
+
+    return counting
+
+
 def _digest(tensors: Any) -> tf.Tensor:
     """One element of each tensor, summed: the graph optimizer removes what nobody reads."""
     ends = [tf.cast(tf.reshape(t, [-1])[-1], tf.float32) for t in tf.nest.flatten(tensors)]
@@ -154,19 +166,26 @@ class Stages:
         self._num_envs = parts.environment.batch_size
 
     def environment(self) -> Stage:
-        """Vector steps with random actions, drawn before."""
+        """Vector steps with random actions, drawn before; resets are no environment steps."""
         policy = self._parts.agent.collect_policy
         random_policy = RandomPolicy(policy.time_step_spec, policy.action_spec)
         action = random_policy.action(self._carry.time_step, (), tf.constant([1, 2])).action
 
         def body(total: tf.Tensor) -> tf.Tensor:
-            return total + _digest(self._parts.environment.step(action))
+            step_type = self._parts.environment.step(action).step_type
+            return total + tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
 
-        return timed(self._sum_of(body), "environment steps", self._num_envs)
+        graph, taken = self._sum_of(body), [0]
+
+        def repeat(times: tf.Tensor) -> tf.Tensor:
+            env_steps = graph(times)
+            taken[0] += int(env_steps)
+            return env_steps
+
+        return counted(timed(repeat, "environment steps"), lambda: taken[0])
 
     def collect(self) -> Stage:
         """What an iteration does before its updates: act, step, count, store."""
-        steps = self._parts.experience.collect_steps
 
         def body(carry: Carry) -> Carry:
             carry = self._collect_into(carry)
@@ -179,7 +198,9 @@ class Stages:
             self._carry = graph(self._carry, times)
             return self._carry.vector_steps
 
-        return timed(repeat, "environment steps", self._num_envs * steps)
+        return counted(
+            timed(repeat, "environment steps"), lambda: int(self._carry.statistics.env_steps)
+        )
 
     def sample(self) -> Stage:
         """Batches; of a rollout, with what prepares it."""
