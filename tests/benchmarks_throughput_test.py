@@ -252,6 +252,12 @@ def test_the_stages_are_in_milliseconds():
     assert "| machine | ours, float32 | matmul_float32 | 500 | 0.002 |" in text.replace("\\", "")
 
 
+def test_a_table_without_rows_is_left_out():
+    text = throughput_tables.document(results_of(ours=side(training=1.0)))
+    assert text.count("| :--- |") == 2  # speeds and stages
+    assert "The machine" not in text
+
+
 def test_what_differs_is_told_once_with_its_works():
     peer = side(training=1.0)
     peer["facts"]["differences"] = ["it is slow"]

@@ -51,9 +51,7 @@ def document(results: Results) -> str:
         Heading("Throughput", 1),
         Paragraph(_circumstances(results)),
         *_failures(results),
-        _speeds(results),
-        _stages(results),
-        _others(results),
+        *(table for table in (_speeds(results), _stages(results), _others(results)) if table.rows),
         Heading("What differs"),
         *_differences(results),
     ]

@@ -26,7 +26,7 @@ from tf_agents.replay_buffers.tf_uniform_replay_buffer import TFUniformReplayBuf
 from tf_agents.specs import array_spec
 from tf_agents.train.ppo_learner import PPOLearner
 from tf_agents.utils import common
-from tf_agents_parts import create_agent, make_env
+from tf_agents_parts import create_agent, make_env, set_threads
 
 _PACKAGES = ("tf-agents", "tensorflow", "gymnasium", "ale-py", "numpy")
 _SUMMARY_INTERVAL = 1_000  # updates
@@ -247,8 +247,8 @@ def differences(stages: Stages) -> list[str]:
         "the row between two episodes is a step of its own, in which nothing is learnt",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
-        "tf.compat.v1's Adam, as in the examples; TensorFlow's default threads, "
-        "its kernels (oneDNN or not) chosen as for ours",
+        "tf.compat.v1's Adam, as in the examples; threads (one for small networks) and kernels "
+        "(oneDNN or not) chosen as for ours, where the examples choose none",
     ]
     if work.algorithm == "ppo":
         told.append(
@@ -275,6 +275,7 @@ def differences(stages: Stages) -> list[str]:
 def main() -> None:
     channel, options = Channel(), arguments()
     work, num_envs = works.parse(options.work)
+    threads = set_threads(work)
     writer = tf.summary.create_file_writer(options.output_dir)
     updates = tf.compat.v1.train.get_or_create_global_step()
     with writer.as_default(), tf.summary.record_if(lambda: updates % _SUMMARY_INTERVAL == 0):
@@ -283,7 +284,7 @@ def main() -> None:
         stages.training(1.0)
         facts = {
             "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-            "threads": {"inter_op": 0, "intra_op": 0},
+            "threads": {"inter_op": threads, "intra_op": threads},
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
