@@ -243,7 +243,7 @@ def differences(stages: Stages) -> list[str]:
     work = stages.work
     told = [
         "environments are stepped one after another in one process (BatchedPyEnvironment; a "
-        "thread or a process each was slower)",
+        "thread or a process each was slower on CartPole, and no faster on Pong)",
         "the row between two episodes is a step of its own, in which nothing is learnt",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
