@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import flags
 
-from pipeline import cli
+from pipeline import cli, configuration
 from pipeline.errors import UserError
+from pipeline.gin_statements import Binding, Import
 from pipeline.progress import EVALUATING, Progress
 from pipeline.saved_run import SavedRun
 from pipeline.shutdown import StopSignal
@@ -47,12 +48,13 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say which run to evaluate: --root_dir=runs/NAME.")
     run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
     video = _video_path()
-    cli.before_tensorflow(run.uses_onednn(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value))
+    statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
     import tensorflow  # noqa: F401 - a signal while it loads ends the process as it would any other
 
     with StopSignal("stopping") as stop:
-        is_done = _evaluate(run, video, stop)
+        is_done = _evaluate(run, statements, video, stop)
     return 0 if is_done else 128 + (stop.signal or 0)
 
 
@@ -69,14 +71,19 @@ def _video_path() -> pathlib.Path | None:
     return path
 
 
-def _evaluate(run: SavedRun, video: pathlib.Path | None, stop: StopSignal) -> bool:
+def _evaluate(
+    run: SavedRun,
+    statements: Sequence[Import | Binding],
+    video: pathlib.Path | None,
+    stop: StopSignal,
+) -> bool:
     """Records and plays; False if a signal has cut it short."""
     from pipeline.components import build_evaluation_environment, configure_tensorflow
     from pipeline.evaluation import Evaluator
     from pipeline.randomness import stream_key
     from pipeline.saved_policy import restore_agent
 
-    run.load_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    configuration.apply(statements)
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
     restored = restore_agent(run, seed)

@@ -70,17 +70,8 @@ class RunFolder:
     def _lock(self) -> None:
         """Keeps other processes out until `close`, or until this one ends, however it ends."""
         self.close()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock_file = (self.path / _LOCK).open("w")
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another process is training in {self.path}. Wait for it, stop it, or choose "
-                "another --root_dir."
-            ) from error
-        except OSError as error:
-            raise UserError(f"cannot write to --root_dir={self.path}: {error.strerror}") from error
+        busy = "another process is training in"
+        self._lock_file = lock(self.path / _LOCK, busy, "--root_dir")
 
     def close(self) -> None:
         """Lets other processes train in the folder."""
@@ -193,6 +184,31 @@ class RunFolder:
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replaces a JSON file of the folder in one step."""
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
+    """Locks `path` in a folder made if missing, until it is closed or this process ends.
+
+    Args:
+      path: of the lock file.
+      busy: what another process that holds it is doing, before the folder's name.
+      flag: names the folder on the command line.
+
+    Raises:
+      UserError: another process holds it, or the folder cannot be made or written to.
+    """
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(
+            f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
+        ) from error
+    except OSError as error:
+        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+    return file
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -125,7 +125,7 @@ class RestoredAgent(NamedTuple):
 
 
 def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
-    """Builds what gin's config (`run.load_config`) says, and restores the agent.
+    """Builds what gin's config (`run.read_config`, applied) says, and restores the agent.
 
     Args:
       run: whose checkpoint it is.
@@ -147,7 +147,7 @@ def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
 def load_policy(run: SavedRun, allow_gin_imports: bool) -> SavedPolicy:
     """See `pipeline.load_policy`. Gin's config is afterwards as it was."""
     with configuration.preserved():
-        run.load_config([], allow_gin_imports)
+        configuration.apply(run.read_config([], allow_gin_imports))
         restored = restore_agent(run, run.seed)
     restored.environment.close()
     return SavedPolicy(

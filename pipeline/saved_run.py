@@ -10,7 +10,7 @@ import pathlib
 from pipeline import configuration
 from pipeline.checkpoints import Checkpoints, Part, Restored
 from pipeline.errors import UserError
-from pipeline.gin_statements import suggest
+from pipeline.gin_statements import Binding, Import, suggest
 from pipeline.run_folder import RunFolder
 
 _AGENT = "agent"
@@ -48,18 +48,15 @@ class SavedRun:
     def _config_path(self) -> pathlib.Path:
         return self._folder.path / "operative_config.gin"
 
-    def load_config(self, gin_bindings: list[str], allow_imports: bool = False) -> None:
-        """Replaces gin's config by the run's, then applies `gin_bindings`.
+    def read_config(
+        self, gin_bindings: list[str], allow_imports: bool = False
+    ) -> list[Import | Binding]:
+        """The run's configuration, then `gin_bindings`, for `configuration.apply`.
 
         Raises:
-          UserError: see `configuration.load`.
+          UserError: see `configuration.read`.
         """
-        configuration.load([str(self._config_path)], gin_bindings, allow_imports)
-
-    def uses_onednn(self, gin_bindings: list[str], allow_imports: bool = False) -> bool:
-        """What TensorFlow has to be told before it is imported; raises as `load_config`."""
-        path = str(self._config_path)
-        return configuration.uses_onednn(configuration.read([path], gin_bindings, allow_imports))
+        return configuration.read([str(self._config_path)], gin_bindings, allow_imports)
 
     def restore(self, agent: Part) -> Restored:
         """Restores the weights and whatever else is the agent's own into `agent`.

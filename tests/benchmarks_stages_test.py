@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import gin
 import pytest
 import tensorflow as tf
 from conftest import ROOT
@@ -18,15 +17,7 @@ from pipeline.errors import UserError
 from pipeline.shutdown import StopSignal
 from pipeline.train_loop import train
 
-
-@pytest.fixture(autouse=True)
-def clean_gin(monkeypatch):
-    # TensorFlow is running by now, and would refuse another number of threads.
-    for kind in ("intra", "inter"):
-        name = f"set_{kind}_op_parallelism_threads"
-        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
-    yield
-    gin.clear_config()
+pytestmark = pytest.mark.usefixtures("any_config")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +95,9 @@ def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():
     def repeat(n):
         times.append(int(n))
         time.sleep(0.001 * int(n))
-        return n
+        return 3 * int(n)
 
-    stage = training_stages.timed(repeat, "steps", each=3, fact=1)
+    stage = training_stages.timed(repeat, "steps", fact=1)
     assert times == [1]
     answer = stage(0.05)
     assert answer["seconds"] >= 0.05

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.benchmarks import peer_environment, throughput, throughput_tables, worker_process
 from pipeline.benchmarks.throughput import Contender, measure, measure_work
+from pipeline.benchmarks.throughput_tables import table
 from pipeline.benchmarks.workers import protocol, works
 from pipeline.errors import UserError
 
@@ -156,7 +157,7 @@ def test_measure_writes_everything(tmp_path, fake_sides):
     assert all(len(side["stages"]["training"]["rounds"]) == 3 for side in sides.values())
     assert results["rounds"] == 3 and results["cpu_count"] >= 1 and results["memory_gib"] > 0
     text = (tmp_path / "speed" / "throughput.md").read_text()
-    assert throughput.table(results) in text
+    assert table(results) in text
     assert f"{results['cpu_count']} cores" in text
 
 
@@ -216,7 +217,7 @@ def test_the_table_has_speeds_and_ratios():
         ours=side(training=1234.4), ours__bfloat16=side(training=1500.0),
         sb3=side(training=500.0), tf_agents=side(training=50.0),
     )  # fmt: skip
-    assert cells(throughput.table(results)) == [
+    assert cells(table(results)) == [
         "DQN Pong, 8 environments", "1,234", "1,500", "500", "50", "2.47 / 3.00", "24.69 / 30.00",
     ]  # fmt: skip
 
@@ -224,14 +225,14 @@ def test_the_table_has_speeds_and_ratios():
 def test_the_table_leaves_empty_what_was_not_measured():
     results = results_of("sac_pendulum_1", ours=side(training=300.0), sb3=side(collect=5.0))
     row = ["SAC Pendulum, 1 environment", "300", "", "", "", "", ""]
-    assert cells(throughput.table(results)) == row
-    assert "machine" not in throughput.table(results_of("machine", ours=side(matmul_float32=9.0)))
+    assert cells(table(results)) == row
+    assert "machine" not in table(results_of("machine", ours=side(matmul_float32=9.0)))
 
 
 @given(st.floats(1, 1e5), st.floats(1, 1e5))
 def test_a_ratio_is_that_of_the_speeds(ours, theirs):
     results = results_of(ours=side(training=ours), sb3=side(training=theirs))
-    assert float(cells(throughput.table(results))[5]) == pytest.approx(ours / theirs, abs=0.0051)
+    assert float(cells(table(results))[5]) == pytest.approx(ours / theirs, abs=0.0051)
 
 
 def test_the_stages_are_in_milliseconds():

@@ -2,12 +2,13 @@
 
 import gin
 import pytest
-import tensorflow as tf
 
 from pipeline import configuration
 from pipeline.errors import UserError
 from pipeline.shutdown import StopSignal
 from pipeline.train_loop import train
+
+pytestmark = pytest.mark.usefixtures("any_config")
 
 NAMES = [name for name, _ in configuration.list_configs()]
 READY = [name for name in NAMES if "/" not in name]
@@ -22,16 +23,6 @@ def build(files, *bindings):
     """What `--explain` does: everything is made, nothing trains."""
     configuration.load(files, bindings)
     train(None, 1, "fail", StopSignal(), dry_run=True)
-
-
-@pytest.fixture(autouse=True)
-def clean_gin(monkeypatch):
-    # TensorFlow is running by now, and would refuse another number of threads.
-    for kind in ("intra", "inter"):
-        name = f"set_{kind}_op_parallelism_threads"
-        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
-    yield
-    gin.clear_config()
 
 
 def unread():

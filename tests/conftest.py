@@ -69,3 +69,17 @@ def finished_run(tmp_path_factory) -> FinishedRun:
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
     return FinishedRun(root_dir, first_line_seconds, first_line + stdout, stderr)
+
+
+@pytest.fixture
+def any_config(monkeypatch):
+    """Lets a test load configs that ask for other threads than this process has; forgets them."""
+    import gin
+    import tensorflow as tf
+
+    # TensorFlow is running by now, and would refuse another number of threads.
+    for kind in ("intra", "inter"):
+        name = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    yield
+    gin.clear_config()

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "progress",
         "run_folder",
         "shutdown",
+        "train_loop",
     },
     "configuration": {"gin_explain", "gin_statements"},
     "gin_explain": {"gin_statements"},

@@ -9,7 +9,6 @@ output_dir/
 
 from __future__ import annotations
 
-import fcntl
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import IO
@@ -18,7 +17,7 @@ from pipeline.benchmarks import records
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.benchmarks.runs import Run
 from pipeline.errors import UserError
-from pipeline.run_folder import RunFolder
+from pipeline.run_folder import RunFolder, lock
 
 _LOCK = ".benchmark.lock"
 _UNSET = "nothing"
@@ -42,18 +41,8 @@ class Ledger:
         """Raises:
         UserError: another benchmark runs there, or the folder or a file of it is unusable.
         """
-        try:
-            self._output_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._output_dir / _LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another benchmark is running in {self._output_dir}. Wait for it, stop it, or "
-                "choose another --output_dir."
-            ) from error
-        except OSError as error:
-            message = f"cannot write to --output_dir={self._output_dir}: {error.strerror}"
-            raise UserError(message) from error
+        busy = "another benchmark is running in"
+        self._lock = lock(self._output_dir / _LOCK, busy, "--output_dir")
         self._records = {records.key(record): record for record in records.read(self._path)}
         return self
 

@@ -14,10 +14,16 @@ import tensorflow as tf
 
 from pipeline import configuration
 from pipeline.benchmarks import leash
-from pipeline.benchmarks.training_stages import Training, build_components, repeated, timed
+from pipeline.benchmarks.training_stages import (
+    Training,
+    build_components,
+    finishing,
+    repeated,
+    timed,
+)
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.checkpoints import Checkpoints, Part
-from pipeline.components import Components
+from pipeline.components import Components, configure_tensorflow
 from pipeline.errors import UserError
 from pipeline.parts import Variables
 
@@ -44,7 +50,7 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
     }
     if name not in works:
         raise UserError(f"there is no work {name!r}: choose one of {', '.join(works)}.")
-    return {"once": ONCE}, works[name](output_dir)
+    return {"once": ONCE, **configure_tensorflow()}, works[name](output_dir)
 
 
 def _matmul(dtype: tf.DType) -> Stage:
@@ -56,13 +62,7 @@ def _matmul(dtype: tf.DType) -> Stage:
         return scale * tf.matmul(matrix, product)
 
     repeat = tf.function(lambda times: repeated(body, matrix, times)[0, 0], autograph=False)
-    stage = timed(repeat, "GFLOP")
-
-    def in_gflop(seconds: float) -> Answer:
-        answer = stage(seconds)
-        return answer | {"count": answer["count"] * 2 * _MATRIX_SIDE**3 / 1e9}
-
-    return in_gflop
+    return timed(finishing(repeat, 2 * _MATRIX_SIDE**3 / 1e9), "GFLOP")
 
 
 def _first_update(output_dir: pathlib.Path) -> Answer:

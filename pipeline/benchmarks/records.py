@@ -42,10 +42,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import jsonl
+from pipeline import configuration, jsonl
 from pipeline.benchmarks.runs import Run
 from pipeline.errors import UserError
-from pipeline.gin_statements import Binding, Source, scan
+from pipeline.gin_statements import Binding
 from pipeline.run_folder import RunFolder, write_text
 
 FINISHED, FAILED = "finished", "failed"
@@ -204,6 +204,6 @@ def _training_speed(metrics: Sequence[Record]) -> float | None:
 
 def _evaluation_policy(config: pathlib.Path) -> str:
     """Which policy played the final evaluation, by the configuration that was in force."""
-    statements = scan(Source.read(config), allow_imports=True)
+    statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
     return "greedy" if values["Evaluator.greedy"] else "sampled"

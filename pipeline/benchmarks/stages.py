@@ -10,14 +10,13 @@ stage (`training_stages`); the others are about the machine and the run around a
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import pathlib
 
 from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
 _PRECISIONS = {"": "float32", "bfloat16": "mixed_bfloat16"}
-_SMALL_NETWORK = (
+_ONE_THREAD = (
     "configure_tensorflow.inter_op = 1",
     "configure_tensorflow.intra_op = 1",
 )
@@ -40,7 +39,8 @@ def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
         f"{agent}.learning_rate = {work.learning_rate}",
         f"{agent}.gradient_clip_norm = {work.gradient_clip_norm}",
         f"Adam.epsilon = {work.adam_epsilon}",
-        f"configure_tensorflow.onednn = {work.suits_onednn}",
+        f"configure_tensorflow.onednn = {not work.has_small_layers}",
+        *(_ONE_THREAD if work.has_small_layers else ()),
         *of_algorithm(work),
         *_environment(work, num_envs, precision),
     ]
@@ -66,19 +66,21 @@ def _replay(work: works.Work) -> list[str]:
     ]
 
 
+def _encoder(work: works.Work) -> list[str]:
+    return [f"mlp_encoder.units = {work.units}"] if work.units else []
+
+
 def _dqn(work: works.Work) -> list[str]:
-    vectors = [f"mlp_encoder.units = {work.units}", *_SMALL_NETWORK] if work.units else []
     return [
         "create_dqn_agent.double_q = False",
         f"create_dqn_agent.epsilon = {works.EPSILON}",
         f"create_dqn_agent.target_update_period = {work.target_update_period}",
-        *vectors,
+        *_encoder(work),
         *_replay(work),
     ]
 
 
 def _ppo(work: works.Work) -> list[str]:
-    vectors = [f"mlp_encoder.units = {work.units}", *_SMALL_NETWORK] if work.units else []
     return [
         f"create_ppo_agent.clip_ratio = {work.clip_ratio}",
         f"create_ppo_agent.entropy_coefficient = {work.entropy_coefficient}",
@@ -87,7 +89,7 @@ def _ppo(work: works.Work) -> list[str]:
         f"Rollout.num_steps = {works.ROLLOUT_STEPS}",
         f"Rollout.num_epochs = {works.NUM_EPOCHS}",
         f"Rollout.minibatch_size = {work.batch_size}",
-        *vectors,
+        *_encoder(work),
     ]
 
 
@@ -120,15 +122,8 @@ def main() -> None:
         from pipeline.benchmarks import machine_stages
 
         facts, stages = machine_stages.prepare(name, output_dir)
-    channel.serve({"versions": _versions(), "onednn": _onednn(), **facts}, stages)
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def _onednn() -> str:
-    return os.environ["TF_ENABLE_ONEDNN_OPTS"]
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    channel.serve({"versions": versions, **facts}, stages)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,12 @@ import gin
 
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
-from pipeline.benchmarks.throughput_tables import document, table
+from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
-from pipeline.benchmarks.workers.works import WORKS as WORKS_SHARED
+from pipeline.benchmarks.workers.works import WORKS as TRAININGS
+from pipeline.benchmarks.workers.works import parse
 from pipeline.errors import UserError
 from pipeline.jsonl import plain
-
-__all__ = ["Contender", "measure", "measure_work", "table"]
 
 Results = dict[str, Any]
 
@@ -117,24 +116,22 @@ def throughput(
 
 
 def _check_works(names: Sequence[str]) -> None:
-    for name in (names,) if isinstance(names, str) else names:
+    if isinstance(names, str):
+        raise UserError(f"throughput.works = {names!r}: must be a tuple of works: ({names!r},).")
+    for name in names:
         work, _, variant = name.partition(":")
-        if isinstance(names, str) or work not in _SOLITARY and not _is_training(work, variant):
+        try:
+            if work not in _SOLITARY:
+                parse(work)
+            is_known = variant in ("", "bfloat16")
+        except ValueError:
+            is_known = False
+        if not is_known:
             raise UserError(
-                f"throughput.works = {names!r}: must be a tuple of works such as "
-                f'("dqn_pong_8", "dqn_pong_8:bfloat16"), or {", ".join(_SOLITARY)}; {name!r} is '
-                f"none. WORK_N stands for N environments, WORK one of {', '.join(WORKS_SHARED)}."
+                f"throughput.works = {names!r}: {name!r} is none. Choose from "
+                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8 or dqn_pong_8:bfloat16: "
+                f"WORK_N stands for N environments, WORK one of {', '.join(TRAININGS)}."
             )
-
-
-def _is_training(work: str, variant: str) -> bool:
-    name, _, num_envs = work.rpartition("_")
-    return (
-        name in WORKS_SHARED
-        and num_envs.isdigit()
-        and int(num_envs) > 0
-        and (variant in ("", "bfloat16"))
-    )
 
 
 def _circumstances() -> Results:
@@ -162,10 +159,12 @@ def _ours(work: str, variants: Sequence[str]) -> list[Contender]:
 
 
 def _peers(work: str, python: dict[str, str]) -> list[Contender]:
-    shared = WORKS_SHARED.get(work.rpartition("_")[0])
-    onednn = int(shared.suits_onednn) if shared else 1
+    if work in _SOLITARY:
+        return []
+    training = parse(work)[0]
     # TensorFlow for them uses the kernels that ours does; torch does not read this.
-    settings = (str(shutil.which("env")), f"TF_ENABLE_ONEDNN_OPTS={onednn}")
+    onednn = f"TF_ENABLE_ONEDNN_OPTS={int(not training.has_small_layers)}"
+    settings = (str(shutil.which("env")), onednn)
     return [
         Contender(name, (*settings, python[name], str(_WORKERS / f"{name}_worker.py")), work)
         for name, works in _PEER_WORKS.items()

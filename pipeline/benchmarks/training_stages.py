@@ -21,6 +21,7 @@ from pipeline.policies import RandomPolicy
 from pipeline.progress import Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
+from pipeline.train_loop import train
 
 _CALL_SECONDS = 0.3  # of a graph call, so that its overhead is nothing beside it
 _WARM_UP_SECONDS = 3.0
@@ -37,7 +38,7 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
     stages = Stages(parts)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
     facts = {
-        "threads": settings["threads"],
+        **settings,
         "num_parameters": sum(w.shape.num_elements() for w in weights),
     }
     return facts, {
@@ -52,9 +53,9 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
 def build_components() -> Components:
     """What `train` would build from gin's bindings."""
     gin.bind_parameter("train.num_env_steps", _FOREVER)
+    bound = gin.get_bindings(train)
     names = ("create_environment", "create_agent", "create_experience")
-    create = [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]
-    return build(SEED, *create)
+    return build(SEED, *(bound[name] for name in names))
 
 
 class _TimeIsUp(Exception):
@@ -119,20 +120,16 @@ def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
     return state
 
 
-def timed(
-    repeat: Callable[[tf.Tensor], Any], unit: str, each: int = 1, **facts: Any
-) -> Callable[[float], Answer]:
-    """A stage that calls `repeat(times)`; each time does `each` units."""
+def timed(repeat: Callable[[tf.Tensor], float], unit: str, **facts: Any) -> Stage:
+    """A stage that calls `repeat(times)`, which returns how many units it did."""
 
     def stage(seconds: float) -> Answer:
-        times, count, spent = 1, 0, 0.0
+        times, count, spent = 1, 0.0, 0.0
         while count == 0 or spent < seconds:
             started = time.perf_counter()
-            tf.nest.map_structure(
-                lambda tensor: tensor.numpy(), repeat(tf.constant(times, tf.int64))
-            )
+            count += repeat(tf.constant(times, tf.int64))
             call = time.perf_counter() - started
-            spent, count = spent + call, count + each * times
+            spent += call
             times = max(1, min(4 * times, int(times * _CALL_SECONDS / call)))
         return {"seconds": spent, "count": count, "unit": unit, **facts}
 
@@ -140,15 +137,14 @@ def timed(
     return stage
 
 
-def counted(stage: Stage, total: Callable[[], int]) -> Stage:
-    """A stage that counts by how much `total` grows."""
+def finishing(graph: Callable[[tf.Tensor], tf.Tensor], each: float) -> Callable[[tf.Tensor], float]:
+    """For `timed`: waits for `graph(times)`, of which each time does `each` units."""
 
-    def counting(seconds: float) -> Answer:
-        before = total()
-        answer = stage(seconds)
-        return answer | {"count": total() - before}
+    def repeat(times: tf.Tensor) -> float:
+        graph(times).numpy()
+        return int(times) * each
 
-    return counting
+    return repeat
 
 
 def _digest(tensors: Any) -> tf.Tensor:
@@ -175,14 +171,8 @@ class Stages:
             step_type = self._parts.environment.step(action).step_type
             return total + tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
 
-        graph, taken = self._sum_of(body), [0]
-
-        def repeat(times: tf.Tensor) -> tf.Tensor:
-            env_steps = graph(times)
-            taken[0] += int(env_steps)
-            return env_steps
-
-        return counted(timed(repeat, "environment steps"), lambda: taken[0])
+        graph = self._sum_of(body)
+        return timed(lambda times: int(graph(times)), "environment steps")
 
     def collect(self) -> Stage:
         """What an iteration does before its updates: act, step, count, store."""
@@ -194,13 +184,12 @@ class Stages:
 
         graph = tf.function(lambda carry, times: repeated(body, carry, times), autograph=False)
 
-        def repeat(times: tf.Tensor) -> tf.Tensor:
+        def repeat(times: tf.Tensor) -> int:
+            before = int(self._carry.statistics.env_steps)
             self._carry = graph(self._carry, times)
-            return self._carry.vector_steps
+            return int(self._carry.statistics.env_steps) - before
 
-        return counted(
-            timed(repeat, "environment steps"), lambda: int(self._carry.statistics.env_steps)
-        )
+        return timed(repeat, "environment steps")
 
     def sample(self) -> Stage:
         """Batches; of a rollout, with what prepares it."""
@@ -210,14 +199,15 @@ class Stages:
             return total + _digest(experience.next_batch())
 
         if experience.keeps_rows:
-            return timed(self._sum_of(batch), "batches")
+            return timed(finishing(self._sum_of(batch), 1), "batches")
 
         def all_batches(total: tf.Tensor) -> tf.Tensor:
             self._begin()
             return repeated(batch, total, tf.constant(experience.num_updates, tf.int64))
 
         self._fill()
-        stage = timed(self._sum_of(all_batches), "batches", experience.num_updates)
+        rounds = finishing(self._sum_of(all_batches), experience.num_updates)
+        stage = timed(rounds, "batches")
         experience.end(lambda rows: None)
 
         def on_a_rollout(seconds: float) -> Answer:
@@ -242,7 +232,7 @@ class Stages:
 
         once = tf.function(lambda rows, weights: agent.train(rows, weights).loss, autograph=False)
         flops = count_flops(once.get_concrete_function(rows, weights).graph)
-        return timed(self._sum_of(body), "updates", flops_per_count=flops)
+        return timed(finishing(self._sum_of(body), 1), "updates", flops_per_count=flops)
 
     def _collect_into(self, carry: Carry) -> Carry:
         parts = self._parts

@@ -36,7 +36,7 @@ _FEATURES = 512
 
 def set_threads(work: works.Work) -> int:
     """One thread for small networks, which it makes faster by a tenth; else TensorFlow's choice."""
-    threads = 0 if work.suits_onednn else 1
+    threads = 1 if work.has_small_layers else 0
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     return threads

@@ -66,9 +66,9 @@ class Work(NamedTuple):
         return self.environment == PONG
 
     @property
-    def suits_onednn(self) -> bool:
-        """Whether TensorFlow is to use oneDNN: faster for images and wide layers only."""
-        return self.is_atari or max(self.units) >= 256
+    def has_small_layers(self) -> bool:
+        """Whether TensorFlow is faster with one thread and without oneDNN's kernels."""
+        return not self.is_atari and max(self.units) < 256
 
     def vector_steps(self, num_envs: int) -> int:
         """Vector steps of an iteration: between updates, or in a rollout."""
@@ -117,7 +117,7 @@ def parse(name: str) -> tuple[Work, int]:
         ValueError: there is no such work.
     """
     work, _, num_envs = name.rpartition("_")
-    if work not in WORKS or not num_envs.isdigit():
+    if work not in WORKS or not num_envs.isdigit() or int(num_envs) == 0:
         raise ValueError(f"{name!r} names no work: write WORK_N, WORK one of {', '.join(WORKS)}.")
     return WORKS[work], int(num_envs)
 
