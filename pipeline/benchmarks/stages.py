@@ -16,10 +16,6 @@ from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
 _PRECISIONS = {"": "float32", "bfloat16": "mixed_bfloat16"}
-_ONE_THREAD = (
-    "configure_tensorflow.inter_op = 1",
-    "configure_tensorflow.intra_op = 1",
-)
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
 
 
@@ -40,7 +36,7 @@ def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
         f"{agent}.gradient_clip_norm = {work.gradient_clip_norm}",
         f"Adam.epsilon = {work.adam_epsilon}",
         f"configure_tensorflow.onednn = {not work.has_small_layers}",
-        *(_ONE_THREAD if work.has_small_layers else ()),
+        *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
         *_environment(work, num_envs, precision),
     ]

@@ -17,6 +17,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline import randomness
 from pipeline.environments import specs
+from pipeline.environments.thread_state import keep_thread_state
 from pipeline.errors import UserError
 
 _STATE_FILE = "environment.json"
@@ -194,6 +195,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         return self._rows
 
     def _step_rows(self, action: np.ndarray) -> Rows:
+        keep_thread_state()
         if self._pending_reset:
             return self._reset_rows()
         started = time.perf_counter()

@@ -247,7 +247,7 @@ def differences(stages: Stages) -> list[str]:
         "the row between two episodes is a step of its own, in which nothing is learnt",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
-        "tf.compat.v1's Adam, as in the examples; threads (one for small networks) and kernels "
+        "tf.compat.v1's Adam, as in the examples; threads and kernels "
         "(oneDNN or not) chosen as for ours, where the examples choose none",
     ]
     if work.algorithm == "ppo":
@@ -284,7 +284,7 @@ def main() -> None:
         stages.training(1.0)
         facts = {
             "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-            "threads": {"inter_op": threads, "intra_op": threads},
+            "threads": threads,
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS"),
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
