@@ -14,7 +14,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train benchmark test test-learning format clean
+.PHONY: help install train benchmark test test-learning tables format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
@@ -37,6 +37,9 @@ test: $(INSTALLED) ## lint, format, types, tests
 
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning
+
+tables: $(INSTALLED) ## write the README's tables from docs/results
+	$(BIN)/python tests/readme_tables.py
 
 format: $(INSTALLED) ## sort imports, mend what ruff can, format
 	$(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.benchmarks import peer_environment, throughput, throughput_tables, worker_process
 from pipeline.benchmarks.throughput import Contender, measure, measure_work
-from pipeline.benchmarks.throughput_tables import table
+from pipeline.benchmarks.throughput_tables import summary
 from pipeline.benchmarks.workers import protocol, works
 from pipeline.errors import UserError
 
@@ -157,7 +157,7 @@ def test_measure_writes_everything(tmp_path, fake_sides):
     assert all(len(side["stages"]["training"]["rounds"]) == 3 for side in sides.values())
     assert results["rounds"] == 3 and results["cpu_count"] >= 1 and results["memory_gib"] > 0
     text = (tmp_path / "speed" / "throughput.md").read_text()
-    assert table(results) in text
+    assert summary(results) in text
     assert f"{results['cpu_count']} cores" in text
 
 
@@ -217,22 +217,22 @@ def test_the_table_has_speeds_and_ratios():
         ours=side(training=1234.4), ours__bfloat16=side(training=1500.0),
         sb3=side(training=500.0), tf_agents=side(training=50.0),
     )  # fmt: skip
-    assert cells(table(results)) == [
+    assert cells(summary(results)) == [
         "DQN Pong, 8 environments", "1,234", "1,500", "500", "50", "2.47 / 3.00", "24.69 / 30.00",
     ]  # fmt: skip
 
 
 def test_the_table_leaves_empty_what_was_not_measured():
     results = results_of("sac_pendulum_1", ours=side(training=300.0), sb3=side(collect=5.0))
-    row = ["SAC Pendulum, 1 environment", "300", "", "", "", "", ""]
-    assert cells(table(results)) == row
-    assert "machine" not in table(results_of("machine", ours=side(matmul_float32=9.0)))
+    row = ["SAC Pendulum, 1 environment", "300", "", "", "", ""]
+    assert cells(summary(results)) == row
+    assert "machine" not in summary(results_of("machine", ours=side(matmul_float32=9.0)))
 
 
 @given(st.floats(1, 1e5), st.floats(1, 1e5))
 def test_a_ratio_is_that_of_the_speeds(ours, theirs):
     results = results_of(ours=side(training=ours), sb3=side(training=theirs))
-    assert float(cells(table(results))[5]) == pytest.approx(ours / theirs, abs=0.0051)
+    assert float(cells(summary(results))[4]) == pytest.approx(ours / theirs, abs=0.0051)
 
 
 def test_the_stages_are_in_milliseconds():
@@ -251,6 +251,20 @@ def test_the_stages_are_in_milliseconds():
     shown = [cell.strip() for cell in row.strip("|").split("|")][2:]
     assert shown == ["2", "8", "", "10", "50%", "10", "4"]
     assert "| machine | ours, float32 | matmul_float32 | 500 | 0.002 |" in text.replace("\\", "")
+
+
+def test_the_budget_is_of_a_vector_step():
+    ours = side(environment=8000.0, collect=4000.0, sample=500.0, update=100.0, training=320.0)
+    ours["stages"]["training"]["rounds"] = [{"count": 80, "updates": 20, "unit": UNIT}]
+    ours["stages"]["update"]["rounds"] = [{"flops_per_count": 2e9, "unit": "updates"}]
+    results = results_of(ours=ours)
+    results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}
+    text = throughput_tables.document(results)
+    (row,) = (line for line in text.splitlines() if line.endswith("| 25 | 11 |"))
+    # 8 environments, an update every 4 steps: 1 ms of environment, 1 ms of the rest of collecting,
+    # 2 batches of 2 ms, 2 updates of 10 ms, and 25 ms in all; 2 * 2 of 400 GFLOP/s are 10 ms.
+    shown = [cell.strip() for cell in row.strip("|").split("|")][2:]
+    assert shown == ["1", "1", "4", "20", "-1", "25", "11"]
 
 
 def test_a_table_without_rows_is_left_out():

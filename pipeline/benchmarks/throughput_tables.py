@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.benchmarks.document import (
     Block,
@@ -36,22 +36,23 @@ _NAME = re.compile(r"(?P<words>\w+)_(?P<num_envs>\d+)")
 _STAGES = ("environment", "collect", "sample", "update", "training")
 
 
-def table(results: Results) -> str:
-    """Environment steps per second of whole trainings and their ratios, as Markdown.
+def summary(results: Results) -> str:
+    """How whole trainings were measured, their speeds and their ratios, as Markdown.
 
     Args:
         results: what throughput.json holds.
     """
-    return to_markdown([_speeds(results)], "")
+    return to_markdown([Paragraph(_circumstances(results)), _speeds(results)], "")
 
 
 def document(results: Results) -> str:
     """All of throughput.md."""
+    tables = (_speeds(results), _stages(results), _budget(results), _others(results))
     blocks: list[Block] = [
         Heading("Throughput", 1),
         Paragraph(_circumstances(results)),
         *_failures(results),
-        *(table for table in (_speeds(results), _stages(results), _others(results)) if table.rows),
+        *(table for table in tables if table.rows),
         Heading("What differs"),
         *_differences(results),
     ]
@@ -84,18 +85,19 @@ def _failures(results: Results) -> list[Block]:
 
 
 def _speeds(results: Results) -> Table:
-    names = (_OURS, _OURS_IN_BFLOAT16, _SB3, _TF_AGENTS)
+    in_bfloat16 = any(name == _OURS_IN_BFLOAT16 for _, name, _ in _sides(results))
+    ours = (_OURS, _OURS_IN_BFLOAT16) if in_bfloat16 else (_OURS,)
+    peers = (_SB3, _TF_AGENTS)
     rows = []
     for work, measured in results["works"].items():
-        speeds = [_speed(measured["sides"].get(name), "training") for name in names]
-        if any(speeds):
-            shown = [_number(speed) for speed in speeds]
-            ratios = [_ratios(speeds[:2], peer) for peer in speeds[2:]]
-            rows.append((_work(work), *shown, *ratios))
+        speed = {n: _speed(measured["sides"].get(n), "training") for n in (*ours, *peers)}
+        if any(speed.values()):
+            ratios = [_ratios([speed[name] for name in ours], speed[peer]) for peer in peers]
+            rows.append((_work(work), *map(_number, speed.values()), *ratios))
     columns = (
         Column("work", "text"),
-        *(Column(_title(name)) for name in names),
-        *(Column(f"ours : {_title(name)}") for name in names[2:]),
+        *(Column(_title(name)) for name in (*ours, *peers)),
+        *(Column(f"ours : {_title(name)}") for name in peers),
     )
     return Table("Environment steps per second, training included", columns, tuple(rows))
 
@@ -131,12 +133,71 @@ def _stages(results: Results) -> Table:
             *(_milliseconds(work, side, stage) for stage in _STAGES[:4]),
             _share_of_peak(results, name, side),
             _milliseconds(work, side, "training"),
-            _steps_per_update(side),
+            _number(_steps_per_update(side)),
         )
         for work, name, side in _sides(results)
         if any(stage in side["stages"] for stage in _STAGES)
     )
     return Table("Stages, each alone", columns, rows)
+
+
+def _budget(results: Results) -> Table:
+    """Where the time of a vector step goes: what a stage takes alone, as often as it comes."""
+    stages = ("environment", "acting, storing", "sampling", "updates", "the rest")
+    columns = (
+        Column("work", "text"),
+        Column("side", "text"),
+        *(Column(name) for name in (*stages, "training", "floor")),
+    )
+    rows = []
+    for work, name, side in _sides(results):
+        step = _vector_step(work, side)
+        if step:
+            floor = _floor(results, name, side, step)
+            times = (*step.stages, step.training, floor)
+            shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
+            rows.append((_work(work), _title(name), *shown))
+    title = (
+        "Where the time of a vector step goes, ms (floor: the environment alone, and the updates' "
+        "products and convolutions at the machine's matrix peak)"
+    )
+    return Table(title, columns, tuple(rows))
+
+
+class _VectorStep(NamedTuple):
+    """Seconds of a vector step: of its stages, the last being what they leave, and of it all."""
+
+    stages: tuple[float, ...]
+    training: float
+    updates: float  # that come with a vector step
+
+
+def _vector_step(work: str, side: Side) -> _VectorStep | None:
+    """None where a stage was not measured."""
+    name = _NAME.fullmatch(work)
+    speeds = [_speed(side, stage) for stage in _STAGES]
+    steps_per_update = _steps_per_update(side)
+    if not name or not steps_per_update or not all(speeds):
+        return None
+    environment, collect, sample, update, training = (1 / speed for speed in speeds if speed)
+    num_envs = int(name["num_envs"])
+    updates = num_envs / steps_per_update
+    stages = (
+        num_envs * environment,
+        num_envs * (collect - environment),
+        updates * sample,
+        updates * update,
+    )
+    whole = num_envs * training
+    return _VectorStep((*stages, whole - sum(stages)), whole, updates)
+
+
+def _floor(results: Results, name: str, side: Side, step: _VectorStep) -> float | None:
+    peak = _matrix_peak(results, name.partition(":")[2] or "float32")
+    flops = side["stages"]["update"]["rounds"][0].get("flops_per_count")
+    if not peak or not flops:
+        return None
+    return step.stages[0] + step.updates * flops / (1e9 * peak)
 
 
 def _milliseconds(work: str, side: Side, stage: str) -> str:
@@ -164,11 +225,11 @@ def _matrix_peak(results: Results, precision: str) -> float | None:
     return max((speed for speed in speeds if speed), default=None)
 
 
-def _steps_per_update(side: Side) -> str:
-    """While training, as counted by the worker itself."""
+def _steps_per_update(side: Side) -> float | None:
+    """Environment steps an update, while training, as counted by the worker itself."""
     rounds = side["stages"].get("training", {}).get("rounds", [])
     updates = sum(answer.get("updates", 0) for answer in rounds)
-    return f"{sum(answer['count'] for answer in rounds) / updates:.3g}" if updates else ""
+    return sum(answer["count"] for answer in rounds) / updates if updates else None
 
 
 def _others(results: Results) -> Table:

@@ -1,0 +1,23 @@
+"""README.md says what the committed results say."""
+
+import json
+
+import readme_tables
+
+
+def test_the_tables_are_those_of_the_committed_results():
+    text = readme_tables.README.read_text()
+    assert readme_tables.rewritten(text) == text
+
+
+def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
+    results = json.loads(readme_tables.THROUGHPUT.read_text())
+    for work in results["works"].values():
+        for side in work["sides"].values():
+            for stage in side["stages"].values():
+                stage["per_second"] *= 2
+    changed = tmp_path / "throughput.json"
+    changed.write_text(json.dumps(results))
+    monkeypatch.setattr(readme_tables, "THROUGHPUT", changed)
+    text = readme_tables.README.read_text()
+    assert readme_tables.rewritten(text) != text
