@@ -33,8 +33,12 @@ _START_OVER = "--restart_behavior=restart starts over (and moves the old run asi
 class Part(Protocol):
     """Anything stateful that a checkpoint holds."""
 
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes its own files into an empty folder."""
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes its own files into an empty folder.
+
+        Files that would be the same in `earlier`, this part's folder in the checkpoint before, may
+        be hard links to those.
+        """
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads them back; raises ValueError on any mismatch."""
@@ -77,6 +81,7 @@ class Checkpoints:
         self._max_to_keep = max_to_keep
         self._writable = writable
         self._damaged: set[str] = set()
+        self._newest: pathlib.Path | None = None  # that this process has written or restored
         if writable:
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.glob(".tmp-*"):
@@ -97,6 +102,7 @@ class Checkpoints:
         try:
             self._write(temporary, env_steps)
             path = temporary.rename(self._folder / str(name))
+            self._newest = path
             manifest.sync(self._folder)
             self._prune(name)
         except OSError as error:
@@ -181,6 +187,7 @@ class Checkpoints:
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
             self._restore_parts(candidate, header["parts"], names)
+            self._newest = candidate
             return Restored(candidate, header["env_steps"], faults)
         if faults:
             lines = "\n  ".join([f"No intact checkpoint in {self._folder}:", *faults])
@@ -189,10 +196,12 @@ class Checkpoints:
 
     def _write(self, temporary: pathlib.Path, env_steps: int) -> None:
         temporary.mkdir()
+        earlier = self._newest if self._newest and self._newest.is_dir() else None
         for name, part in self._parts.items():
             (temporary / name).mkdir()
-            part.save(temporary / name)
-        manifest.seal(temporary, {"env_steps": env_steps, "parts": list(self._parts)})
+            part.save(temporary / name, earlier / name if earlier else None)
+        header = {"env_steps": env_steps, "parts": list(self._parts)}
+        manifest.seal(temporary, header, earlier)
 
     def _prune(self, saved: _Name) -> None:
         names = self._list()

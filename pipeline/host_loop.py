@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from pipeline.checkpoints import Checkpoints, Part
+from pipeline.circumstances import Circumstances
 from pipeline.collect import initial_carry, interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import UserError
@@ -55,6 +56,7 @@ class HostLoop:
         folder: RunFolder,
         progress: Progress,
         stop: StopSignal,
+        circumstances: Circumstances | None = None,
     ):
         self._parts = components
         self._plan = plan
@@ -76,6 +78,7 @@ class HostLoop:
             "environment": components.environment,
             "loop": Tensors(lambda: self._state, self._set_state),
             "host": self._host,
+            **({"circumstances": circumstances} if circumstances else {}),
         }
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
@@ -98,8 +101,7 @@ class HostLoop:
         restored = self._checkpoints.restore()
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
-        if restored:
-            # Environments cannot be restored yet: their episodes end here, as if truncated.
+        if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
             self._parts.experience.truncate()
             self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
         self._logs.truncate_after(

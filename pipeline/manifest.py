@@ -21,17 +21,25 @@ class Damaged(Exception):
     """The folder is not what was sealed; the message names the file and the fault."""
 
 
-def seal(folder: pathlib.Path, header: dict[str, Any]) -> None:
+def seal(folder: pathlib.Path, header: dict[str, Any], earlier: pathlib.Path | None = None) -> None:
     """Writes manifest.json over all files below the folder, and syncs files and folders.
 
     Args:
         header: JSON values, which `verify` gives back.
+        earlier: a sealed folder; files that are hard links to its own are neither read nor synced.
     """
+    sealed = _read(earlier / _NAME)["files"] if earlier else {}
     paths = sorted(folder.rglob("*"))
     files = [x for x in paths if x.is_file()]
-    with futures.ThreadPoolExecutor() as pool:
-        seals = list(pool.map(_seal_file, files))
     names = [x.relative_to(folder).as_posix() for x in files]
+
+    def seal_of(name: str) -> dict[str, Any]:
+        if earlier and name in sealed and (folder / name).samefile(earlier / name):
+            return sealed[name]
+        return _seal_file(folder / name)
+
+    with futures.ThreadPoolExecutor() as pool:
+        seals = list(pool.map(seal_of, names))
     body = {
         "format_version": _FORMAT_VERSION,
         "header": header,

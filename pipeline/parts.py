@@ -32,7 +32,7 @@ class Variables:
     def __init__(self, **trackables: Any) -> None:
         self._trackables = trackables
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Raises OSError when the disk is full or not writable."""
         _write_bundle(self._trackables, folder)
 
@@ -70,7 +70,7 @@ class Variables:
 class HostState(dict[str, Any]):
     """A small dict of JSON values that the host keeps, such as `HostState(wall_seconds=0.0)`."""
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Raises TypeError for a value that JSON does not know."""
         (folder / "state.json").write_text(json.dumps(self, indent=1, sort_keys=True))
 
@@ -89,7 +89,7 @@ class Tensors:
         self._get = get
         self._set = set
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Raises ValueError for a dtype that npy cannot describe (strings, bfloat16, ...)."""
         arrays = self._arrays()
         for name, array in arrays.items():

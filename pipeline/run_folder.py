@@ -14,21 +14,20 @@ root_dir/
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import json
 import pathlib
-import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import IO, Any
 
 from pipeline import configuration
+from pipeline.circumstances import versions
 from pipeline.errors import UserError
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
-_PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy", "gin-config")
 
 
 class RunFolder:
@@ -120,7 +119,12 @@ class RunFolder:
         return aside
 
     def describe(
-        self, seed: int, num_envs: int, settings: dict[str, Any], env_steps: int
+        self,
+        seed: int,
+        num_envs: int,
+        settings: dict[str, Any],
+        env_steps: int,
+        inexact: Sequence[str] = (),
     ) -> list[str]:
         """Writes run.json and operative_config.gin, once everything is built.
 
@@ -129,9 +133,10 @@ class RunFolder:
           num_envs: of the training environment.
           settings: of TensorFlow, see `configure_tensorflow`.
           env_steps: at which the run begins, or goes on now.
+          inexact: why it does not go on bit for bit, if it does not.
 
         Returns:
-          What the user should know: that the configuration has changed, and how.
+          What the user should know: that it is not exact, or that the configuration has changed.
         """
         before = self.read_json("run.json")
         start = {
@@ -139,7 +144,7 @@ class RunFolder:
             "seed": seed,
             "num_envs": num_envs,
             **settings,
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": versions(),
             "git_revision": git_revision(),
         }
         earlier = [{name: before[name] for name in start if name in before}] if before else []
@@ -150,11 +155,14 @@ class RunFolder:
                 "resumed_at_env_steps": before.get("resumed_at_env_steps", [])
                 + [env_steps] * len(earlier),
                 "earlier_starts": before.get("earlier_starts", []) + earlier,
+                "inexact_resumes": before.get("inexact_resumes", [])
+                + [{"env_steps": env_steps, "why": list(inexact)}] * bool(inexact),
             },
         )
         # Of an end that has since been put off: train.num_env_steps was raised.
         (self.path / "result.json").unlink(missing_ok=True)
-        return self._write_config(configuration.operative_config(), env_steps)
+        changes = self._write_config(configuration.operative_config(), env_steps)
+        return [*(f"warning: not exact from here on: {why}" for why in inexact), *changes]
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.path / "operative_config.gin"
@@ -228,10 +236,6 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def _command() -> str:
     """What was typed, however the program was found: no path of the machine it ran on."""
     return shlex.join(["python", "-m", "pipeline.train", *sys.argv[1:]])
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def git_revision() -> str | None:

@@ -24,6 +24,16 @@ _RESTART_BEHAVIOR = flags.DEFINE_enum(
     list(RESTART_BEHAVIORS),
     "If root_dir holds a run: go on with it, move it aside and start over, or refuse.",
 )
+_ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
+    "allow_inexact_resume",
+    False,
+    "Resume although versions, threads, processor or configuration differ.",
+)
+_REQUIRE_EXACT_RESUME = flags.DEFINE_bool(
+    "require_exact_resume",
+    False,
+    "Refuse to resume where an environment cannot continue its episodes.",
+)
 _LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
 _EXPLAIN = flags.DEFINE_bool(
     "explain", False, "List every operative binding and where it comes from, and exit."
@@ -50,6 +60,7 @@ def _train() -> int:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
+    from pipeline.circumstances import Exactness
     from pipeline.host_loop import Stopped
     from pipeline.shutdown import StopSignal
     from pipeline.train_loop import train
@@ -63,6 +74,7 @@ def _train() -> int:
                 _RESTART_BEHAVIOR.value,
                 stop,
                 dry_run=_EXPLAIN.value,
+                exactness=Exactness(_ALLOW_INEXACT_RESUME.value, _REQUIRE_EXACT_RESUME.value),
             )
         except Stopped:
             print(f"stopped; the same command resumes {_ROOT_DIR.value}.")

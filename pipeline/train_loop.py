@@ -13,6 +13,7 @@ from typing import Any
 import gin
 
 from pipeline.agents.agent import Agent
+from pipeline.circumstances import DEFAULT_EXACTNESS, Circumstances, Exactness
 from pipeline.collect import initialize_replay_buffer
 from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -24,13 +25,14 @@ from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
 
 
-@gin.configurable(denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run"])
+@gin.configurable(denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness"])
 def train(
     root_dir: str,
     seed: int,
     restart_behavior: str,
     stop: StopSignal,
     dry_run: bool = False,
+    exactness: Exactness = DEFAULT_EXACTNESS,
     *,
     create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
     create_agent: Callable[..., Agent] = gin.REQUIRED,
@@ -50,6 +52,7 @@ def train(
       restart_behavior: "resume", "restart" or "fail", for a folder that holds a run.
       stop: polled between graph calls.
       dry_run: builds everything and calls every configurable once; trains and writes nothing.
+      exactness: what to do with a run that cannot be resumed bit for bit.
 
     Returns:
       What result.json holds, of a finished run too; nothing if `dry_run`.
@@ -77,9 +80,10 @@ def train(
     with Progress(num_env_steps) as progress, contextlib.closing(folder):
         for message in folder.open(restart_behavior, seed):
             progress.message(message)
-        loop = HostLoop(components, plan, folder, progress, stop)
+        circumstances = Circumstances(settings)
+        loop = HostLoop(components, plan, folder, progress, stop, circumstances)
         try:
-            return _run(loop, components, folder, progress, seed, settings)
+            return _run(loop, components, folder, progress, seed, circumstances, exactness)
         finally:
             loop.close()
 
@@ -105,7 +109,8 @@ def _run(
     folder: RunFolder,
     progress: Progress,
     seed: int,
-    settings: dict[str, Any],
+    circumstances: Circumstances,
+    exactness: Exactness,
 ) -> dict[str, Any]:
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
@@ -113,9 +118,13 @@ def _run(
     def warm_up(until: int) -> None:
         check_warm_up(components.experience, until)
         # Only now has every configurable been called that the operative config lists.
+        differences = circumstances.differences()
+        divergence = components.environment.divergence
+        exactness.check(folder.path, differences, divergence)
         for message in folder.describe(
-            seed, components.environment.batch_size, settings, loop.env_steps
-        ):
+            seed, components.environment.batch_size, circumstances.settings, loop.env_steps,
+            [*differences, *([divergence] if divergence else [])],
+        ):  # fmt: skip
             progress.message(message)
         loop.collect_randomly(until)
 

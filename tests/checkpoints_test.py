@@ -25,7 +25,7 @@ class Number:
     def __init__(self, value: int = 0) -> None:
         self.value = value
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         (folder / "number").write_text(str(self.value))
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -124,8 +124,8 @@ def test_only_the_writer_sweeps_what_a_killed_process_left(tmp_path: pathlib.Pat
 
 
 class NumberThatFails(Number):
-    def save(self, folder: pathlib.Path) -> None:
-        super().save(folder)
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        super().save(folder, earlier)
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -202,7 +202,7 @@ from pipeline.checkpoints import Checkpoints
 
 class Number:
     value = 1
-    def save(self, folder):
+    def save(self, folder, earlier=None):
         (folder / "number").write_text(str(self.value))
     def restore(self, folder):
         self.value = int((folder / "number").read_text())

@@ -196,17 +196,6 @@ def test_stepping_in_a_graph_gives_what_eager_steps_give():
     assert len(traces) == 1
 
 
-def test_restoring_starts_new_games(tmp_path):
-    env = atari_environment(1, game="breakout", num_envs=2, noop_max=30)
-    env.reset()
-    env.save(tmp_path)
-    restored = atari_environment(1, game="breakout", num_envs=2, noop_max=30)
-    restored.restore(tmp_path)
-    time_step = restored.step([0, 0])
-    assert time_step.step_type.numpy().tolist() == [FIRST, FIRST]
-    assert_equal(list(time_step), list(env.reset()))
-
-
 def test_closing_frees_the_emulators_and_can_be_repeated():
     env = atari_environment(1, game="breakout", num_envs=2)
     env.reset()

@@ -105,38 +105,17 @@ def test_current_time_step_is_what_reset_and_step_returned():
     assert env.current_time_step().observation.numpy().tolist() == [[0, 1]]
 
 
-def test_restoring_makes_the_next_step_start_new_episodes(tmp_path):
-    def play(num_resets):
-        envs = [ScriptedEnv([(9, "terminated")]) for _ in range(2)]
-        env = environment(*envs)
-        for _ in range(num_resets):
-            env.reset()
-        env.step([0, 0])
-        return env, envs
-
-    saved, saved_envs = play(num_resets=2)
-    saved.save(tmp_path)
-    restored, envs = play(num_resets=1)
-    restored.restore(tmp_path)
-    played = len(envs[0].actions)
-
-    boundary = restored.step([1, 1])
-    assert boundary.step_type.numpy().tolist() == [FIRST, FIRST]
-    assert boundary.reward.numpy().tolist() == [0, 0]
-    assert boundary.discount.numpy().tolist() == [1, 1]
-    assert len(envs[0].actions) == played
-    assert restored.step([1, 1]).step_type.numpy().tolist() == [MID, MID]
-
-    saved.reset()
-    assert [env.seeds[-1] for env in envs] == [env.seeds[-1] for env in saved_envs]
-    assert len(set(saved_envs[0].seeds)) == 3
-
-
 def test_restoring_another_environments_state_is_refused(tmp_path):
     env = environment(ScriptedEnv([(9, "terminated")]))
-    for state in ({"resets": 1}, {"name": "scripted", "num_envs": 2, "resets": 1}, []):
-        (tmp_path / "environment.json").write_text(json.dumps(state))
-        with pytest.raises(ValueError, match="the checkpoint's environment"):
+    env.save(tmp_path)
+    state = json.loads((tmp_path / "environment.json").read_text())
+    for change in ({"num_envs": 2}, {"name": "another"}):
+        (tmp_path / "environment.json").write_text(json.dumps(state | change))
+        with pytest.raises(ValueError, match="the checkpoint's environment is .*this is"):
+            env.restore(tmp_path)
+    for wrong in ({"resets": 1}, []):
+        (tmp_path / "environment.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match="does not hold an environment's state"):
             env.restore(tmp_path)
 
 

@@ -242,8 +242,8 @@ def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path):
     run.progress.hook = hook
     run.train()
     first, seconds = records[0]
-    # The first call is one iteration of two vector steps, of which the first resets.
-    assert first["env_steps_per_second"] * seconds == pytest.approx(2)
+    # The first call is one iteration of two vector steps, in two environments.
+    assert 2 <= round(first["env_steps_per_second"] * seconds) <= 4
     assert first["wall_seconds"] > stopped.loop._host["wall_seconds"]
     for record in run.metrics:
         shares = [value for key, value in record.items() if key.endswith("_share")]
@@ -362,17 +362,11 @@ def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     assert_same(agent, variables(restored.parts.agent))
     for name in PARTS_OF_AGENTS[algorithm]:
         assert any(name in path for path in agent), name
-    # The episodes in flight end here as truncated ones, and only that differs.
-    run.parts.experience.truncate()
     assert_same(saved(run.parts.experience), saved(restored.parts.experience))
     now, before = restored.loop._state, run.loop._state
-    assert (now.carry.time_step.step_type.numpy() == 2).all()
-    np.testing.assert_array_equal(now.carry.time_step[1:3], before.carry.time_step[1:3])
-    for field in ("last_returns", "last_lengths", "episodes", "env_steps"):
-        np.testing.assert_array_equal(
-            getattr(now.carry.statistics, field), getattr(before.carry.statistics, field)
-        )
-    assert now.carry.vector_steps == before.carry.vector_steps
+    tf.nest.map_structure(np.testing.assert_array_equal, now.carry, before.carry)
+    current = restored.parts.environment.current_time_step()
+    tf.nest.map_structure(np.testing.assert_array_equal, now.carry.time_step, current)
     assert_same(now.loss_sums, before.loss_sums)
     assert now.loss_count == before.loss_count
     assert restored.loop._host == run.loop._host

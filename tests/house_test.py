@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gin_statements": set(),
     "train_loop": {
         "agents",
+        "circumstances",
         "collect",
         "components",
         "environments",
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "components": {"agents", "collect", "environments", "evaluation", "experience"},
     "host_loop": {
         "checkpoints",
+        "circumstances",
         "collect",
         "components",
         "failures",
@@ -72,7 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run_logs": {"failures", "jsonl", "metrics", "run_folder"},
     "stopwatch": {"environments", "iteration"},
     "iteration": {"agents", "collect", "experience", "policies"},
-    "run_folder": {"configuration"},
+    "circumstances": {"configuration", "gin_statements"},
+    "run_folder": {"circumstances", "configuration"},
     "saved_run": {"checkpoints", "configuration", "gin_statements", "run_folder"},
     "saved_policy": {
         "agents",

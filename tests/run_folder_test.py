@@ -54,7 +54,19 @@ def test_resuming_notes_where_it_went_on_and_keeps_how_it_was_started_before(
         "python -m pipeline.train --a",
         "python -m pipeline.train --b",
     ]
-    assert earlier[0].keys() == description.keys() - {"resumed_at_env_steps", "earlier_starts"}
+    of_resumes = {"resumed_at_env_steps", "earlier_starts", "inexact_resumes"}
+    assert earlier[0].keys() == description.keys() - of_resumes
+    assert description["inexact_resumes"] == []
+
+
+def test_what_keeps_a_resume_from_being_exact_is_told_and_kept(folder, config):
+    begin(folder)
+    folder.open("resume", 1)
+    (message,) = folder.describe(1, 4, {"threads": THREADS}, 70, ["another processor"])
+    assert message == "warning: not exact from here on: another processor"
+    begin(folder, env_steps=90)
+    (inexact,) = folder.read_json("run.json")["inexact_resumes"]
+    assert inexact == {"env_steps": 70, "why": ["another processor"]}
 
 
 def test_resuming_with_another_configuration_says_what_changed(folder, config):

@@ -34,7 +34,7 @@ class Walk(gymnasium.Env):
         super().reset(seed=seed)
         if self._is_on("fail_reset"):
             raise RuntimeError("no way back")
-        self._episode += 1
+        self._episode = 0 if seed is not None else self._episode + 1
         self._time = 0
         return self._observe(), {}
 

@@ -65,6 +65,7 @@ def test_run_json(finished_run):
         "git_revision",
         "resumed_at_env_steps",
         "earlier_starts",
+        "inexact_resumes",
     }
     assert (run["seed"], run["num_envs"], run["resumed_at_env_steps"]) == (1, 8, [])
     assert "--gin_file=dqn_cartpole" in run["command"]
@@ -236,9 +237,16 @@ def test_finished_run_is_told_and_left_alone(copied_run):
 
 def test_more_steps_go_on_with_a_finished_run(copied_run):
     more = "--gin_bindings=train.num_env_steps = 1_600"
-    ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, more)
+    flags = [f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, more]
+    # The learning rate is annealed over the whole run: a longer one is another.
+    refused = run_binary("train", *flags)
+    assert refused.returncode == 2
+    assert "train.num_env_steps: 1200 in the checkpoint, 1600 here" in refused.stderr
+    ended = run_binary("train", *flags, "--allow_inexact_resume")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "resuming" in ended.stdout
+    (inexact,) = json.loads((copied_run / "run.json").read_text())["inexact_resumes"]
+    assert inexact["why"] == ["train.num_env_steps: 1200 in the checkpoint, 1600 here"]
     assert "the configuration differs" in ended.stdout
     result = json.loads((copied_run / "result.json").read_text())
     assert 1_600 <= result["env_steps"] < 1_616
@@ -404,6 +412,6 @@ def test_signal_stops_and_the_same_command_resumes(tmp_path, number):
     assert "Traceback" not in stderr
     steps = max(int(path.name.split("-")[1]) for path in (tmp_path / "run/checkpoints").glob("s*"))
     more = f"--gin_bindings=train.num_env_steps = {steps + 400}"
-    ended = run_binary("train", *flags, more)
+    ended = run_binary("train", *flags, more, "--allow_inexact_resume")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"resuming {tmp_path}/run at environment step {steps:_}" in ended.stdout

@@ -9,10 +9,11 @@ from typing import Any
 import gin
 import numpy as np
 from ale_py import AtariVectorEnv, roms
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
+from pipeline.environments.episodes import reset_options
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
 
@@ -30,6 +31,9 @@ _RANGES = {
     "max_episode_frames": (1, math.inf),
 }
 
+# Vector steps. A seeded reset loads the ROM anew, which takes as long as some 200 steps.
+_ANCHOR_INTERVAL = 5_000
+
 _FIXED_SETTINGS: dict[str, Any] = {
     "autoreset_mode": AutoresetMode.NEXT_STEP,
     # The emulator's own kinds of life loss reset the game, or hide where it ends.
@@ -42,8 +46,14 @@ _FIXED_SETTINGS: dict[str, Any] = {
 class AtariEnvironment(VectorEnvironment):
     """AtariVectorEnv takes its seeds as an array, and frees its threads when it is destroyed."""
 
-    def _reset_vector_env(self, seeds: list[int]) -> tuple[np.ndarray, dict[str, Any]]:
-        return self._vector_env.reset(seed=np.array(seeds))
+    def __init__(self, vector_env: VectorEnv, *, name: str, seed: int):
+        super().__init__(vector_env, name=name, seed=seed, anchor_interval=_ANCHOR_INTERVAL)
+
+    def _reset_vector_env(
+        self, seeds: list[int], mask: np.ndarray | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        of_mask = np.array(seeds) if mask is None else np.array(seeds)[mask]
+        return self._vector_env.reset(seed=of_mask, options=reset_options(mask))
 
     def close(self) -> None:
         super().close()

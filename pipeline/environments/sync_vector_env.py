@@ -15,6 +15,23 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
     knows that the observations are Boxes. Autoreset mode NEXT_STEP only.
     """
 
+    _last_observations: Any
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """As the base class; environments left out by `options["reset_mask"]` stay as they are."""
+        mask = (options or {}).get("reset_mask")
+        observations: Any
+        observations, infos = super().reset(seed=seed, options=options and dict(options))
+        if mask is not None:
+            observations[~mask] = self._last_observations[~mask]
+        self._last_observations = observations
+        return observations, infos
+
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the base class, but with empty infos.
 
@@ -41,4 +58,5 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
                 )
             np.copyto(observations[index, ...], observation, casting="same_kind")
         self._autoreset_envs = terminations | truncations
+        self._last_observations = observations
         return observations, rewards, terminations, truncations, {}

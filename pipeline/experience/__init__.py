@@ -89,7 +89,7 @@ class Experience(Protocol):
     def check_ready(self) -> None:
         """Raises UserError if the rows collected so far give no batch (eager)."""
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes everything that `restore` needs into the empty `folder`."""
 
     def restore(self, folder: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from pipeline.errors import UserError
-from pipeline.experience import storage
+from pipeline.experience import segments, storage
 from pipeline.experience.sizes import check_capacity, schedule
 from pipeline.observations import is_frame_stack
 from pipeline.randomness import stateless_seed, stream_key
@@ -240,11 +240,14 @@ class ReplayBuffer:
         newest = newest[transitions]
         storage.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes the filled rows, one npy file a column, and `replay_buffer.json`."""
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes `replay_buffer.json` and the rows as `segments`, those since `earlier` only."""
         (folder / _JSON).write_text(json.dumps(self._header() | self._state(), indent=2))
-        for name, column, spans in self._files():
-            storage.save_rows(folder / f"{name}.npy", column, spans)
+        shared = None
+        saved = json.loads((earlier / _JSON).read_text()) if earlier else {}
+        if earlier and self._header().items() <= saved.items():
+            shared = earlier, np.array(saved["positions"])
+        segments.save(folder, self._rings(), self._positions.numpy(), shared)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads what `save` wrote into this buffer, which must be empty.
@@ -261,8 +264,7 @@ class ReplayBuffer:
         self._positions.assign(saved["positions"])
         self._batches.assign(saved["batches"])
         self._stacks_hold.assign(saved["stacks_hold"])
-        for name, column, spans in self._files():
-            storage.restore_rows(folder / f"{name}.npy", column, spans)
+        segments.restore(folder, self._rings(), self._positions.numpy())
 
     def _header(self) -> dict[str, Any]:
         """What must be the same when saving and restoring."""
@@ -285,13 +287,12 @@ class ReplayBuffer:
             "stacks_hold": bool(self._stacks_hold),
         }
 
-    def _files(self) -> list[tuple[str, tf.Variable, list[storage.Span]]]:
-        """Name, variable and rows to save, of each column."""
-        filled = np.minimum(self._positions.numpy(), self._stream_capacity)
-        first = self._stream_capacity * np.arange(self._num_envs)
-        spans = list(zip(first.tolist(), (first + filled).tolist(), strict=True))
+    def _rings(self) -> list[segments.Column]:
         names = storage.column_names(self._stored_spec)
-        return [(n, c, spans) for n, c in zip(names, self._columns, strict=True)]
+        return [
+            segments.Column(name, variable, self._stream_capacity)
+            for name, variable in zip(names, self._columns, strict=True)
+        ]
 
 
 def _newest_frame_spec(data_spec: trajectory.Trajectory) -> trajectory.Trajectory:

@@ -165,7 +165,7 @@ class Rollout:
     def check_ready(self) -> None:
         """Does nothing: each iteration collects all that it learns from."""
 
-    def save(self, folder: pathlib.Path) -> None:
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes the counter of rollouts to `rollout.json`.
 
         Raises:

@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
-from collections.abc import Iterator, Sequence
 
-import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
-
-_BLOCK_BYTES = 32 * 2**20
-
-Span = tuple[int, int]  # rows [start, stop)
 
 
 def row_bytes(spec: tf.TensorSpec) -> int:
@@ -63,44 +56,3 @@ def gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
 def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
     """Writes `rows` [*indices.shape, *row shape] to `variable` at `indices` (int64)."""
     tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
-
-
-def save_rows(path: pathlib.Path, variable: tf.Variable, spans: Sequence[Span]) -> None:
-    """Writes the rows of `spans`, one after the other, to an npy file, a block at a time."""
-    dtype = np.dtype(variable.dtype.as_numpy_dtype)
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": (sum(stop - start for start, stop in spans), *variable.shape[1:]),
-    }
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_2_0(file, header)
-        for start, stop in _blocks(variable, spans):
-            gather(variable, tf.range(start, stop, dtype=tf.int64)).numpy().tofile(file)
-
-
-def restore_rows(path: pathlib.Path, variable: tf.Variable, spans: Sequence[Span]) -> None:
-    """Reads what `save_rows` wrote. Raises ValueError if shape or dtype differ, or bytes miss."""
-    dtype = np.dtype(variable.dtype.as_numpy_dtype)
-    shape = (sum(stop - start for start, stop in spans), *variable.shape[1:])
-    with path.open("rb") as file:
-        if np.lib.format.read_magic(file) != (2, 0):
-            raise ValueError(f"{path}: not an npy file of version 2.0")
-        header = np.lib.format.read_array_header_2_0(file)
-        if header != (shape, False, dtype):
-            raise ValueError(f"{path}: saved {header[2]} {header[0]}, now {dtype} {shape}")
-        for start, stop in _blocks(variable, spans):
-            count = (stop - start) * math.prod(shape[1:])
-            block = np.fromfile(file, dtype, count)
-            if block.size != count:
-                raise ValueError(f"{path}: the file is cut off")
-            indices = tf.range(start, stop, dtype=tf.int64)
-            scatter(variable, indices, tf.constant(block.reshape(-1, *shape[1:])))
-
-
-def _blocks(variable: tf.Variable, spans: Sequence[Span]) -> Iterator[Span]:
-    row_size = max(1, math.prod(variable.shape[1:]) * variable.dtype.size)
-    block = max(1, _BLOCK_BYTES // row_size)
-    for start, stop in spans:
-        for first in range(start, stop, block):
-            yield first, min(first + block, stop)

@@ -1,0 +1,124 @@
+"""What may move bits beside the seed: recorded in every checkpoint, compared when it is resumed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pipeline import configuration
+from pipeline.errors import UserError
+from pipeline.gin_statements import Binding, Source, scan
+
+_FILE = "circumstances.json"
+_PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy", "gin-config")
+_VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
+# How long a run is changes nothing of what it has done, unless a schedule is spread over it.
+_LENGTH = "train.num_env_steps"
+_OF_WHOLE_RUN = "whole_run"
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that compute."""
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages}
+
+
+class Exactness(NamedTuple):
+    """What to do with a run that would not go on bit for bit."""
+
+    allow_inexact: bool = False  # go on although circumstances differ
+    require_exact: bool = False  # stop where environments cannot continue their episodes
+
+    def check(self, folder: pathlib.Path, differences: list[str], divergence: str) -> None:
+        """Raises UserError if a run is not to go on.
+
+        Args:
+          folder: of the run.
+          differences: of circumstances.
+          divergence: why environments cannot continue their episodes, "" if they can.
+        """
+        if differences and not self.allow_inexact:
+            lines = "\n  ".join(differences)
+            raise UserError(
+                f"{folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was begun;"
+                " or --allow_inexact_resume goes on all the same, and says so in run.json."
+            )
+        if divergence and self.require_exact:
+            raise UserError(
+                f"{divergence}. Without --require_exact_resume the run goes on with new episodes."
+            )
+
+
+DEFAULT_EXACTNESS = Exactness()
+
+
+class Circumstances:
+    """A part of a checkpoint that is compared, not restored."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        """`settings`: of TensorFlow, see `configure_tensorflow`."""
+        self.settings = dict(settings)
+        self._saved: dict[str, str] | None = None
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes those of this process."""
+        (folder / _FILE).write_text(json.dumps(self._now(), indent=1))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads those of the process that saved.
+
+        Raises:
+          ValueError: the file holds something else.
+        """
+        saved = json.loads((folder / _FILE).read_text())
+        if not isinstance(saved, dict) or not all(isinstance(v, str) for v in saved.values()):
+            raise ValueError(f"{_FILE} does not hold circumstances")
+        self._saved = saved
+
+    def differences(self) -> list[str]:
+        """From those restored, a line each; empty if nothing was restored.
+
+        To be called once everything is built that the operative configuration lists.
+        """
+        if self._saved is None:
+            return []
+        now = self._now()
+        pairs = [
+            (name, self._saved.get(name, "nothing"), now.get(name, "nothing"))
+            for name in sorted(now.keys() | self._saved.keys())
+        ]
+        return [
+            f"{name}: {saved} in the checkpoint, {here} here"
+            for name, saved, here in pairs
+            if saved != here
+        ]
+
+    def _now(self) -> dict[str, str]:
+        text = configuration.operative_config()
+        statements = scan(Source(text, None), allow_imports=True)
+        bindings = {s.name: repr(s.value) for s in statements if isinstance(s, Binding)}
+        if _OF_WHOLE_RUN not in text:
+            del bindings[_LENGTH]
+        threads = {
+            f"threads.{kind}": str(count or os.cpu_count())
+            for kind, count in self.settings["threads"].items()
+        }
+        return {
+            **{f"version of {name}": version for name, version in versions().items()},
+            **threads,
+            "oneDNN": str(self.settings["onednn"]),
+            "processor's instructions": " ".join(_instructions()),
+            **bindings,
+        }
+
+
+def _instructions() -> list[str]:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return sorted({flag for flag in flags.split() if _VECTOR_INSTRUCTIONS.fullmatch(flag)})

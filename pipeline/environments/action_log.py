@@ -1,0 +1,93 @@
+"""What has to be repeated to bring a vector environment back to where it was."""
+
+from __future__ import annotations
+
+import pathlib
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+
+_FILE = "actions.npz"
+
+
+class ActionLog:
+    """The actions since every environment's anchor, its last reset from a seed of ours.
+
+    An environment that is deterministic given its seed is a function of that seed and of the
+    actions since. Steps are vector steps since the last reset of all environments.
+
+    Attributes:
+      steps: taken.
+      anchors: int64 [N], the step at which each environment's anchor lies.
+      numbers: int64 [N], anchors that each environment has had; they number its seeds.
+    """
+
+    def __init__(self, num_envs: int):
+        self.restart(num_envs)
+
+    def restart(self, num_envs: int) -> None:
+        """All environments have been reset."""
+        self.steps = 0
+        self.anchors = np.zeros(num_envs, np.int64)
+        self.numbers = np.zeros(num_envs, np.int64)
+        self._actions: list[np.ndarray] = []
+        self._oldest = 0
+
+    @property
+    def length(self) -> int:
+        """Steps since the oldest anchor."""
+        return self.steps - self._oldest
+
+    def append(self, action: np.ndarray) -> None:
+        """Keeps a step's actions [N, ...]."""
+        self._actions.append(action.copy())
+        self.steps += 1
+
+    def anchor(self, environments: np.ndarray) -> None:
+        """These environments, bool [N], have been reset from seeds; drops what none needs now."""
+        self.anchors[environments] = self.steps
+        self.numbers[environments] += 1
+        oldest = int(self.anchors.min())
+        del self._actions[: oldest - self._oldest]
+        self._oldest = oldest
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes it to a file of the folder."""
+        actions = np.stack(self._actions) if self._actions else np.zeros(0)
+        np.savez(
+            folder / _FILE,
+            actions=actions,
+            anchors=self.anchors,
+            numbers=self.numbers,
+            steps=np.int64(self.steps),
+        )
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: it is of another number of environments, or not such a log.
+        """
+        try:
+            with np.load(folder / _FILE, allow_pickle=False) as file:
+                saved = dict(file)
+            anchors, numbers, steps = saved["anchors"], saved["numbers"], int(saved["steps"])
+            actions, oldest = list(saved["actions"]), int(anchors.min())
+        except (KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{_FILE} holds no log of actions: {error}") from error
+        if anchors.shape != self.anchors.shape or numbers.shape != anchors.shape:
+            raise ValueError(f"{_FILE} is of {anchors.size} environments, not {self.anchors.size}")
+        if len(actions) != steps - oldest:
+            raise ValueError(f"{_FILE} has {len(actions)} actions, not {steps - oldest}")
+        self.steps, self.anchors, self.numbers = steps, anchors, numbers
+        self._actions, self._oldest = actions, oldest
+
+    def replay(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """What to do after resetting all environments, in order.
+
+        Yields:
+          Actions [N, ...] of a vector step; the environments, bool [N], to be reset after it.
+        """
+        for step, action in enumerate(self._actions, self._oldest + 1):
+            yield action, self.anchors == step

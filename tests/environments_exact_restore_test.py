@@ -1,0 +1,225 @@
+"""A restored environment goes on where it was saved, by repeating actions from seeds."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_environments import EchoEnv, environment
+
+from pipeline.environments import atari
+from pipeline.environments.atari import atari_environment
+from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.vector_environment import VectorEnvironment
+
+OPENAI = {
+    "repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True,
+    "zero_discount_on_life_loss": True,
+}  # fmt: skip
+
+
+class WalkEnv(gymnasium.Env):
+    """A random walk of random length with moves of its own: what comes depends on all before."""
+
+    observation_space = Box(-1e3, 1e3, (2,), np.float32)
+    action_space = Discrete(3)
+    generator: np.random.Generator | None = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.time = self.np_random.normal(), 0
+        return self._observation(), {}
+
+    def _observation(self):
+        return np.array([self.place, self.time], np.float32)
+
+    def step(self, action):
+        self.time += 1
+        self.place += (action - 1) * (self.generator or self.np_random).uniform()
+        chance = self.np_random.uniform()
+        return self._observation(), self.place, chance < 0.05, chance > 0.95, {}
+
+
+class DriftingEnv(WalkEnv):
+    """Draws from a generator that no seed reaches."""
+
+    generator = np.random.default_rng()
+
+
+class FragileEnv(WalkEnv):
+    """Raises where it is told to."""
+
+    fails = False
+
+    def step(self, action):
+        if self.fails:
+            raise OSError("the wheel came off")
+        return super().step(action)
+
+
+def build(env_class=WalkEnv, vector_class=LeanSyncVectorEnv, num_envs=3, interval=30, **kwargs):
+    vector_env = vector_class(
+        [env_class] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP, **kwargs
+    )
+    return VectorEnvironment(vector_env, name="walk", seed=5, anchor_interval=interval)
+
+
+def play(env, actions):
+    """The rows that the actions lead to, as bytes."""
+    steps = [env.step(tf.constant(action)) for action in actions]
+    return [[np.asarray(row).tobytes() for row in step] for step in steps]
+
+
+def drawn_actions(env, num_steps, seed=0):
+    generator = np.random.default_rng(seed)
+    spec = env.action_spec()
+    shape = (num_steps, env.batch_size, *spec.shape)
+    if spec.dtype.is_integer:
+        return generator.integers(0, spec.maximum + 1, shape).astype(spec.dtype.as_numpy_dtype)
+    return generator.uniform(spec.minimum, spec.maximum, shape).astype(np.float32)
+
+
+def assert_continues(create, folder, before, after):
+    env = create()
+    env.reset()
+    actions = drawn_actions(env, before + after)
+    play(env, actions[:before])
+    env.save(folder)
+    current = env.current_time_step()
+    expected = play(env, actions[before:])
+    again = create()
+    again.reset()
+    again.restore(folder)
+    assert again.divergence == ""
+    for row, restored in zip(current, again.current_time_step(), strict=True):
+        assert row.dtype == restored.dtype
+        np.testing.assert_array_equal(row, restored)
+    assert play(again, actions[before:]) == expected
+    return env, again
+
+
+@given(before=st.integers(0, 200), interval=st.integers(1, 80), num_envs=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_it_continues_from_any_moment(tmp_path_factory, before, interval, num_envs):
+    folder = tmp_path_factory.mktemp("saved")
+    assert_continues(lambda: build(interval=interval, num_envs=num_envs), folder, before, after=60)
+
+
+@pytest.mark.parametrize("vector_class", [SyncVectorEnv, AsyncVectorEnv])
+def test_gymnasiums_own_vector_environments_continue(tmp_path, vector_class):
+    first, second = assert_continues(
+        lambda: build(vector_class=vector_class), tmp_path, before=150, after=50
+    )
+    assert first._log.numbers.any()
+    first.close()
+    second.close()
+
+
+def test_actions_of_every_kind_are_kept_exactly(tmp_path):
+    space = Box(-1, 1, (2,), np.float32)
+    assert_continues(
+        lambda: environment(EchoEnv(Box(0, 100, (3,), np.float32), space)), tmp_path, 20, 20
+    )
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout", "qbert"])
+@pytest.mark.parametrize("protocol", [{}, OPENAI], ids=["sticky", "openai"])
+def test_atari_continues(tmp_path, monkeypatch, game, protocol):
+    monkeypatch.setattr(atari, "_ANCHOR_INTERVAL", 150)
+    first, _ = assert_continues(
+        lambda: atari_environment(3, game=game, num_envs=3, max_episode_frames=800, **protocol),
+        tmp_path,
+        before=520,
+        after=80,
+    )
+    assert (first._log.numbers >= 1).all()
+    assert len(set(first._log.anchors)) >= 1
+
+
+def test_the_log_holds_no_more_than_it_needs():
+    env = build(interval=40)
+    env.reset()
+    for action in drawn_actions(env, 3_000):
+        env.step(tf.constant(action))
+        assert env._log.length == len(env._log._actions) <= 40 + 200
+    assert (env._log.numbers > 20).all()
+
+
+def test_anchors_leave_the_other_environments_alone():
+    """With and without anchors an environment plays the same until its own first anchor."""
+    with_anchors, without = build(interval=50), build(interval=10**9)
+    with_anchors.reset()
+    without.reset()
+    for action in drawn_actions(without, 400):
+        alone = with_anchors._log.numbers == 0
+        row, other = with_anchors.step(tf.constant(action)), without.step(tf.constant(action))
+        alone &= with_anchors._log.numbers == 0
+        np.testing.assert_array_equal(row.observation[alone], other.observation[alone])
+    assert not alone.any()
+
+
+def test_an_environment_that_its_seed_does_not_determine_is_named(tmp_path):
+    env = build(DriftingEnv)
+    env.reset()
+    play(env, drawn_actions(env, 20))
+    env.save(tmp_path)
+    again = build(DriftingEnv)
+    again.restore(tmp_path)
+    assert "walk is not the same when its actions are repeated" in again.divergence
+    assert again.step([0, 0, 0]).step_type.numpy().tolist() == [0, 0, 0]
+
+
+def test_an_environment_that_raises_when_repeated_is_named(tmp_path, monkeypatch):
+    env = build(FragileEnv)
+    env.reset()
+    play(env, drawn_actions(env, 5))
+    env.save(tmp_path)
+    monkeypatch.setattr(FragileEnv, "fails", True)
+    again = build(FragileEnv)
+    again.restore(tmp_path)
+    assert "OSError" in again.divergence and "the wheel came off" in again.divergence
+    assert again.step([0, 0, 0]).step_type.numpy().tolist() == [0, 0, 0]
+
+
+def test_saved_before_the_first_reset_it_starts_episodes(tmp_path):
+    env = build()
+    env.save(tmp_path)
+    again = build()
+    again.restore(tmp_path)
+    assert again.divergence == ""
+    assert again.step([0, 0, 0]).step_type.numpy().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "actions.npz").write_bytes(b"PK nonsense"),
+        lambda folder: (folder / "actions.npz").write_bytes(b""),
+        lambda folder: np.savez(folder / "actions.npz", actions=np.zeros((3, 3))),
+        lambda folder: np.savez(
+            folder / "actions.npz",
+            actions=np.zeros((3, 3)),
+            anchors=np.zeros(3, np.int64),
+            numbers=np.zeros(3, np.int64),
+            steps=np.int64(9),
+        ),
+        lambda folder: (folder / "environment.json").write_text("[]"),
+        lambda folder: (folder / "environment.json").write_text("{"),
+        lambda folder: (folder / "environment.json").write_text(
+            json.dumps({"name": "walk", "num_envs": 2, "seed": 5, "resets": 1, "rows": None})
+        ),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path, damage):
+    env = build()
+    env.reset()
+    play(env, drawn_actions(env, 3))
+    env.save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=r"\S"):
+        build().restore(tmp_path)
