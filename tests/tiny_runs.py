@@ -149,13 +149,13 @@ def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_files(folder: pathlib.Path) -> dict[str, object]:
-    """Contents of the npy, npz and JSON files of a saved part."""
+    """Contents of the npz and JSON files of a saved part, and the bytes of segments."""
     contents: dict[str, object] = {}
     for path in folder.iterdir():
         if path.suffix == ".json":
             contents[path.name] = json.loads(path.read_text())
-        elif path.suffix == ".npy":
-            contents[path.name] = np.load(path)
+        elif path.suffix == ".rows":
+            contents[path.name] = np.fromfile(path, np.uint8)
         else:
             contents |= np.load(path)
     return contents
