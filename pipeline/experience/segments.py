@@ -50,6 +50,12 @@ class Segment(NamedTuple):
         variable = self.column.variable
         return variable.dtype == tf.uint8 and _row_bytes(variable) >= _FRAME_BYTES
 
+    @property
+    def keys(self) -> tf.Tensor:
+        """int64, where its rows lie in the variable."""
+        first = self.stream * self.column.capacity
+        return tf.range(first + self.start, first + self.stop, dtype=tf.int64)
+
     def path(self, folder: pathlib.Path) -> pathlib.Path:
         """Of its file."""
         suffix = ".rows.z" if self.is_compressed else ".rows"
@@ -127,9 +133,7 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _write(segment: Segment, folder: pathlib.Path) -> None:
-    column, size = segment.column, segment.stop - segment.start
-    first = segment.stream * column.capacity + segment.start
-    rows = storage.gather(column.variable, tf.range(first, first + size, dtype=tf.int64)).numpy()
+    rows = storage.gather(segment.column.variable, segment.keys).numpy()
     data = np.ascontiguousarray(rows).data
     segment.path(folder).write_bytes(
         zlib.compress(data, _FASTEST) if segment.is_compressed else data
@@ -137,14 +141,12 @@ def _write(segment: Segment, folder: pathlib.Path) -> None:
 
 
 def _read(segment: Segment, folder: pathlib.Path) -> None:
-    path, column = segment.path(folder), segment.column
-    shape = (segment.stop - segment.start, *column.variable.shape[1:])
+    path, variable = segment.path(folder), segment.column.variable
+    shape = (segment.stop - segment.start, *variable.shape[1:])
     try:
         data = path.read_bytes()
         plain = zlib.decompress(data) if segment.is_compressed else data
-        rows = np.frombuffer(plain, column.variable.dtype.as_numpy_dtype).reshape(shape)
+        rows = np.frombuffer(plain, variable.dtype.as_numpy_dtype).reshape(shape)
     except (OSError, zlib.error, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
-    first = segment.stream * column.capacity + segment.start
-    indices = tf.range(first, first + shape[0], dtype=tf.int64)
-    storage.scatter(column.variable, indices, tf.constant(rows))
+    storage.scatter(variable, segment.keys, tf.constant(rows))
