@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from pipeline import manifest
-from pipeline.errors import UserError
+from pipeline.errors import UserError, WriteError
 
 _BEST = "best.json"
 _START_OVER = "--restart_behavior=restart starts over (and moves the old run aside)."
@@ -44,7 +44,7 @@ class Part(Protocol):
         """Reads them back; raises ValueError on any mismatch."""
 
 
-class CheckpointError(UserError):
+class CheckpointError(WriteError):
     """A checkpoint could not be written; those before it are intact."""
 
 

@@ -18,6 +18,8 @@ from pipeline.gin_statements import Binding, Source, scan
 _FILE = "circumstances.json"
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy", "gin-config")
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
+# No bit of a run depends on these.
+_HARMLESS = {"Patience.give_up_after", "Watchdog.timeout", "atari_environment.num_threads"}
 # How long a run is changes nothing of what it has done, unless a schedule is spread over it.
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
@@ -102,9 +104,12 @@ class Circumstances:
     def _now(self) -> dict[str, str]:
         text = configuration.operative_config()
         statements = scan(Source(text, None), allow_imports=True)
-        bindings = {s.name: repr(s.value) for s in statements if isinstance(s, Binding)}
-        if _OF_WHOLE_RUN not in text:
-            del bindings[_LENGTH]
+        harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
+        bindings = {
+            s.name: repr(s.value)
+            for s in statements
+            if isinstance(s, Binding) and s.name not in harmless
+        }
         threads = {
             f"threads.{kind}": str(count or os.cpu_count())
             for kind, count in self.settings["threads"].items()

@@ -19,8 +19,6 @@ from absl import app, flags
 
 from pipeline import configuration, errors
 
-USER_ERROR_CODE = 2
-
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """`absl.app.run(main)` with the messages and exit codes of this module.
@@ -78,7 +76,7 @@ def _fail(message: str) -> NoReturn:
     in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     label = "\x1b[1;31merror:\x1b[0m" if in_colour else "error:"
     print(f"{label} {message}", file=sys.stderr, flush=True)
-    sys.exit(USER_ERROR_CODE)
+    sys.exit(errors.USER_ERROR_CODE)
 
 
 def before_tensorflow(onednn: bool | None = None) -> None:

@@ -1,4 +1,6 @@
-"""The one exception that stands for a mistake the user can mend."""
+"""The exceptions that stand for what the user can mend."""
+
+USER_ERROR_CODE = 2  # of a process that a UserError ends
 
 
 class UserError(Exception):
@@ -6,3 +8,7 @@ class UserError(Exception):
 
     The message names what is wrong (the binding, file, space, game, ...) and what to do about it.
     """
+
+
+class WriteError(UserError):
+    """A file cannot be written now: the disk is full, not writable, ... Trying again may help."""

@@ -44,6 +44,7 @@ class Evaluator:
         seed: of the stochastic policy's draws.
         greedy: which of the two is evaluated.
         """
+        environment.is_recorded = False  # every evaluation starts anew
         self._environment = environment
         self._policy = policy if greedy else stochastic_policy
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
@@ -52,6 +53,11 @@ class Evaluator:
     def _play_steps(self, carry: Carry):
         carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
         return carry, rows.step_type, rows.next_step_type, rows.reward
+
+    @property
+    def environment(self) -> VectorEnvironment:
+        """In which it plays."""
+        return self._environment
 
     @property
     def policy(self) -> tf_policy.TFPolicy:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import UserError, WriteError
 
 
 @contextlib.contextmanager
@@ -26,11 +26,11 @@ def named_failures(environment: VectorEnvironment) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
-    """What keeps files of `folder` from being written becomes a UserError that names it."""
+    """What keeps files of `folder` from being written becomes a WriteError that names it."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"cannot write to {folder}: {error}") from error
+        raise WriteError(f"cannot write to {folder}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -39,4 +39,4 @@ def hinting(hint: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{error}\n{hint()}") from error
+        raise type(error)(f"{error}\n{hint()}") from error

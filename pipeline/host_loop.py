@@ -6,29 +6,31 @@ crossed a multiple of it since the last time; what was done when is part of the 
 
 from __future__ import annotations
 
-import math
 import pathlib
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from pipeline.checkpoints import Checkpoints, Part
+from pipeline.chunks import Chunks
 from pipeline.circumstances import Circumstances
 from pipeline.collect import initial_carry, interrupt_episodes
 from pipeline.components import Components
-from pipeline.errors import UserError
+from pipeline.errors import WriteError
 from pipeline.failures import hinting, named_failures, named_write_errors
+from pipeline.finiteness import bad_weights, check_losses, not_finite
 from pipeline.iteration import Iterations, LoopState, clear_losses, initial_state
 from pipeline.metrics import metrics_record
-from pipeline.parts import HostState, Tensors, Variables, all_finite, weights_sha256
+from pipeline.parts import HostState, Tensors, Variables, weights_sha256
+from pipeline.patience import Patience
 from pipeline.progress import EVALUATING, TRAINING, WARMING_UP, Progress
 from pipeline.run_folder import RunFolder
 from pipeline.run_logs import RunLogs
 from pipeline.shutdown import StopSignal
 from pipeline.stopwatch import Stopwatch
-
-SECONDS_PER_CALL = 0.5  # of a graph call: the progress line and Ctrl-C wait for its end
+from pipeline.watchdog import Watchdog
 
 
 class Plan(NamedTuple):
@@ -83,8 +85,13 @@ class HostLoop:
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
         self._logs = RunLogs(folder)
+        environments = (components.environment, components.evaluator.environment)
+        self._watchdog = Watchdog(environments, self._resume_hint)
+        # Two, for a record may fit on a disk where a checkpoint does not.
+        self._log_patience = Patience(progress.message, self._check_stop)
+        self._save_patience = Patience(progress.message, self._check_stop)
         self._stopwatch = Stopwatch(components.environment)
-        self._iterations_per_call = 1
+        self._chunks = Chunks(components, self._stopwatch)
         self._clock = time.monotonic()
 
     @property
@@ -122,7 +129,7 @@ class HostLoop:
             self._advance(self._iterations.collect_randomly, until, WARMING_UP)
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._stopwatch.restart(self._state)
-            self._save()
+            self._save_patience.attempt(self._save)
         self._parts.experience.check_ready()
 
     def train(self) -> dict[str, Any]:
@@ -133,7 +140,7 @@ class HostLoop:
 
         Raises:
           Stopped: a signal came; a checkpoint has been written.
-          UserError: a loss is not finite, an environment failed, the disk is full.
+          UserError: a loss is not finite, an environment failed, the disk has been full for long.
         """
         self._handle_due()
         while self.env_steps < self._plan.num_env_steps:
@@ -143,6 +150,7 @@ class HostLoop:
 
     def close(self) -> None:
         """Closes files and environments."""
+        self._watchdog.close()
         self._logs.close()
         self._parts.evaluator.close()
         self._parts.environment.close()
@@ -162,33 +170,16 @@ class HostLoop:
         self, chunk: tf.types.experimental.GenericFunction, until: int, phase: str
     ) -> None:
         """Runs chunks until the run has taken `until` environment steps."""
-        no_iterations = tf.zeros([], tf.int64)
         if chunk.experimental_get_tracing_count() == 0:
             self._progress.message(f"building the graph for {phase} ...")
-            chunk(self._state, no_iterations, no_iterations)
-            self._iterations_per_call = 1  # what fits into a call is not yet known for this chunk
+            self._chunks.build(chunk, self._state)
+        agent, experience = self._parts.agent, self._parts.experience
         while self.env_steps < until:
             self._check_stop()
-            self._run_chunk(chunk, until)
+            with hinting(self._resume_hint):
+                self._state = self._chunks.run(chunk, self._state, until)
+                check_losses(self._state.loss_sums, agent, experience, self.env_steps)
             self._progress.update(self._record(), phase)
-
-    def _run_chunk(self, chunk: tf.types.experimental.GenericFunction, until: int) -> None:
-        before = int(self._state.carry.vector_steps)
-        started = time.perf_counter()
-        with hinting(self._resume_hint), named_failures(self._parts.environment):
-            state = chunk(
-                self._state,
-                tf.constant(self._iterations_per_call, tf.int64),
-                tf.constant(until, tf.int64),
-            )
-            vector_steps = int(state.carry.vector_steps)
-        seconds = time.perf_counter() - started
-        self._stopwatch.add(seconds)
-        iterations = (vector_steps - before) // self._parts.experience.collect_steps
-        fitting = int(iterations * SECONDS_PER_CALL / seconds)
-        self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
-        self._state = state
-        self._check_finite()
 
     def _next_stop(self) -> int:
         """Where the next chunk must end: the nearest multiple of an interval, or the end."""
@@ -207,11 +198,11 @@ class HostLoop:
         if self._due("evaluated", self._plan.eval_interval):
             self._evaluate()
         if self._due("checkpointed", self._plan.checkpoint_interval):
-            self._save()
+            self._save_patience.attempt(self._save)
 
     def _log(self) -> None:
-        with hinting(self._resume_hint):
-            self._logs.write_metrics(self._record())
+        self._logs.add_metrics(self._record())
+        self._log_patience.attempt(self._flush)
         self._host["logged"] = self.env_steps
         self._state = clear_losses(self._state)
         self._stopwatch.restart(self._state)
@@ -232,15 +223,18 @@ class HostLoop:
 
     def _evaluate(self) -> None:
         result = self._play(self._plan.num_eval_episodes)
-        with hinting(self._resume_hint):
-            self._logs.write_evaluation({"env_steps": self.env_steps, **result})
+        self._logs.add_evaluation({"env_steps": self.env_steps, **result})
+        self._log_patience.attempt(self._flush)
         self._host |= {
             "evaluations": self._host["evaluations"] + 1,
             "evaluated": self.env_steps,
         }
-        best = self._checkpoints.best_return()
-        if best is None or result["return_mean"] > best:
-            self._checkpoints.mark_best(self._save(), result["return_mean"])
+        best, mean = self._checkpoints.best_return(), result["return_mean"]
+        if best is None or mean > best:
+            self._save_patience.attempt(partial(self._save_best, mean))
+
+    def _save_best(self, return_mean: float) -> None:
+        self._checkpoints.mark_best(self._save(), return_mean)
 
     def _play(self, num_episodes: int) -> dict[str, Any]:
         def look_around(episodes: int) -> bool:
@@ -254,30 +248,30 @@ class HostLoop:
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
         return result
 
+    def _flush(self) -> None:
+        with hinting(self._resume_hint):
+            self._logs.flush()
+
     def _save(self) -> pathlib.Path:
         # A loss is taken before the update that it makes: weights may be bad where losses are not.
-        finite = {k: all_finite(network) for k, network in self._parts.agent.trained.items()}
-        self._refuse([f"the weights of {name}" for name, good in finite.items() if not good])
+        bad = bad_weights(self._parts.agent)
+        if bad:
+            with hinting(self._resume_hint):
+                raise not_finite(bad, self._parts.agent, self.env_steps)
+        self._flush()  # or a resume from this checkpoint would miss records
+        before = self._host["checkpointed"]
         self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
-        return self._checkpoints.save(self.env_steps)
+        try:
+            return self._checkpoints.save(self.env_steps)
+        except WriteError:
+            self._host["checkpointed"] = before
+            raise
 
     def _check_stop(self) -> None:
         if self._stop.requested:
             if self._host["checkpointed"] != self.env_steps:
                 self._save()
             raise Stopped
-
-    def _check_finite(self) -> None:
-        losses = self._state.loss_sums.items()
-        self._refuse([name for name, total in losses if not math.isfinite(float(total))])
-
-    def _refuse(self, bad: list[str]) -> None:
-        if bad:
-            raise UserError(
-                f"NaN or infinite after {self.env_steps:_} environment steps and "
-                f"{int(self._parts.agent.train_step_counter):_} updates: {', '.join(bad)}. Lower "
-                f"the learning rate, or clip gradients or rewards. {self._resume_hint()}"
-            )
 
     def _resume_hint(self) -> str:
         latest = self._checkpoints.latest()
@@ -286,8 +280,9 @@ class HostLoop:
     def _finish(self) -> dict[str, Any]:
         if self._host["logged"] != self.env_steps:
             self._log()
+        self._log_patience.insist(self._flush)
         if self._host["checkpointed"] != self.env_steps:
-            self._save()
+            self._save_patience.insist(self._save)
         evaluation = self._play(self._plan.num_final_episodes)
         statistics = self._state.carry.statistics
         return {

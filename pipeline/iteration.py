@@ -43,8 +43,8 @@ def clear_losses(state: LoopState) -> LoopState:
 class Iterations:
     """Runs chunks of iterations, each chunk one call of a `tf.function` traced once.
 
-    A chunk ends after `max_iterations`, or at the first iteration that reaches `until`
-    environment steps: where it ends by counters depends on nothing else.
+    A chunk ends after `max_iterations`, at the first iteration that reaches `until` environment
+    steps, or at the first with a loss that is not finite: nothing else moves its end.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class Iterations:
 
     def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
         def unfinished(count, state):
-            return (count < max_iterations) & (state.carry.statistics.env_steps < until)
+            finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
+            before_end = state.carry.statistics.env_steps < until
+            return (count < max_iterations) & before_end & finite
 
         def body(count, state):
             return count + 1, iteration(state)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -52,19 +53,29 @@ def _parse(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 class JsonlLog:
-    """Appends records to a file, one JSON object on a line; each is flushed to the system."""
+    """Appends records to a file, one JSON object on a line; each is handed to the system."""
 
     def __init__(self, path: pathlib.Path | str) -> None:
         self._path = pathlib.Path(path)
-        self._file: TextIO | None = None
+        self._file: io.FileIO | None = None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends `record`. Scalars and arrays may be TensorFlow's or NumPy's; NaN, inf: null."""
+        """Appends `record`. Scalars and arrays may be TensorFlow's or NumPy's; NaN, inf: null.
+
+        Raises:
+            OSError: it cannot be written; nothing of it is left in the file.
+        """
+        line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-        self._file.flush()
+            self._file = self._path.open("ab", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:  # a disk that fills up takes a part, and refuses the rest
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(size)
+            raise
 
     def truncate_after(self, env_steps: int) -> None:
         """Removes the records with more than `env_steps` environment steps, and a torn last line.

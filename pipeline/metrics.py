@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pathlib
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -180,22 +182,31 @@ class EventLog:
         self._folder = pathlib.Path(folder)
         self._writer: tf.io.TFRecordWriter | None = None
         self._first_step = 0
+        self._torn: pathlib.Path | None = None
 
     def write(self, record: Mapping[str, Any], prefix: str = "") -> None:
         """Writes the numbers of `record` at the step `record["env_steps"]`, and flushes.
 
         Other values (None, text, lists) have no place in a scalar plot and are left out.
+
+        Raises:
+            OSError, tf.errors.OpError: it cannot be written; the next `write` starts another file.
         """
         values = [
             tf.compat.v1.Summary.Value(tag=prefix + key, simple_value=float(value))
             for key, value in record.items()
             if key != "env_steps" and isinstance(value, int | float | np.number)
         ]
-        if self._writer is None:
-            self._writer = self._open()
-        summary = tf.compat.v1.Summary(value=values)
-        self._write_event(self._writer, step=int(record["env_steps"]), summary=summary)
-        self._writer.flush()
+        step = int(record["env_steps"])
+        try:
+            if self._writer is None:
+                self._writer = self._open()
+            summary = tf.compat.v1.Summary(value=values)
+            self._write_event(self._writer, step=step, summary=summary)
+            self._writer.flush()
+        except (OSError, tf.errors.OpError):
+            self._abandon(step)
+            raise
 
     def truncate_after(self, env_steps: int) -> None:
         """Removes what was written of steps after `env_steps`; a resumed run will write it again.
@@ -214,11 +225,22 @@ class EventLog:
             self._writer.close()
             self._writer = None
 
+    def _abandon(self, step: int) -> None:
+        """Gives the file up, whose last record, of this step, may be torn."""
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            self.close()
+        self._writer = None
+        self._torn = max(self._files(), default=None)
+        self._first_step = step + 1
+
     def _files(self) -> list[pathlib.Path]:
         return sorted(self._folder.glob("events.out.tfevents.*"))
 
     def _open(self) -> tf.io.TFRecordWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._torn is not None:
+            _truncate_events(self._torn, sys.maxsize)
+            self._torn = None
         # TensorBoard reads files in order of name: later than the last, whatever the clock says.
         stamps = [int(path.name.split(".")[3]) + 1 for path in self._files()]
         stamp = max([int(time.time()), *stamps])

@@ -137,11 +137,6 @@ def weights_sha256(trackables: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def all_finite(module: tf.Module) -> bool:
-    """Whether no trainable variable of a module or layer holds NaN or infinity."""
-    return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in module.trainable_variables)
-
-
 def _prefix(folder: pathlib.Path) -> str:
     return str(folder / "variables")
 

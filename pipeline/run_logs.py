@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +19,8 @@ from pipeline.run_folder import RunFolder
 class RunLogs:
     """metrics.jsonl and eval.jsonl of one run, and its TensorBoard events.
 
-    Every method raises UserError where the disk is full or not writable.
+    Records are kept until `flush` has written them. `truncate_after` and `flush` raise WriteError
+    where the disk is full or not writable.
     """
 
     def __init__(self, folder: RunFolder):
@@ -24,6 +28,7 @@ class RunLogs:
         self._metrics = JsonlLog(folder.metrics)
         self._evaluations = JsonlLog(folder.evaluations)
         self._events = EventLog(folder.path)
+        self._unwritten: collections.deque[Callable[[], None]] = collections.deque()
 
     def truncate_after(self, logged: int, evaluated: int, env_steps: int) -> None:
         """Removes what was written after the checkpoint that the run goes on from.
@@ -38,18 +43,23 @@ class RunLogs:
             self._evaluations.truncate_after(evaluated)
             self._events.truncate_after(env_steps)
 
-    def write_metrics(self, record: dict[str, Any]) -> None:
+    def add_metrics(self, record: dict[str, Any]) -> None:
         """Adds a record of training; it needs `env_steps`."""
-        self._write(self._metrics, record, "")
+        self._add(self._metrics, record, "")
 
-    def write_evaluation(self, record: dict[str, Any]) -> None:
+    def add_evaluation(self, record: dict[str, Any]) -> None:
         """Adds the record of an evaluation; it needs `env_steps`."""
-        self._write(self._evaluations, record, "evaluation/")
+        self._add(self._evaluations, record, "evaluation/")
 
-    def _write(self, log: JsonlLog, record: dict[str, Any], prefix: str) -> None:
+    def _add(self, log: JsonlLog, record: dict[str, Any], prefix: str) -> None:
+        self._unwritten += partial(log.write, record), partial(self._events.write, record, prefix)
+
+    def flush(self) -> None:
+        """Writes the records that are not written yet, each once however often it fails."""
         with named_write_errors(self._folder.path):
-            log.write(record)
-            self._events.write(record, prefix)
+            while self._unwritten:
+                self._unwritten[0]()
+                self._unwritten.popleft()
 
     def close(self) -> None:
         """Closes the files."""

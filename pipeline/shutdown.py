@@ -98,7 +98,7 @@ class StopSignal:
             self.requested = True
             self._announcer.start()
         elif time.monotonic() - self._since > ECHO_SECONDS:
-            _exit_at_once(128 + number)
+            exit_at_once(128 + number)
 
 
 def _wake_up(number: int, frame: types.FrameType | None) -> None:
@@ -109,7 +109,8 @@ def _announce(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _exit_at_once(code: int) -> None:
+def exit_at_once(code: int) -> None:
+    """Ends the process without any cleaning up, but leaves the terminal usable."""
     stdout = sys.__stdout__
     if stdout is not None and stdout.isatty():
         os.write(stdout.fileno(), b"\x1b[?25h\n")  # a live display has hidden the cursor

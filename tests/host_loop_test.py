@@ -1,3 +1,4 @@
+import contextlib
 import io
 import itertools
 import math
@@ -12,7 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 from tiny_runs import assert_same, build_components, saved, variables
 
-from pipeline import host_loop
+from pipeline import chunks, patience
 from pipeline.errors import UserError
 from pipeline.host_loop import HostLoop, Plan, Stopped
 from pipeline.jsonl import read_jsonl
@@ -43,6 +44,11 @@ class Watching(Progress):
     def __init__(self):
         super().__init__(300, console=Console(file=io.StringIO()))
         self.hook: Callable[[Any, str], Any] = lambda record, phase: None
+        self.said: list[str] = []
+
+    def message(self, text):
+        super().message(text)
+        self.said.append(text)
 
     def update(self, record, phase=TRAINING, of_phase=None):
         super().update(record, phase, of_phase)
@@ -118,7 +124,7 @@ def first_crossings(counts, interval, start):
 def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
     runs, results, counts = [], [], []
     for seconds in (0.5, 0.0):  # many iterations a call, and one
-        monkeypatch.setattr(host_loop, "SECONDS_PER_CALL", seconds)
+        monkeypatch.setattr(chunks, "SECONDS_PER_CALL", seconds)
         run = Run(tmp_path / str(seconds))
         counts.append([0])
         run.count_into(counts[-1])
@@ -192,7 +198,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     newest = run.folder.checkpoints / run.checkpoints[-1]
     message = str(error.value)
     assert message.startswith(f"NaN or infinite after {run.loop.env_steps:_} environment steps")
-    assert "updates: loss" in message
+    assert "updates: reward of the rows collected, then loss, gradient_norm" in message
     assert f"The checkpoint {newest} is intact" in message
     assert steps_of(run.metrics)[-1] < run.loop.env_steps
 
@@ -209,7 +215,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     saved = run.checkpoints
     weights = next(iter(run.parts.agent.trained.values())).trainable_variables[0]
     weights.assign(weights * float("nan"))
-    with pytest.raises(UserError, match="the weights of q_network"):
+    with pytest.raises(UserError, match=f"the weights of q_network .{weights.name}"):
         run.loop._save()
     assert run.checkpoints == saved
 
@@ -217,7 +223,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(host_loop, "SECONDS_PER_CALL", 1e6)  # random steps fit by the thousand
+    monkeypatch.setattr(chunks, "SECONDS_PER_CALL", 1e6)  # random steps fit by the thousand
     run = Run(tmp_path / "run")
     counts: list[int] = []
     run.count_into(counts)
@@ -276,6 +282,21 @@ def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, switch):
         run.train()
 
 
+def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_path):
+    run = Run(tmp_path / "run", gymnasium_environment__vectorization_mode="async")
+
+    def kill():
+        run.parts.environment._vector_env.processes[1].kill()
+
+    run.at(210, kill)
+    with pytest.raises(UserError) as error:
+        run.train()
+    assert "tiny_runs:Walk-v0 raised" in str(error.value)
+    assert "one of its processes has died" in str(error.value)
+    assert "is intact" in str(error.value)
+    run.loop.close()
+
+
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
     (tmp_path / "fail_reset").touch()
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: no way back"):
@@ -297,25 +318,85 @@ def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path,
         run.train()
 
 
-def test_a_full_disk_is_the_user_s_to_mend(tmp_path):
+@contextlib.contextmanager
+def file_sizes_limited():
+    """Yields a function that limits the bytes of a file, as a full disk would."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    try:
+        yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit or hard, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path):
     run = Run(tmp_path / "run")
     run.stop_at(150)
     with pytest.raises(Stopped):
         run.train()
     before = contents(run.folder.checkpoints)
 
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     for limit in (1, 2000):  # bytes: no log fits, or no checkpoint
-        full = Run(tmp_path / "run")
-        full.at(170, lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard)))
-        try:
+        full = Run(tmp_path / "run", Patience__give_up_after=0)
+        with file_sizes_limited() as set_limit:
+            full.at(170, lambda limit=limit, set_limit=set_limit: set_limit(limit))
             with pytest.raises(UserError, match="(?i)cannot write .*File too large") as error:
                 full.train()
             full.loop.close()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         assert "intact" in str(error.value)
         assert contents(full.folder.checkpoints) == before
+
+
+@pytest.mark.parametrize("limit", [1, 2000])  # bytes: no log fits, or no checkpoint
+def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(tmp_path, monkeypatch, limit):
+    undisturbed = Run(tmp_path / "undisturbed")
+    expected = undisturbed.train()
+    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run")
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            if run.loop.env_steps > 110:
+                set_limit(limit if run.loop.env_steps < 250 else None)
+
+        run.progress.hook = hook
+        result = run.train()
+    said = run.progress.said
+    warnings = [message for message in said if "Training goes on" in message]
+    assert len(warnings) > 2
+    assert all("File too large" in message for message in warnings)
+    assert any("writing works again" in message for message in said)
+
+    assert result | {"wall_seconds": 0} == expected | {"wall_seconds": 0}
+    assert steps_of(run.metrics) == steps_of(undisturbed.metrics)
+    assert run.evaluations == undisturbed.evaluations
+    assert run.checkpoints[-1] == undisturbed.checkpoints[-1]
+    assert shown_events(run) == shown_events(undisturbed)
+
+
+def shown_events(run):
+    """Steps by tag, over the event files of a run."""
+    steps: dict[str, list[int]] = {}
+    for path in sorted(run.folder.path.glob("events.out.tfevents.*")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                steps.setdefault(value.tag, []).append(event.step)
+    return steps
+
+
+def test_a_stop_while_the_disk_is_full_says_so(tmp_path):
+    run = Run(tmp_path / "run")
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            if run.loop.env_steps > 150:
+                set_limit(1)
+            run.stop.requested |= run.loop.env_steps > 230
+
+        run.progress.hook = hook
+        with pytest.raises(UserError, match="(?i)cannot write"):
+            run.train()
+    assert Run(tmp_path / "run").train()["env_steps"] >= 300
 
 
 def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):

@@ -104,6 +104,21 @@ def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_ite
     assert int(run.parts.env_steps) == run.env_steps
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_chunk_ends_with_the_first_loss_that_is_not_finite(algorithm):
+    run = Run(algorithm)
+    if algorithm != "ppo":
+        run.collect(30, 10**6)
+    run.train(2, 10**6)
+    updates = run.updates
+    networks = run.parts.agent.trained.values()
+    variable = [v for network in networks for v in network.trainable_variables][-1]
+    variable.assign(tf.fill(variable.shape, float("inf")))
+    run.train(1000, 10**6)
+    assert run.updates == updates + run.parts.experience.num_updates
+    assert not all(tf.math.is_finite(total) for total in run.state.loss_sums.values())
+
+
 def test_a_chunk_calls_python_once_a_vector_step():
     run = Run("dqn")
     run.collect(30, 10**6)

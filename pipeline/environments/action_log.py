@@ -8,19 +8,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.environments.states import State
+
 _FILE = "actions.npz"
+_STATE = "state/"
 
 
 class ActionLog:
     """The actions since every environment's anchor, its last reset from a seed of ours.
 
     An environment that is deterministic given its seed is a function of that seed and of the
-    actions since. Steps are vector steps since the last reset of all environments.
+    actions since. Steps are vector steps since the last reset of all environments. Where episodes
+    do not end, an anchor may be a state that the environment gave out.
 
     Attributes:
       steps: taken.
       anchors: int64 [N], the step at which each environment's anchor lies.
-      numbers: int64 [N], anchors that each environment has had; they number its seeds.
+      numbers: int64 [N], seeds that each environment has had; they number them.
+      states: of all environments at the oldest anchor, if it is not a reset; else empty.
     """
 
     def __init__(self, num_envs: int):
@@ -31,6 +36,7 @@ class ActionLog:
         self.steps = 0
         self.anchors = np.zeros(num_envs, np.int64)
         self.numbers = np.zeros(num_envs, np.int64)
+        self.states: list[State] = []
         self._actions: list[np.ndarray] = []
         self._oldest = 0
 
@@ -49,19 +55,28 @@ class ActionLog:
         self.anchors[environments] = self.steps
         self.numbers[environments] += 1
         oldest = int(self.anchors.min())
+        if oldest > self._oldest:
+            self.states = []
         del self._actions[: oldest - self._oldest]
         self._oldest = oldest
 
+    def anchor_at(self, states: list[State]) -> None:
+        """All environments are in these states, before the next action."""
+        self.anchors[:] = self._oldest = self.steps
+        self.states = states
+        self._actions = []
+
     def save(self, folder: pathlib.Path) -> None:
         """Writes it to a file of the folder."""
-        actions = np.stack(self._actions) if self._actions else np.zeros(0)
-        np.savez(
-            folder / _FILE,
-            actions=actions,
-            anchors=self.anchors,
-            numbers=self.numbers,
-            steps=np.int64(self.steps),
-        )
+        arrays = {
+            "actions": np.stack(self._actions) if self._actions else np.zeros(0),
+            "anchors": self.anchors,
+            "numbers": self.numbers,
+            "steps": np.int64(self.steps),
+        }
+        for index, state in enumerate(self.states):
+            arrays |= {f"{_STATE}{index}/{name}": value for name, value in state.items()}
+        np.savez(folder / _FILE, **arrays)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads what `save` wrote.
@@ -82,6 +97,12 @@ class ActionLog:
             raise ValueError(f"{_FILE} has {len(actions)} actions, not {steps - oldest}")
         self.steps, self.anchors, self.numbers = steps, anchors, numbers
         self._actions, self._oldest = actions, oldest
+        prefixes = [f"{_STATE}{index}/" for index in range(anchors.size)]
+        states = [
+            {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+            for prefix in prefixes
+        ]
+        self.states = states if any(states) else []
 
     def replay(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """What to do after resetting all environments, in order.

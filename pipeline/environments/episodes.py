@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ import numpy as np
 from tf_agents.trajectories import time_step as ts
 
 from pipeline import randomness
-from pipeline.environments import specs
+from pipeline.environments import specs, states
 from pipeline.environments.action_log import ActionLog
 
 _STATE_FILE = "environment.json"
@@ -27,13 +28,17 @@ class Episodes:
     Each environment is seeded on every reset of all from (seed, environment, number of the reset),
     and again at the first episode's start that is `anchor_interval` vector steps or more after, its
     anchor. An environment that is deterministic given its seed is thus a function of its anchor's
-    seed and the actions since: `restore` repeats them.
+    seed and the actions since: `restore` repeats them. Where episodes are longer than two intervals
+    and the environments give out their states (see `states`), those serve as anchors.
 
     Attributes:
       name: names the environment in messages.
       resets: of all environments, so far; the next one draws its seeds with that number, so that
         whoever sets it chooses the episodes.
       divergence: why the last `restore` could not continue the episodes, "" if it did.
+      is_recorded: whether actions are kept, without which there is nothing to `save`.
+      calls: into the vector environment, so far.
+      is_stepping: whether one is under way.
     """
 
     def __init__(
@@ -42,12 +47,16 @@ class Episodes:
         self.name = name
         self.resets = 0
         self.divergence = ""
+        self.is_recorded = True
+        self.calls = 0
+        self.is_stepping = False
         # Any: gymnasium's vector environments differ in the seeds that they take.
         self._vector_env: Any = vector_env
         self._num_envs = vector_env.num_envs
         self._seed = seed
         self._log = ActionLog(vector_env.num_envs)
         self._anchor_interval = anchor_interval
+        self._gives_states = states.are_offered(vector_env)
         self._convert_actions = specs.action_converter(vector_env.single_action_space)
         self._pending_reset = True
         self._rows: Rows | None = None
@@ -98,6 +107,8 @@ class Episodes:
 
     def _replayed_rows(self) -> Rows:
         rows = self._reset_all()
+        if self._log.states:
+            states.set_all(self._vector_env, self._log.states)
         for action, mask in self._log.replay():
             rows = self._advance(action)
             if mask.any():
@@ -106,8 +117,8 @@ class Episodes:
 
     def _advance(self, action: np.ndarray) -> Rows:
         """The rows that a vector step gives."""
-        observation, reward, terminated, truncated, info = self._vector_env.step(
-            self._convert_actions(action)
+        observation, reward, terminated, truncated, info = self.cross(
+            self._vector_env.step, self._convert_actions(action)
         )
         last = terminated | truncated
         # MID is 1: one more where an episode ends, one less where the one before had ended.
@@ -115,6 +126,15 @@ class Episodes:
         discount = self._discount(step_type, terminated, info)
         self._last = last
         return step_type, reward.astype(np.float32), discount, observation
+
+    def _recorded(self, action: np.ndarray) -> Rows:
+        """As `_advance`, and keeps what `restore` needs."""
+        is_long = self._log.length >= 2 * self._anchor_interval
+        if is_long and self._gives_states and not self._last.any():
+            self._log.anchor_at(states.get(self._vector_env))
+        rows = self._advance(action)
+        self._log.append(action)
+        return self._anchor(rows) if self._log.length >= self._anchor_interval else rows
 
     def _anchor(self, rows: Rows) -> Rows:
         """The `rows`, after new seeds for those that begin an episode and whose log is long."""
@@ -126,7 +146,7 @@ class Episodes:
         return self._reset_some(mask, rows)
 
     def _reset_all(self) -> Rows:
-        observation, info = self._reset_vector_env(self._seeds(), None)
+        observation, info = self.cross(self._reset_vector_env, self._seeds(), None)
         self._on_reset(info)
         self._last = np.zeros_like(self._last)
         reward, discount = np.zeros((2, self._num_envs), np.float32)
@@ -134,7 +154,7 @@ class Episodes:
 
     def _reset_some(self, mask: np.ndarray, rows: Rows) -> Rows:
         """The `rows`, after resetting the environments of `mask`, bool [N]."""
-        observation, info = self._reset_vector_env(self._seeds(), mask)
+        observation, info = self.cross(self._reset_vector_env, self._seeds(), mask)
         self._on_reset(info)
         self._last = self._last & ~mask
         step_type, reward, discount, _ = rows
@@ -144,6 +164,15 @@ class Episodes:
             np.where(mask, np.float32(1), discount),
             observation,
         )
+
+    def cross(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls the vector environment in such a way that others see that it is under way."""
+        self.calls += 1
+        self.is_stepping = True
+        try:
+            return call(*args)
+        finally:
+            self.is_stepping = False
 
     def _seeds(self) -> list[int]:
         """Of each environment's anchor."""

@@ -113,14 +113,23 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         if self.error is None:
             return ""
         frame = traceback.extract_tb(self.error.__traceback__)[-1]
+        cause = "; one of its processes has died, perhaps for want of memory"
         return (
             f"environment {self.name} raised {type(self.error).__name__}: {self.error}"
             f" ({frame.filename}:{frame.lineno}, in {frame.name})"
+            f"{cause if self._has_died() else ''}"
         )
 
     def close(self) -> None:
         """Frees what the vector environment holds (processes, windows)."""
-        self._vector_env.close()
+        if self._has_died():
+            self._vector_env.close(terminate=True)  # asking its processes would fail again
+        else:
+            self._vector_env.close()
+
+    def _has_died(self) -> bool:
+        """Whether a process of the vector environment is gone."""
+        return isinstance(self.error, EOFError | ConnectionError)
 
     def _current_time_step(self) -> ts.TimeStep:
         return self._time_step(tf.numpy_function(self._current_rows, [], self._dtypes))
@@ -164,10 +173,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
             return self._reset_rows()
         started = time.perf_counter()
         try:
-            rows = self._advance(action)
-            self._log.append(action)
-            if self._log.length >= self._anchor_interval:
-                rows = self._anchor(rows)
+            rows = self._recorded(action) if self.is_recorded else self._advance(action)
         except Exception as error:
             self.error = error
             raise

@@ -89,6 +89,9 @@ class Experience(Protocol):
     def check_ready(self) -> None:
         """Raises UserError if the rows collected so far give no batch (eager)."""
 
+    def bad_columns(self) -> list[str]:
+        """Names of columns where a row that may be learnt from is NaN or infinite (eager)."""
+
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes everything that `restore` needs into the empty `folder`."""
 

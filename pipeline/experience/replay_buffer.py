@@ -83,7 +83,9 @@ class ReplayBuffer:
         self._stream_capacity = capacity // num_envs
         self._batch_size = batch_size
         self._spec = data_spec
-        self._stored_spec = _newest_frame_spec(data_spec) if self._stack > 1 else data_spec
+        newest = tf.TensorSpec(frames.shape[1:], frames.dtype) if self._stack > 1 else frames
+        self._stored_spec = data_spec._replace(observation=newest)
+        self._names = storage.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
         self._collect_steps, self._num_updates = schedule(env_steps_per_update, num_envs)
         needs = {"sequence": sequence_length, "iteration": self._collect_steps}
@@ -240,13 +242,17 @@ class ReplayBuffer:
         newest = newest[transitions]
         storage.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
+    def bad_columns(self) -> list[str]:
+        """Columns of which a row held is NaN or infinite (eager)."""
+        held = np.minimum(self._positions, self._stream_capacity)
+        return storage.bad_columns(self._names, self._columns, held, self._stream_capacity)
+
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes `replay_buffer.json` and the rows as `segments`, those since `earlier` only."""
         (folder / _JSON).write_text(json.dumps(self._header() | self._state(), indent=2))
-        shared = None
         saved = json.loads((earlier / _JSON).read_text()) if earlier else {}
-        if earlier and self._header().items() <= saved.items():
-            shared = earlier, np.array(saved["positions"])
+        fits = earlier and self._header().items() <= saved.items()
+        shared = (earlier, np.array(saved["positions"])) if earlier and fits else None
         segments.save(folder, self._rings(), self._positions.numpy(), shared)
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -269,14 +275,13 @@ class ReplayBuffer:
     def _header(self) -> dict[str, Any]:
         """What must be the same when saving and restoring."""
         leaves = tf.nest.flatten(self._stored_spec)
-        names = storage.column_names(self._stored_spec)
         return {
             "num_envs": self._num_envs,
             "stream_capacity": self._stream_capacity,
             "stack": self._stack,
             "columns": [
                 [name, spec.dtype.name, spec.shape.as_list()]
-                for name, spec in zip(names, leaves, strict=True)
+                for name, spec in zip(self._names, leaves, strict=True)
             ],
         }
 
@@ -288,13 +293,7 @@ class ReplayBuffer:
         }
 
     def _rings(self) -> list[segments.Column]:
-        names = storage.column_names(self._stored_spec)
         return [
             segments.Column(name, variable, self._stream_capacity)
-            for name, variable in zip(names, self._columns, strict=True)
+            for name, variable in zip(self._names, self._columns, strict=True)
         ]
-
-
-def _newest_frame_spec(data_spec: trajectory.Trajectory) -> trajectory.Trajectory:
-    frames = data_spec.observation
-    return data_spec._replace(observation=tf.TensorSpec(frames.shape[1:], frames.dtype))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gin
+import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
@@ -164,6 +165,18 @@ class Rollout:
 
     def check_ready(self) -> None:
         """Does nothing: each iteration collects all that it learns from."""
+
+    def bad_columns(self) -> list[str]:
+        """Columns of the rows last learnt from that hold NaN or infinity (eager)."""
+        rows = np.array([self._num_rows])
+        bad = [
+            storage.bad_columns(storage.column_names(spec), columns, rows)
+            for spec, columns in (
+                (self._data_spec, self._collected),
+                (self._training_spec, self._prepared),
+            )
+        ]
+        return list(dict.fromkeys([*bad[0], *bad[1]]))
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes the counter of rollouts to `rollout.json`.

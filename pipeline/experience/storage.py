@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 import os
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
+
+_BLOCK_ROWS = 10_000  # read at a time
 
 
 def row_bytes(spec: tf.TensorSpec) -> int:
@@ -56,3 +59,26 @@ def gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
 def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
     """Writes `rows` [*indices.shape, *row shape] to `variable` at `indices` (int64)."""
     tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
+
+
+def bad_columns(
+    names: list[str], columns: list[tf.Variable], counts: np.ndarray, stride: int = 0
+) -> list[str]:
+    """Which of the named columns hold NaN or infinity.
+
+    Args:
+        names: of the columns.
+        columns: in the same order.
+        counts: int64 [N], rows to look at from row 0, stride, 2 * stride, ...
+        stride: rows.
+    """
+    keys = np.concatenate([i * stride + np.arange(n) for i, n in enumerate(counts)])
+
+    def is_bad(column: tf.Variable) -> bool:
+        blocks = (keys[i : i + _BLOCK_ROWS] for i in range(0, len(keys), _BLOCK_ROWS))
+        return column.dtype.is_floating and not all(
+            tf.reduce_all(tf.math.is_finite(gather(column, block))) for block in blocks
+        )
+
+    bad = [name for name, column in zip(names, columns, strict=True) if is_bad(column)]
+    return [f"{name.removesuffix('_0')} of the rows collected" for name in bad]

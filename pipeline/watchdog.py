@@ -1,0 +1,85 @@
+"""Ends a run whose environment never comes back from a step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+import gin
+
+from pipeline.environments.episodes import Episodes
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import USER_ERROR_CODE
+from pipeline.shutdown import exit_at_once
+
+_TICK = 1.0  # seconds
+
+
+@gin.configurable(denylist=["environments", "advice"])
+class Watchdog:
+    """A thread that ends the process when a call of an environment takes too long.
+
+    The main thread is inside that call and cannot be woken. Waiting is counted in the thread's own
+    ticks, so that a process which was suspended for hours has not waited. The thread needs the
+    GIL: an environment that hangs in C code without releasing it is not noticed.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[VectorEnvironment],
+        advice: Callable[[], str],
+        *,
+        timeout: float = 300.0,
+    ):
+        """Args:
+        environments: to be watched.
+        advice: the message's last line.
+        timeout: seconds that a reset or a vector step may take; 0: any.
+        """
+        self._environments = environments
+        self._advice = advice
+        self._timeout = timeout
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        if timeout:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Watches no longer."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        calls = [0] * len(self._environments)
+        ticks = [0] * len(self._environments)
+        tick = min(_TICK, self._timeout / 4)
+        while not self._closed.wait(tick):
+            for index, environment in enumerate(self._environments):
+                waits = environment.is_stepping and environment.calls == calls[index]
+                ticks[index] = ticks[index] + 1 if waits else 0
+                calls[index] = environment.calls
+                if ticks[index] * tick >= self._timeout:
+                    self._end(environment)
+
+    def _end(self, environment: VectorEnvironment) -> None:
+        print(
+            f"error: environment {environment.name} has not come back from a step or reset for "
+            f"{self._timeout:g} s (Watchdog.timeout){_whereabouts()}. {self._advice()}",
+            file=sys.stderr,
+            flush=True,
+        )
+        for process in multiprocessing.active_children():
+            process.kill()
+        exit_at_once(USER_ERROR_CODE)
+
+
+def _whereabouts() -> str:
+    """Where the thread is that steps the environment, as far as Python can tell."""
+    for frame in sys._current_frames().values():
+        stack = traceback.extract_stack(frame)
+        if any(place.name == Episodes.cross.__name__ for place in stack):
+            innermost = stack[-1]
+            return f"; it is in {innermost.filename}:{innermost.lineno}, {innermost.name}"
+    return ""

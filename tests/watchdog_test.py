@@ -1,0 +1,91 @@
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium
+import pytest
+import tiny_runs  # noqa: F401  registers Walk-v0
+from tiny_runs import bindings, gin_files
+
+from pipeline import watchdog
+from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.jsonl import read_jsonl
+from pipeline.watchdog import Watchdog
+
+TESTS = pathlib.Path(__file__).parent
+
+
+def train(root_dir, switches, *more):
+    command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
+    command += [f"--gin_file={name}" for name in gin_files("dqn")]
+    lines = [*bindings("dqn", switches), *more]
+    return subprocess.Popen(
+        [*command, *(f"--gin_bindings={line}" for line in lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
+    run = tmp_path / "run"
+    binding = f"gymnasium_environment.vectorization_mode = '{mode}'"
+    (tmp_path / "slow").touch()
+    process = train(run, tmp_path, binding, "Watchdog.timeout = 2.0")
+    try:
+        while not read_jsonl(run / "metrics.jsonl"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        (tmp_path / "stuck").touch()
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 2
+    assert "error: environment tiny_runs:Walk-v0 has not come back from a step" in errors
+    assert "for 2 s (Watchdog.timeout)" in errors
+    assert "is intact" in errors
+    assert "Traceback" not in errors
+    if mode == "sync":  # the environment is in this process: it says where
+        assert "it is in " in errors
+        assert "tiny_runs.py" in errors
+
+
+@pytest.fixture
+def environment():
+    vector_env = LeanSyncVectorEnv([lambda: gymnasium.make("Walk-v0")])
+    environment = VectorEnvironment(vector_env, name="walk", seed=1)
+    yield environment
+    environment.close()
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Set once the watchdog would have ended the process."""
+    ended = threading.Event()
+    monkeypatch.setattr(watchdog, "exit_at_once", lambda code: ended.set())
+    return ended
+
+
+def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
+    dog = Watchdog([environment], lambda: "", timeout=0.3)
+    started = time.monotonic()
+    while time.monotonic() - started < 1.0:
+        environment.cross(time.sleep, 0.05)
+    assert not ended.is_set()
+    time.sleep(1.0)  # between calls, as long as one likes
+    assert not ended.is_set()
+    environment.cross(ended.wait, 5.0)
+    assert ended.is_set()
+    dog.close()
+    assert "environment walk has not come back" in capsys.readouterr().err
+
+
+def test_a_timeout_of_0_waits_for_ever(environment, ended):
+    Watchdog([environment], lambda: "", timeout=0.0)
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
