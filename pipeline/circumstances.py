@@ -117,6 +117,7 @@ class Circumstances:
         return {
             **{f"version of {name}": version for name, version in versions().items()},
             **threads,
+            "execution (--eager, --exact_graph)": self.settings["execution"],
             "oneDNN": str(self.settings["onednn"]),
             "processor's instructions": " ".join(_instructions()),
             **bindings,

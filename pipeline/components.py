@@ -14,17 +14,22 @@ from pipeline.collect import CollectDriver
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
 from pipeline.evaluation import Evaluator
+from pipeline.execution import Execution
 from pipeline.experience import Experience
 from pipeline.randomness import stream_key
 
 EVALUATION = "evaluation"  # gin scope and random stream of all that only evaluation uses
 
 
-@gin.configurable
+@gin.configurable(denylist=["execution"])
 def configure_tensorflow(
-    intra_op: int = 0, inter_op: int = 0, onednn: bool = True
+    intra_op: int = 0,
+    inter_op: int = 0,
+    onednn: bool = True,
+    *,
+    execution: Execution = Execution.GRAPH,
 ) -> dict[str, Any]:
-    """Sets what cannot be changed once TensorFlow has run an operation. It moves bits, and speed.
+    """Sets what moves bits, and speed. All but `execution` only before the first operation runs.
 
     Args:
       intra_op: threads that share one operation; 0 leaves the choice to TensorFlow.
@@ -32,6 +37,7 @@ def configure_tensorflow(
       onednn: whether operations use oneDNN's kernels, which are faster for images and wide layers
         and slower for small networks. TensorFlow reads this when it is imported, so the train
         binary looks the binding up before that; here it is declared.
+      execution: eagerly or as a graph.
 
     Returns:
       The settings in force, for run.json.
@@ -51,7 +57,9 @@ def configure_tensorflow(
             "already run in this process with other settings. Start a new process."
         ) from error
     del onednn
+    execution.configure()
     return {
+        "execution": execution.value,
         "threads": {"intra_op": intra_op, "inter_op": inter_op},
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
     }

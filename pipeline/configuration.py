@@ -55,6 +55,7 @@ _FLAGS = {
     "seed": "--seed",
     "restart_behavior": "--restart_behavior",
     "dry_run": "--explain",
+    "execution": "--eager or --exact_graph",
 }
 
 # How `int` and `int | None` read in a signature, as text or as types.

@@ -170,8 +170,9 @@ class HostLoop:
         self, chunk: tf.types.experimental.GenericFunction, until: int, phase: str
     ) -> None:
         """Runs chunks until the run has taken `until` environment steps."""
-        if chunk.experimental_get_tracing_count() == 0:
-            self._progress.message(f"building the graph for {phase} ...")
+        if chunk.experimental_get_tracing_count() == 0:  # eagerly it stays 0
+            if not tf.config.functions_run_eagerly():
+                self._progress.message(f"building the graph for {phase} ...")
             self._chunks.build(chunk, self._state)
         agent, experience = self._parts.agent, self._parts.experience
         while self.env_steps < until:

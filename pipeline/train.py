@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.errors import UserError
 from pipeline.run_folder import RESTART_BEHAVIORS
+
+if TYPE_CHECKING:
+    from pipeline.execution import Execution
 
 _ROOT_DIR = flags.DEFINE_string("root_dir", None, "Folder of the run; made if missing.")
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -34,6 +38,12 @@ _REQUIRE_EXACT_RESUME = flags.DEFINE_bool(
     False,
     "Refuse to resume where an environment cannot continue its episodes.",
 )
+_EAGER = flags.DEFINE_bool("eager", False, "Run every operation from Python; slow.")
+_EXACT_GRAPH = flags.DEFINE_bool(
+    "exact_graph",
+    False,
+    "Keep TensorFlow's graph optimizer off, so that a graph computes the same bits as --eager.",
+)
 _LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
 _EXPLAIN = flags.DEFINE_bool(
     "explain", False, "List every operative binding and where it comes from, and exit."
@@ -53,6 +63,8 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say what to train: --gin_file=dqn_cartpole, or see --list_configs.")
     if not _ROOT_DIR.value and not _EXPLAIN.value:
         raise UserError("say where the run goes: --root_dir=runs/NAME.")
+    if _EAGER.value and _EXACT_GRAPH.value:
+        raise UserError("--exact_graph has no effect with --eager, which runs no graph: drop one.")
     return _train()
 
 
@@ -75,6 +87,7 @@ def _train() -> int:
                 stop,
                 dry_run=_EXPLAIN.value,
                 exactness=Exactness(_ALLOW_INEXACT_RESUME.value, _REQUIRE_EXACT_RESUME.value),
+                execution=_execution(),
             )
         except Stopped:
             print(f"stopped; the same command resumes {_ROOT_DIR.value}.")
@@ -84,6 +97,14 @@ def _train() -> int:
         else:
             print(_closing_words(result))
     return 0
+
+
+def _execution() -> Execution:
+    from pipeline.execution import Execution
+
+    if _EAGER.value:
+        return Execution.EAGER
+    return Execution.EXACT_GRAPH if _EXACT_GRAPH.value else Execution.GRAPH
 
 
 def _closing_words(result: dict) -> str:

@@ -18,6 +18,7 @@ from pipeline.collect import initialize_replay_buffer
 from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
+from pipeline.execution import Execution
 from pipeline.experience import Experience
 from pipeline.host_loop import HostLoop, Plan
 from pipeline.progress import Progress
@@ -25,7 +26,9 @@ from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
 
 
-@gin.configurable(denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness"])
+@gin.configurable(
+    denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness", "execution"]
+)
 def train(
     root_dir: str,
     seed: int,
@@ -33,6 +36,7 @@ def train(
     stop: StopSignal,
     dry_run: bool = False,
     exactness: Exactness = DEFAULT_EXACTNESS,
+    execution: Execution = Execution.GRAPH,
     *,
     create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
     create_agent: Callable[..., Agent] = gin.REQUIRED,
@@ -53,6 +57,7 @@ def train(
       stop: polled between graph calls.
       dry_run: builds everything and calls every configurable once; trains and writes nothing.
       exactness: what to do with a run that cannot be resumed bit for bit.
+      execution: eagerly or as a graph; a resumed run must go on as it was begun.
 
     Returns:
       What result.json holds, of a finished run too; nothing if `dry_run`.
@@ -66,12 +71,11 @@ def train(
         num_final_episodes,
     )  # fmt: skip
     _check_plan(plan)
-    if not dry_run and restart_behavior == "resume":
-        result = RunFolder(root_dir).finished(seed, num_env_steps)
-        if result:
-            print(_already_finished(root_dir, result["env_steps"]))
-            return result
-    settings = configure_tensorflow()
+    may_be_finished = not dry_run and restart_behavior == "resume"
+    if may_be_finished and (result := RunFolder(root_dir).finished(seed, num_env_steps)):
+        print(_already_finished(root_dir, result["env_steps"]))
+        return result
+    circumstances = Circumstances(configure_tensorflow(execution=execution))
     components = build(seed, create_environment, create_agent, create_experience)
     if dry_run:
         initialize_replay_buffer(lambda until: None)
@@ -80,7 +84,6 @@ def train(
     with Progress(num_env_steps) as progress, contextlib.closing(folder):
         for message in folder.open(restart_behavior, seed):
             progress.message(message)
-        circumstances = Circumstances(settings)
         loop = HostLoop(components, plan, folder, progress, stop, circumstances)
         try:
             return _run(loop, components, folder, progress, seed, circumstances, exactness)

@@ -50,6 +50,26 @@ def _generate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 X, Y, CURVES = _generate()
 
 
+def test_pairs_are_resampled_as_a_whole():
+    x = np.arange(12.0) ** 2
+    estimate = statistics.paired_difference_estimate(x + 3.0, x, num_resamples=500)
+    assert_allclose(estimate, (3.0, 3.0, 3.0, 12))
+
+    y = np.random.default_rng(1).permutation(x)
+    estimate = statistics.paired_difference_estimate(x, y, num_resamples=20_000, seed=2)
+    picks = np.random.default_rng(3).integers(12, size=(20_000, 12))
+    of_x, of_y = (statistics.interquartile_mean(scores[picks]) for scores in (x, y))
+    expected = np.quantile(of_x - of_y, [0.025, 0.975])
+    assert_allclose([estimate.low, estimate.high], expected, atol=0.05 * np.ptp(expected))
+    assert estimate.point == 0.0
+
+
+@pytest.mark.parametrize("y", [[1.0, 2.0], [1.0, 2.0, np.nan]])
+def test_pairs_that_are_none_are_refused(y):
+    with pytest.raises(ValueError):
+        statistics.paired_difference_estimate([1.0, 2.0, 3.0], y)
+
+
 def test_the_reference_data_are_what_they_were():
     sums = [np.sum(part) for part in (X, Y, CURVES)]
     assert_allclose(sums, [70.3244161507474, 72.99810188496669, 426.45796818450185])

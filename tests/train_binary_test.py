@@ -59,6 +59,7 @@ def test_run_json(finished_run):
         "command",
         "seed",
         "num_envs",
+        "execution",
         "threads",
         "onednn",
         "versions",
@@ -70,7 +71,7 @@ def test_run_json(finished_run):
     assert (run["seed"], run["num_envs"], run["resumed_at_env_steps"]) == (1, 8, [])
     assert "--gin_file=dqn_cartpole" in run["command"]
     assert run["threads"].keys() == {"intra_op", "inter_op"}
-    assert run["onednn"] == "0"
+    assert (run["onednn"], run["execution"]) == ("0", "graph")
     assert run["versions"].keys() >= {"python", "tensorflow", "tf-agents", "gymnasium"}
 
 

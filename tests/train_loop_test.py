@@ -19,7 +19,8 @@ EVERYTHING = [
 SPECS_AND_SEED = ("time_step_spec", "action_spec", "num_envs", "seed", "env_steps")
 SPECS_OF_EXPERIENCE = ("data_spec", "num_envs", "sequence_length", "seed", "training_spec")
 SET_BY_THE_PROGRAM = {
-    "train": ("root_dir", "seed", "restart_behavior", "stop", "dry_run"),
+    "train": ("root_dir", "seed", "restart_behavior", "stop", "dry_run", "execution"),
+    "configure_tensorflow": ("execution",),
     "RewardScaler": ("num_envs", "discount"),
     "Evaluator": ("environment", "policy", "stochastic_policy", "seed"),
     "CollectDriver": ("environment", "seed"),
@@ -57,6 +58,7 @@ def test_what_the_program_passes_cannot_be_bound(name):
         "seed": "use --seed",
         "restart_behavior": "use --restart_behavior",
         "dry_run": "use --explain",
+        "execution": "use --eager or --exact_graph",
     }
     why = flags.get(name.rpartition(".")[2], "the program sets it")
     message = message_of(configuration.load, EVERYTHING, [f"{name} = 1"])

@@ -158,6 +158,27 @@ def improvement_estimate(
     return _estimate([*x, *y], of_both, num_resamples, level, seed)
 
 
+def paired_difference_estimate(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    statistic: Statistic = interquartile_mean,
+    *,
+    num_resamples: int = _NUM_RESAMPLES,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """The statistic of x minus that of y, [n] each, whose runs go in pairs; n counts the pairs.
+
+    A pair, such as two runs of one seed, is resampled as a whole.
+    """
+
+    def of_pairs(tasks: list[np.ndarray]) -> np.ndarray:
+        of_x, of_y = statistic(tasks[0])
+        return of_x - of_y
+
+    return _estimate([_checked(np.stack([x, y]))], of_pairs, num_resamples, level, seed)
+
+
 def profile_estimate(
     groups: Tasks,
     thresholds: npt.ArrayLike,

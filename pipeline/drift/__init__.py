@@ -1,0 +1,1 @@
+"""How far the same training drifts apart eagerly and as a graph, where it begins, and why."""

@@ -1,0 +1,89 @@
+"""Says how far eager and graph training drift apart: python -m pipeline.parity --gin_file=...
+
+    python -m pipeline.parity --gin_file=ppo_cartpole
+    python -m pipeline.parity --paired_runs=runs/paired
+
+The first makes the same updates eagerly, as a graph and as an exact graph; the second compares the
+returns of finished runs. docs/eager-and-graph.md explains what they print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from pipeline import cli, configuration
+from pipeline.errors import UserError
+
+_GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", [], "A path or a shipped config, as in pipeline.train; several compose in order."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    "gin_bindings", [], "Bindings that override the files': 'mlp_encoder.units = (64,)'."
+)
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
+)
+_SEED = flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
+_NUM_UPDATES = flags.DEFINE_integer("num_updates", 20, "Updates to make.", lower_bound=1)
+_PAIRED_RUNS = flags.DEFINE_string(
+    "paired_runs",
+    None,
+    "Compare the finished runs in this folder's folders instead: of each seed one as a graph and "
+    "one with --eager or --exact_graph.",
+)
+
+_BUILDERS = ("create_environment", "create_agent", "create_experience")
+
+
+def main(_: Sequence[str]) -> int:
+    has_gin = bool(_GIN_FILE.value or _GIN_BINDINGS.value)
+    if has_gin == bool(_PAIRED_RUNS.value):
+        raise UserError("say what to compare: either --gin_file=ppo_cartpole or --paired_runs=DIR.")
+    if _PAIRED_RUNS.value:
+        _compare_runs(_PAIRED_RUNS.value)
+    else:
+        _compare_updates()
+    return 0
+
+
+def _compare_runs(folder: str) -> None:
+    cli.before_tensorflow()
+    from pipeline.drift import paired_runs, report
+
+    print(report.of_pairs(paired_runs.read_pairs(folder)))
+
+
+def _compare_updates() -> None:
+    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    cli.before_tensorflow(configuration.uses_onednn(statements))
+    print("loading TensorFlow ...", flush=True)
+    import gin
+
+    from pipeline.components import build, configure_tensorflow
+    from pipeline.drift import report
+    from pipeline.drift.updates import Updates
+    from pipeline.train_loop import train
+
+    configuration.apply(statements)
+    bound = gin.get_bindings(train)
+    for name in _BUILDERS:
+        if name not in bound:
+            raise UserError(f"nothing binds train.{name}: give a config such as ppo_cartpole.")
+    configure_tensorflow()
+    parts = build(_SEED.value, *(bound[name] for name in _BUILDERS))
+    with contextlib.closing(parts.environment), contextlib.closing(parts.evaluator):
+        updates = Updates(parts, _NUM_UPDATES.value)
+        for text in report.of_updates(updates):
+            print(f"\n{text}", flush=True)
+
+
+def run() -> None:
+    """Entry point of `pipeline-parity`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()
