@@ -14,7 +14,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train benchmark test test-learning tables format clean
+.PHONY: help install train benchmark test test-crash test-learning tables format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
@@ -34,6 +34,10 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
+	$(BIN)/python -m pytest -m crash
+	$(BIN)/python -m pytest tests/fuzz_test.py tests/fuzz_gin_test.py --hypothesis-profile=thorough
 
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning

@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from pipeline import manifest
+from pipeline import data_files, manifest
 from pipeline.errors import UserError, WriteError
 
 _BEST = "best.json"
@@ -179,16 +179,16 @@ class Checkpoints:
         faults: list[str] = []
         for candidate in candidates:
             try:
-                header = manifest.verify(candidate, names)
+                env_steps, saved = _verified(candidate, names)
             except manifest.Damaged as fault:
                 self._damaged.add(candidate.name)
                 if path:
                     raise UserError(f"{path} is damaged: {fault}") from fault
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
-            self._restore_parts(candidate, header["parts"], names)
+            self._restore_parts(candidate, saved, names)
             self._newest = candidate
-            return Restored(candidate, header["env_steps"], faults)
+            return Restored(candidate, env_steps, faults)
         if faults:
             lines = "\n  ".join([f"No intact checkpoint in {self._folder}:", *faults])
             raise UserError(f"{lines}\n{_START_OVER}" if self._writable else lines)
@@ -251,11 +251,11 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            mark = json.loads(path.read_text())
+            mark = data_files.read_object(path, "checkpoint", "return_mean")
             checkpoint, return_mean = self._folder / mark["checkpoint"], float(mark["return_mean"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return (checkpoint, return_mean) if checkpoint.is_dir() else None
+        except (OSError, ValueError, TypeError, OverflowError) as error:
             raise UserError(f"{path} is damaged; remove it to go on without: {error}") from error
-        return (checkpoint, return_mean) if checkpoint.is_dir() else None
 
     def _write_error(self, what: str, error: OSError) -> CheckpointError:
         return CheckpointError(
@@ -277,6 +277,15 @@ class _Name(NamedTuple):
     def parse(cls, path: pathlib.Path) -> _Name | None:
         match = re.fullmatch(r"step-(\d+)(?:\.(\d+))?", path.name)
         return cls(int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _verified(path: pathlib.Path, names: Collection[str] | None) -> tuple[int, list[str]]:
+    """Environment steps and names of parts; raises what `manifest.verify` does."""
+    header = manifest.verify(path, names)
+    env_steps, parts = header.get("env_steps"), header.get("parts")
+    if not isinstance(env_steps, int) or not isinstance(parts, list):
+        raise manifest.Damaged("its manifest is not of a checkpoint")
+    return env_steps, list(map(str, parts))
 
 
 def _remove(path: pathlib.Path) -> None:

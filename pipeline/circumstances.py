@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pipeline import configuration
+from pipeline import configuration, data_files
 from pipeline.errors import UserError
 from pipeline.gin_statements import Binding, Source, scan
 
@@ -78,8 +78,8 @@ class Circumstances:
         Raises:
           ValueError: the file holds something else.
         """
-        saved = json.loads((folder / _FILE).read_text())
-        if not isinstance(saved, dict) or not all(isinstance(v, str) for v in saved.values()):
+        saved = data_files.read_object(folder / _FILE)
+        if not all(isinstance(value, str) for value in saved.values()):
             raise ValueError(f"{_FILE} does not hold circumstances")
         self._saved = saved
 

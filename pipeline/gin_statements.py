@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,14 +49,20 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     Raises:
         UserError: there is none; names the nearest shipped configs and files.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     for folder in folders:
         for candidate in (folder / path, folder / f"{path}.gin"):
-            if candidate.is_file():
+            if os.path.isfile(candidate):  # unlike pathlib's, never an error
                 return candidate
-    beside = [str(path.with_name(file.stem)) for file in (folders[0] / path).parent.glob("*.gin")]
-    hint = suggest(name.removesuffix(".gin"), [*shipped_names(), *beside])
+    hint = suggest(name.removesuffix(".gin"), [*shipped_names(), *_beside(path, folders[0])])
     raise UserError(f"no gin file or shipped config is named {name!r}.{hint}")
+
+
+def _beside(path: Path, folder: Path) -> list[str]:
+    try:
+        return [str(path.with_name(x.stem)) for x in (folder / path).parent.glob("*.gin")]
+    except (OSError, ValueError):  # no file can have such a name
+        return []
 
 
 def list_configs() -> list[tuple[str, str]]:
@@ -240,6 +247,8 @@ def _parse(source: Source) -> list[Any]:
     except tokenize.TokenError as error:
         message = f"{error.args[0]}: is a bracket or quote left open?"
         raise UserError(f"{source.at(error.args[1][0])}: {message}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{source.at(1)}: a value is nested too deeply.") from None
 
 
 def _explain_syntax(source: Source, line_number: int, message: str) -> str:
@@ -269,7 +278,7 @@ def _with_quotes(line: str, source: Source) -> str | None:
 def _is_literal(value: str) -> bool:
     try:
         ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
     return True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import errors
+from pipeline import data_files, errors
 
 
 def plain(value: Any) -> Any:
@@ -28,28 +28,25 @@ def plain(value: Any) -> Any:
     return plain(np.asarray(value).tolist())
 
 
-def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_jsonl(path: pathlib.Path, *keys: str) -> list[dict[str, Any]]:
     """The records of a log, oldest first; a missing file has none.
 
     A last line without its newline is left out: its writer is still writing it, or was killed.
 
     Raises:
-        UserError: a line is not a JSON object.
+        UserError: a line is not a JSON object with these keys.
     """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [_parse(path, number, line, keys) for number, line in enumerate(lines, start=1)]
 
 
-def _parse(path: pathlib.Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: pathlib.Path, number: int, line: bytes, keys: tuple[str, ...]) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        return data_files.parse_object(line, *keys)
     except ValueError as error:
         raise errors.UserError(f"{path}, line {number}: {error}; mend or delete the line") from None
-    if not isinstance(record, dict):
-        raise errors.UserError(f"{path}, line {number}: not a JSON object; delete the line")
-    return record
 
 
 class JsonlLog:
@@ -84,12 +81,16 @@ class JsonlLog:
         once. The file is replaced in one step: a crash leaves either the old one or the new one.
 
         Raises:
-            UserError: a line other than the last is not a JSON object.
+            UserError: a line other than the last is not a JSON object with a number `env_steps`.
         """
         self.close()
         if not self._path.exists():
             return
-        kept = [record for record in read_jsonl(self._path) if record["env_steps"] <= env_steps]
+        records = read_jsonl(self._path, "env_steps")
+        try:
+            kept = [record for record in records if record["env_steps"] <= env_steps]
+        except TypeError as error:
+            raise errors.UserError(f"{self._path}: an env_steps is no number: {error}") from error
         temporary = self._path.with_name(self._path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from concurrent import futures
 from typing import Any
 
+from pipeline import data_files
 from pipeline.errors import UserError
 
 _NAME = "manifest.json"
@@ -27,8 +28,11 @@ def seal(folder: pathlib.Path, header: dict[str, Any], earlier: pathlib.Path | N
     Args:
         header: JSON values, which `verify` gives back.
         earlier: a sealed folder; files that are hard links to its own are neither read nor synced.
+
+    Raises:
+        OSError: the disk is full, not writable, ...
     """
-    sealed = _read(earlier / _NAME)["files"] if earlier else {}
+    sealed = _seals_of(earlier) if earlier else {}
     paths = sorted(folder.rglob("*"))
     files = [x for x in paths if x.is_file()]
     names = [x.relative_to(folder).as_posix() for x in files]
@@ -58,20 +62,14 @@ def verify(folder: pathlib.Path, subfolders: Collection[str] | None = None) -> d
         Damaged: a file, or the manifest itself, is missing or changed.
         UserError: another version of the program has written it.
     """
-    try:
-        body = _read(folder / _NAME)
-        files = {
-            name: seal
-            for name, seal in body["files"].items()
-            if subfolders is None or name.split("/")[0] in subfolders
-        }
-        with futures.ThreadPoolExecutor() as pool:
-            list(pool.map(lambda item: _verify_file(folder, *item), files.items()))
-    except FileNotFoundError as error:
-        name = pathlib.Path(error.filename).relative_to(folder)
-        raise Damaged(f"{name} is missing") from error
-    except OSError as error:
-        raise Damaged(f"cannot be read: {error}") from error
+    body = _read(folder / _NAME)
+    files = {
+        name: seal
+        for name, seal in body["files"].items()
+        if subfolders is None or name.split("/")[0] in subfolders
+    }
+    with futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda item: _verify_file(folder, *item), files.items()))
     return body["header"]
 
 
@@ -86,18 +84,44 @@ def sync(path: pathlib.Path) -> None:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        document = data_files.parse_object(path.read_bytes(), "manifest", "sha256")
         body, confirmed = document["manifest"], document["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        is_unchanged = _json_sha256(body) == confirmed
+    except FileNotFoundError as error:
+        raise Damaged(f"{path.name} is missing") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} is not a manifest: {error}") from error
-    if _json_sha256(body) != confirmed:
+    if not is_unchanged:
         raise Damaged(f"{path.name} has changed since it was written")
+    if not isinstance(body, dict) or "format_version" not in body:
+        raise Damaged(f"{path.name} is not a manifest: it has no format")
     if body["format_version"] != _FORMAT_VERSION:
         raise UserError(
             f"{path.parent} has format {body['format_version']}; this version of the program reads"
             f" format {_FORMAT_VERSION}. Use the version that wrote it."
         )
+    if not _is_list_of_files(body):
+        raise Damaged(f"{path.name} is not a manifest: it lists no files")
     return body
+
+
+def _is_list_of_files(body: dict[str, Any]) -> bool:
+    header, files = body.get("header"), body.get("files")
+    if not isinstance(header, dict) or not isinstance(files, dict):
+        return False
+    return all(map(_is_seal, files.values()))
+
+
+def _is_seal(value: Any) -> bool:
+    types = {"size": int, "sha256": str}
+    return isinstance(value, dict) and {key: type(x) for key, x in value.items()} == types
+
+
+def _seals_of(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        return _read(folder / _NAME)["files"]
+    except Damaged:  # since it was written; a new folder need not share its fate
+        return {}
 
 
 def _seal_file(path: pathlib.Path) -> dict[str, Any]:
@@ -106,12 +130,17 @@ def _seal_file(path: pathlib.Path) -> dict[str, Any]:
     return entry
 
 
-def _verify_file(folder: pathlib.Path, name: str, entry: dict[str, Any]) -> None:
-    size = (folder / name).stat().st_size
-    if size != entry["size"]:
-        raise Damaged(f"{name} has {size:,} bytes, not {entry['size']:,}")
-    if _file_sha256(folder / name) != entry["sha256"]:
-        raise Damaged(f"{name} has changed since it was written")
+def _verify_file(folder: pathlib.Path, name: str, seal: dict[str, Any]) -> None:
+    try:
+        size = (folder / name).stat().st_size
+        if size != seal["size"]:
+            raise Damaged(f"{name} has {size:,} bytes, not {seal['size']:,}")
+        if _file_sha256(folder / name) != seal["sha256"]:
+            raise Damaged(f"{name} has changed since it was written")
+    except FileNotFoundError as error:
+        raise Damaged(f"{name} is missing") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise Damaged(f"{name} cannot be read: {error}") from error
 
 
 def _file_sha256(path: pathlib.Path) -> str:

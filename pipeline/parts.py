@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from pipeline import data_files
+
 Specs = dict[str, str]
 """A name for each tensor, with its dtype and shape in words."""
 
@@ -76,7 +78,7 @@ class HostState(dict[str, Any]):
 
     def restore(self, folder: pathlib.Path) -> None:
         """Replaces all values, or raises ValueError if the keys differ and replaces none."""
-        values = json.loads((folder / "state.json").read_text())
+        values = data_files.read_object(folder / "state.json")
         _check_specs(saved=dict.fromkeys(values, ""), expected=dict.fromkeys(self, ""))
         self.update(values)
 
@@ -102,8 +104,7 @@ class Tensors:
 
         Where the present nest holds tensors the restored one does, elsewhere NumPy arrays.
         """
-        with np.load(folder / "tensors.npz", allow_pickle=False) as bundle:
-            saved = dict(bundle)
+        saved = data_files.read_arrays(folder / "tensors.npz")
         expected = self._arrays()
         _check_specs(_array_specs(saved), _array_specs(expected))
         nest = self._get()

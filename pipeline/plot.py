@@ -6,7 +6,6 @@ for each, a thick one for their mean.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 import shlex
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from pipeline import cli, errors, jsonl
+from pipeline.run_folder import RunFolder
 
 _ROOT_DIRS = flags.DEFINE_multi_string("root_dir", [], "Folder of a run; give it once per run.")
 _OUTPUT = flags.DEFINE_string("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
@@ -66,7 +66,7 @@ def read_run(root_dir: pathlib.Path) -> Run:
     evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl")
     return Run(
         name=root_dir.resolve().name,
-        config=_config(root_dir / "run.json"),
+        config=_config(root_dir),
         curve=curve,
         evaluations=_columns(evaluations, "env_steps", "return_mean", "return_std"),
     )
@@ -78,10 +78,8 @@ def _columns(records: Sequence[dict[str, Any]], *keys: str) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, len(keys))
 
 
-def _config(path: pathlib.Path) -> str:
-    if not path.exists():
-        return ""
-    command = shlex.split(json.loads(path.read_text()).get("command", ""))
+def _config(root_dir: pathlib.Path) -> str:
+    command = shlex.split(RunFolder(root_dir).read_json("run.json").get("command", ""))
     names = re.findall(r"(?:^|\n)--?gin_file[=\n]([^\n]+)", "\n".join(command))
     return " + ".join(pathlib.Path(name).stem for name in names)
 

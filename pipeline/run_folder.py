@@ -22,12 +22,22 @@ import sys
 from collections.abc import Sequence
 from typing import IO, Any
 
-from pipeline import configuration
+from pipeline import configuration, data_files
 from pipeline.circumstances import versions
 from pipeline.errors import UserError
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
+# Of the values that are read back from JSON files of the folder.
+_KINDS: dict[str, type] = {
+    "command": str,
+    "seed": int,
+    "num_envs": int,
+    "env_steps": int,
+    "resumed_at_env_steps": list,
+    "earlier_starts": list,
+    "inexact_resumes": list,
+}
 
 
 class RunFolder:
@@ -110,7 +120,7 @@ class RunFolder:
         """
         self._check_seed(seed)
         result = self.read_json("result.json")
-        return result if result and result["env_steps"] >= num_env_steps else None
+        return result if result.get("env_steps", 0) >= num_env_steps else None
 
     def _free_name(self) -> pathlib.Path:
         number = 1
@@ -185,9 +195,13 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            return json.loads(path.read_text())
-        except json.JSONDecodeError as error:
+            value = data_files.read_object(path)
+        except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); remove it to go on.") from error
+        wrong = [k for k, kind in _KINDS.items() if not isinstance(value.get(k, kind()), kind)]
+        if wrong:
+            raise UserError(f"{path} is damaged ({', '.join(wrong)}); remove it to go on.")
+        return value
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replaces a JSON file of the folder in one step."""

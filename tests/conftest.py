@@ -8,6 +8,9 @@ import time
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("thorough", max_examples=2_000)  # `make test-crash`
 
 ROOT = pathlib.Path(__file__).parent.parent
 FINISHED_RUN_FLAGS = [

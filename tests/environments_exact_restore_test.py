@@ -208,6 +208,13 @@ def test_saved_before_the_first_reset_it_starts_episodes(tmp_path):
             numbers=np.zeros(3, np.int64),
             steps=np.int64(9),
         ),
+        lambda folder: np.savez(
+            folder / "actions.npz",
+            actions=np.full((3, 3), 7, np.int32),
+            anchors=np.zeros(3, np.int64),
+            numbers=np.zeros(3, np.int64),
+            steps=np.int64(3),
+        ),
         lambda folder: (folder / "environment.json").write_text("[]"),
         lambda folder: (folder / "environment.json").write_text("{"),
         lambda folder: (folder / "environment.json").write_text(

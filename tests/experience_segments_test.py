@@ -135,6 +135,19 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     assert_exact(rings, second)
 
 
+def test_what_the_earlier_checkpoint_has_lost_since_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "_SEGMENT_BYTES", 80)
+    rings = Rings(1, 20)
+    rings.write(0, 20)
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    segments.save(first, [rings.column], rings.positions, None)
+    (first / "value-0000-000000000.rows").unlink()
+    segments.save(second, [rings.column], rings.positions, (first, rings.positions.copy()))
+    assert_exact(rings, second)
+
+
 def test_frames_are_compressed(tmp_path):
     rings = Rings(1, 50, (84, 84), tf.uint8)
     rings.write(0, 50)

@@ -1,111 +1,22 @@
 """Whole runs in processes of their own, stopped and resumed by the same command."""
 
 import json
-import os
-import pathlib
 import resource
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
-from tiny_runs import WARM_UP, bindings, gin_files, read_files, read_variables
-
-from pipeline.jsonl import read_jsonl
-
-TESTS = pathlib.Path(__file__).parent
-WARMING_UP, TRAINING, EVALUATING = "warming up", "training:", "evaluating:"
-
-
-class Run:
-    """One run folder and the command that trains in it."""
-
-    def __init__(self, tmp_path, algorithm, **overrides):
-        self.path = tmp_path / "run"
-        self.switches = tmp_path
-        self.command = [sys.executable, "-m", "pipeline.train", f"--root_dir={self.path}"]
-        self.command += [f"--gin_file={name}" for name in gin_files(algorithm)]
-        lines = bindings(algorithm, tmp_path, **overrides)
-        self.command += [f"--gin_bindings={line}" for line in lines]
-        self.output = ""
-
-    def start(self):
-        path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-        return subprocess.Popen(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        )
-
-    def finish(self, process=None):
-        """Lets it, or a new process, run to the end at full speed; returns the exit code."""
-        if process is None:
-            self.output, process = "", self.start()
-        (self.switches / "slow").unlink(missing_ok=True)
-        self.output += process.communicate(timeout=120)[0]
-        return process.returncode
-
-    def start_until(self, phase, env_steps=0):
-        """A slow process that has shown a line of `phase` and logged so many environment steps."""
-        (self.switches / "slow").touch()
-        process = self.start()
-        self.output = line = ""
-        while not line.startswith(phase):
-            line = process.stdout.readline()
-            self.output += line
-            assert line, self.output
-        while self.last_step < env_steps:
-            assert process.poll() is None
-            time.sleep(0.01)
-        return process
-
-    def stop(self, number, phase, env_steps=0):
-        """Sends a signal at that moment and waits for the end; returns the exit code."""
-        with self.start_until(phase, env_steps) as process:
-            process.send_signal(number)
-            return self.finish(process)
-
-    @property
-    def metrics(self):
-        return read_jsonl(self.path / "metrics.jsonl")
-
-    @property
-    def last_step(self):
-        return self.metrics[-1]["env_steps"] if self.metrics else 0
-
-    @property
-    def evaluations(self):
-        return read_jsonl(self.path / "eval.jsonl")
-
-    @property
-    def result(self):
-        return json.loads((self.path / "result.json").read_text()) | {"wall_seconds": None}
-
-    @property
-    def newest(self):
-        return max((self.path / "checkpoints").glob("step-*"), key=checkpoint_order)
-
-    @property
-    def env_steps(self):
-        """Of the newest checkpoint."""
-        return checkpoint_order(self.newest)[0]
-
-    @property
-    def resumed_at(self):
-        return json.loads((self.path / "run.json").read_text())["resumed_at_env_steps"]
-
-    def checkpoint(self, part):
-        return read_files(self.newest / part)
-
-
-def checkpoint_order(path):
-    steps, _, revision = path.name.removeprefix("step-").partition(".")
-    return int(steps), int(revision or 0)
+from run_processes import (
+    EVALUATING,
+    TRAINING,
+    WARMING_UP,
+    Run,
+    assert_ends_as_its_twin,
+    checkpoint_order,
+    files_of,
+)
+from tiny_runs import WARM_UP, read_variables
 
 
 def assert_records_go_on(run):
@@ -120,32 +31,6 @@ def assert_records_go_on(run):
 
 def linear(record, initial, final, num_steps):
     return initial + (final - initial) * min(record["env_steps"] / num_steps, 1)
-
-
-def assert_ends_as_its_twin(run, tmp_path, algorithm, **overrides):
-    """Bit for bit as a run of the same command that nobody stopped."""
-    (tmp_path / "twin").mkdir()
-    twin = Run(tmp_path / "twin", algorithm, **overrides)
-    assert twin.finish() == 0
-    assert run.result == twin.result
-    assert run.evaluations == twin.evaluations
-    assert [without_times(x) for x in run.metrics] == [without_times(x) for x in twin.metrics]
-    for part in ("experience", "environment", "loop"):
-        files = {path.name for path in (run.newest / part).iterdir()}
-        assert files == {path.name for path in (twin.newest / part).iterdir()}
-        for name in files - {"tensors.npz"}:
-            assert (run.newest / part / name).read_bytes() == (
-                twin.newest / part / name
-            ).read_bytes(), name
-    tensors, others = run.checkpoint("loop"), twin.checkpoint("loop")
-    assert tensors.keys() == others.keys()
-    for name in tensors.keys() - {"tensors/collect_seconds"}:
-        np.testing.assert_array_equal(tensors[name], others[name], err_msg=name)
-
-
-def without_times(record):
-    times = ("wall_seconds", "env_steps_per_second", "environment_share", "policy_share")
-    return {k: v for k, v in record.items() if k not in (*times, "update_share")}
 
 
 def dqn_goes_on_wherever_it_was_stopped(tmp_path):
@@ -214,12 +99,12 @@ def assert_counts_agree(run, agent):
 
 
 def sac_goes_on_and_falls_back_from_a_damaged_checkpoint(tmp_path):
-    run = Run(tmp_path, "sac")
+    run = Run(tmp_path, "sac", Patience__give_up_after=0.0)
     assert run.stop(signal.SIGINT, TRAINING, env_steps=300) == 130
     stopped = run.env_steps
     vector_steps = (stopped - WARM_UP["sac"]) / 2  # at least: boundary rows take some as well
     assert vector_steps - 1 <= updates_of(run) <= 1.25 * vector_steps + 2
-    older = sorted((run.path / "checkpoints").glob("step-*"), key=checkpoint_order)[-2]
+    older = run.checkpoints[-2]
     bundle = next((run.newest / "agent").glob("*data*"))
     damaged = bytearray(bundle.read_bytes())
     damaged[len(damaged) // 2] ^= 1
@@ -275,11 +160,42 @@ def a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2(tmp
     assert_records_go_on(run)
 
 
+def a_second_process_and_other_circumstances_are_refused(tmp_path):
+    run = Run(tmp_path, "ppo")
+    with run.start_until(TRAINING, env_steps=100) as process:
+        (tmp_path / "stuck").touch()  # or it might have ended before the second has begun
+        second = run.at(run.path)
+        with second.start() as other:
+            second.output = other.communicate(timeout=120)[0]
+        assert other.returncode == 2
+        assert f"error: another process is training in {run.path}." in second.output
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (tmp_path / "stuck").unlink()
+    before = files_of(run.newest / "agent")
+
+    changes = [
+        "configure_tensorflow.intra_op: 1 in the checkpoint, 2 here",
+        "create_ppo_agent.clip_ratio: 0.2 in the checkpoint, 0.3 here",
+        "threads.intra_op: 1 in the checkpoint, 2 here",
+    ]
+    bindings = ["create_ppo_agent.clip_ratio = 0.3", "configure_tensorflow.intra_op = 2"]
+    flags = [f"--gin_bindings={binding}" for binding in bindings]
+    assert run.finish(None, *flags) == 2
+    assert "cannot be resumed exactly here:\n  " + "\n  ".join(changes) in run.output
+    assert files_of(run.newest / "agent") == before
+
+    assert run.finish(None, *flags, "--allow_inexact_resume") == 0
+    (inexact,) = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
+    assert inexact["why"] == changes
+
+
 SCENARIOS = (
     dqn_goes_on_wherever_it_was_stopped,
     ppo_goes_on_with_its_schedule_and_its_normalisers,
     sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
     a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2,
+    a_second_process_and_other_circumstances_are_refused,
 )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import zipfile
 from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline import data_files
 from pipeline.environments.states import State
 
 _FILE = "actions.npz"
@@ -84,15 +84,14 @@ class ActionLog:
         Raises:
           ValueError: it is of another number of environments, or not such a log.
         """
-        try:
-            with np.load(folder / _FILE, allow_pickle=False) as file:
-                saved = dict(file)
-            anchors, numbers, steps = saved["anchors"], saved["numbers"], int(saved["steps"])
-            actions, oldest = list(saved["actions"]), int(anchors.min())
-        except (KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{_FILE} holds no log of actions: {error}") from error
-        if anchors.shape != self.anchors.shape or numbers.shape != anchors.shape:
-            raise ValueError(f"{_FILE} is of {anchors.size} environments, not {self.anchors.size}")
+        saved = data_files.read_arrays(folder / _FILE)
+        if not saved.keys() >= {"actions", "anchors", "numbers", "steps"}:
+            raise ValueError(f"{_FILE} holds no log of actions")
+        steps = int(data_files.counts(saved["steps"]))
+        anchors, numbers = (
+            data_files.counts(saved[name], *self.anchors.shape) for name in ("anchors", "numbers")
+        )
+        actions, oldest = list(np.atleast_1d(saved["actions"])), int(anchors.min())
         if len(actions) != steps - oldest:
             raise ValueError(f"{_FILE} has {len(actions)} actions, not {steps - oldest}")
         self.steps, self.anchors, self.numbers = steps, anchors, numbers

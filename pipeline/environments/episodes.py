@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from pipeline import randomness
+from pipeline import data_files, randomness
 from pipeline.environments import specs, states
 from pipeline.environments.action_log import ActionLog
 
@@ -79,17 +79,29 @@ class Episodes:
         Raises:
           ValueError: the state is another environment's, or not such a state.
         """
-        state = json.loads((folder / _STATE_FILE).read_text())
         identity = self._identity()
-        if not isinstance(state, dict) or state.keys() != {*identity, "seed", "resets", "rows"}:
-            raise ValueError(f"{_STATE_FILE} does not hold an environment's state")
+        state = data_files.read_object(folder / _STATE_FILE, *identity, "seed", "resets", "rows")
+        if type(state["seed"]) is not int:
+            raise ValueError(f"{_STATE_FILE} has no seed: {state['seed']!r:.100}")
         saved = {name: state[name] for name in identity}
         if saved != identity:
             raise ValueError(f"the checkpoint's environment is {saved}, this is {identity}")
         self._log.restore(folder)
-        self._seed, self.resets = state["seed"], state["resets"]
+        self._check_actions()
+        self._seed, self.resets = state["seed"], int(data_files.counts(state["resets"]))
         self._pending_reset = True
         self.divergence = "" if state["rows"] is None else self._repeat(state["rows"])
+
+    def _check_actions(self) -> None:
+        """Raises ValueError for actions of another space: an emulator may hang on them."""
+        spec = specs.action_spec(self._vector_env.single_action_space, self.name)
+        shape, dtype = (self._num_envs, *spec.shape), spec.dtype.as_numpy_dtype
+        for action, _ in self._log.replay():
+            is_known = action.shape == shape and action.dtype == dtype
+            if is_known and spec.dtype.is_integer:
+                is_known = ((action >= spec.minimum) & (action <= spec.maximum)).all()
+            if not is_known:
+                raise ValueError(f"the actions saved are not those of {self.name}")
 
     def _repeat(self, rows_sha256: str) -> str:
         """Repeats what the log holds; why that does not end where it did, or ""."""

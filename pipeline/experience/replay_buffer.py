@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from pipeline import data_files
 from pipeline.errors import UserError
 from pipeline.experience import segments, storage
 from pipeline.experience.sizes import check_capacity, schedule
@@ -83,8 +85,7 @@ class ReplayBuffer:
         self._stream_capacity = capacity // num_envs
         self._batch_size = batch_size
         self._spec = data_spec
-        newest = tf.TensorSpec(frames.shape[1:], frames.dtype) if self._stack > 1 else frames
-        self._stored_spec = data_spec._replace(observation=newest)
+        self._stored_spec = storage.newest_frame_spec(data_spec) if self._stack > 1 else data_spec
         self._names = storage.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
         self._collect_steps, self._num_updates = schedule(env_steps_per_update, num_envs)
@@ -172,8 +173,7 @@ class ReplayBuffer:
         streams = tf.reduce_sum(tf.cast(ranks >= ends, tf.int64), axis=1, keepdims=True)
         starts = ranks - tf.gather(ends - counts - lowest, streams)
         rows, keys = self._read(streams, starts, self._sequence_length)
-        weights = valid_mask(rows.step_type[:, 0])
-        return rows, weights, keys[:, 0]
+        return rows, valid_mask(rows.step_type[:, 0]), keys[:, 0]
 
     def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
         """Does nothing: the probability of a row does not depend on its loss."""
@@ -238,8 +238,7 @@ class ReplayBuffer:
         streams = tf.where(self._positions > 0)[:, 0]
         newest = self._keys(streams, tf.gather(self._positions, streams) - 1)
         column = self._columns[_NEXT_STEP_TYPE]
-        transitions = tf.gather(self._columns[_STEP_TYPE], newest) != ts.StepType.LAST
-        newest = newest[transitions]
+        newest = newest[tf.gather(self._columns[_STEP_TYPE], newest) != ts.StepType.LAST]
         storage.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
     def bad_columns(self) -> list[str]:
@@ -249,10 +248,11 @@ class ReplayBuffer:
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes `replay_buffer.json` and the rows as `segments`, those since `earlier` only."""
-        (folder / _JSON).write_text(json.dumps(self._header() | self._state(), indent=2))
-        saved = json.loads((earlier / _JSON).read_text()) if earlier else {}
-        fits = earlier and self._header().items() <= saved.items()
-        shared = (earlier, np.array(saved["positions"])) if earlier and fits else None
+        state = {name: variable.numpy().tolist() for name, variable in self._state().items()}
+        (folder / _JSON).write_text(json.dumps(self._header() | state, indent=2))
+        shared = None
+        with contextlib.suppress(ValueError):  # what was damaged since is written anew
+            shared = (earlier, self._read_state(earlier)["positions"]) if earlier else None
         segments.save(folder, self._rings(), self._positions.numpy(), shared)
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -263,37 +263,38 @@ class ReplayBuffer:
         """
         if self.size > 0:
             raise ValueError(f"The replay buffer holds {self.size:_} rows: restore an empty one.")
-        saved = json.loads((folder / _JSON).read_text())
+        saved = self._read_state(folder)
+        for name, variable in self._state().items():
+            variable.assign(saved[name])
+        segments.restore(folder, self._rings(), self._positions.numpy())
+
+    def _read_state(self, folder: pathlib.Path) -> dict[str, Any]:
+        saved = data_files.read_object(folder / _JSON, *self._header(), *self._state())
         for field, now in self._header().items():
             if saved[field] != now:
                 raise ValueError(f"Replay buffer: {field} was saved as {saved[field]}, now {now}")
-        self._positions.assign(saved["positions"])
-        self._batches.assign(saved["batches"])
-        self._stacks_hold.assign(saved["stacks_hold"])
-        segments.restore(folder, self._rings(), self._positions.numpy())
+        return {
+            "positions": data_files.counts(saved["positions"], self._num_envs),
+            "batches": data_files.counts(saved["batches"]),
+            "stacks_hold": saved["stacks_hold"] is True,
+        }
 
     def _header(self) -> dict[str, Any]:
         """What must be the same when saving and restoring."""
-        leaves = tf.nest.flatten(self._stored_spec)
         return {
             "num_envs": self._num_envs,
             "stream_capacity": self._stream_capacity,
             "stack": self._stack,
-            "columns": [
-                [name, spec.dtype.name, spec.shape.as_list()]
-                for name, spec in zip(self._names, leaves, strict=True)
-            ],
+            "columns": storage.describe_columns(self._stored_spec),
         }
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, tf.Variable]:
         return {
-            "positions": self._positions.numpy().tolist(),
-            "batches": int(self._batches),
-            "stacks_hold": bool(self._stacks_hold),
+            "positions": self._positions,
+            "batches": self._batches,
+            "stacks_hold": self._stacks_hold,
         }
 
     def _rings(self) -> list[segments.Column]:
-        return [
-            segments.Column(name, variable, self._stream_capacity)
-            for name, variable in zip(self._names, self._columns, strict=True)
-        ]
+        named = zip(self._names, self._columns, strict=True)
+        return [segments.Column(*column, self._stream_capacity) for column in named]

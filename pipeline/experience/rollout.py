@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
+from pipeline import data_files
 from pipeline.experience import storage
 from pipeline.experience.sizes import check_minibatches
 from pipeline.randomness import stateless_seed, stream_key
@@ -192,8 +193,9 @@ class Rollout:
         """Reads what `save` wrote.
 
         Raises:
-            ValueError: there are rows.
+            ValueError: there are rows, or the file holds no such counter.
         """
         if self.size > 0:
             raise ValueError(f"The rollout holds {self.size:_} rows: restore between iterations.")
-        self._rollouts.assign(json.loads((folder / _JSON).read_text())["rollouts"])
+        saved = data_files.read_object(folder / _JSON, "rollouts")
+        self._rollouts.assign(data_files.counts(saved["rollouts"]))

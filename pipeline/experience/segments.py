@@ -10,6 +10,7 @@ of the ring, and the file system drops a segment with the last checkpoint that n
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import shutil
@@ -78,10 +79,13 @@ def save(
     """
 
     def write(segment: Segment) -> None:
-        if earlier and not _changed(segment, earlier[1], positions):
-            _link(segment.path(earlier[0]), segment.path(folder))
-        else:
-            _write(segment, folder)
+        if (
+            earlier
+            and not _changed(segment, earlier[1], positions)
+            and _link(segment.path(earlier[0]), segment.path(folder))
+        ):
+            return
+        _write(segment, folder)
 
     with futures.ThreadPoolExecutor() as pool:
         for _ in pool.map(write, _segments(columns, positions)):
@@ -125,11 +129,15 @@ def _row_bytes(variable: tf.Variable) -> int:
     return storage.row_bytes(tf.TensorSpec(variable.shape[1:], variable.dtype))
 
 
-def _link(source: pathlib.Path, target: pathlib.Path) -> None:
+def _link(source: pathlib.Path, target: pathlib.Path) -> bool:
+    """Whether the source was there."""
     try:
         os.link(source, target)
+    except FileNotFoundError:
+        return False
     except OSError:
         shutil.copyfile(source, target)  # a file system without hard links
+    return True
 
 
 def _write(segment: Segment, folder: pathlib.Path) -> None:
@@ -145,8 +153,17 @@ def _read(segment: Segment, folder: pathlib.Path) -> None:
     shape = (segment.stop - segment.start, *variable.shape[1:])
     try:
         data = path.read_bytes()
-        plain = zlib.decompress(data) if segment.is_compressed else data
+        plain = _decompress(data, math.prod(shape)) if segment.is_compressed else data
         rows = np.frombuffer(plain, variable.dtype.as_numpy_dtype).reshape(shape)
     except (OSError, zlib.error, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
     storage.scatter(variable, segment.keys, tf.constant(rows))
+
+
+def _decompress(data: bytes, size: int) -> bytes:
+    """The bytes, never many more than `size`, whatever the data would grow to."""
+    decoder = zlib.decompressobj()
+    plain = decoder.decompress(data, size + 1)
+    if not decoder.eof:
+        raise ValueError("its compressed data does not end where it should")
+    return plain

@@ -35,6 +35,18 @@ def column_names(spec: trajectory.Trajectory) -> list[str]:
     ]
 
 
+def describe_columns(spec: trajectory.Trajectory) -> list[list]:
+    """Name, dtype and shape of each leaf of `spec`, in JSON's types."""
+    leaves = zip(column_names(spec), tf.nest.flatten(spec), strict=True)
+    return [[name, leaf.dtype.name, leaf.shape.as_list()] for name, leaf in leaves]
+
+
+def newest_frame_spec(spec: trajectory.Trajectory) -> trajectory.Trajectory:
+    """`spec` with one frame where the observation is a stack of them."""
+    frames = spec.observation
+    return spec._replace(observation=tf.TensorSpec(frames.shape[1:], frames.dtype))
+
+
 def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
     """An uninitialised variable [num_rows, *spec.shape] in main memory.
 

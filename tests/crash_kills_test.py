@@ -1,0 +1,99 @@
+"""Trainings killed at random moments end with the bits of those that nobody stopped."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from run_processes import ENVIRONMENT, TESTS, Records, assert_same_end
+from tiny_runs import bindings, gin_files
+
+_ATARI = """
+    atari_environment.game = "pong"
+    atari_environment.num_envs = 2
+    atari_environment.num_threads = 1
+    atari_environment.max_episode_frames = 400
+    evaluation/atari_environment.num_envs = 2
+    configure_tensorflow.intra_op = 1
+    train.num_env_steps = 600
+    train.log_interval = 40
+    train.eval_interval = 120
+    train.checkpoint_interval = 60
+    train.num_eval_episodes = 2
+    train.num_final_episodes = 2
+    nature_cnn_encoder.units = (32,)
+"""
+_REPLAY = """
+    ReplayBuffer.capacity = 400
+    ReplayBuffer.batch_size = 8
+    initialize_replay_buffer.num_env_steps = 60
+"""
+_ROLLOUT = """
+    Rollout.num_steps = 16
+    Rollout.minibatch_size = 16
+    Rollout.num_epochs = 2
+"""
+
+
+def gymnasium_flags(algorithm, **overrides):
+    names = gin_files(algorithm)
+    return [
+        *(f"--gin_file={name}" for name in names),
+        *(f"--gin_bindings={line}" for line in bindings(algorithm, **overrides)),
+    ]
+
+
+def atari_flags(config, text):
+    lines = [line.strip() for line in (_ATARI + text).splitlines() if line.strip()]
+    return [f"--gin_file={config}", *(f"--gin_bindings={line}" for line in lines)]
+
+
+SMALL = {
+    "train__num_env_steps": 1_200, "train__checkpoint_interval": 60, "train__eval_interval": 150,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    kills: int
+    steps: int  # vector steps after a start, until the kill at the latest
+    flags: list[str]
+
+
+CASES = {
+    "dqn": Case(62, 100, gymnasium_flags("dqn", **SMALL)),
+    "ppo": Case(62, 100, gymnasium_flags("ppo", **SMALL)),
+    "sac": Case(62, 100, gymnasium_flags("sac", **SMALL)),
+    "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _REPLAY)),
+    "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _ROLLOUT)),
+    "sac_pong": Case(10, 60, atari_flags("sac_pong", _REPLAY)),
+}
+
+
+def kill(folder: pathlib.Path, case: Case) -> dict:
+    script = str(TESTS / "killed_runs.py")
+    command = [sys.executable, script, str(folder), str(case.kills), str(case.steps)]
+    ended = subprocess.run(
+        [*command, *case.flags], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+    logs = [path.read_text()[-2_000:] for path in sorted(folder.glob("*.log"))]
+    assert ended.returncode == 0, "\n".join(logs)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("name", CASES)
+def test_killed_runs_end_as_their_twins(tmp_path, capsys, name):
+    outcome = kill(tmp_path, CASES[name])
+    with capsys.disabled():
+        kills = ", ".join(f"{count} {phase}" for phase, count in outcome["kills"].items())
+        print(
+            f"\n{name}: {sum(outcome['kills'].values())} kills of {len(outcome['runs'])} runs:"
+            f" {kills}; {outcome['halves']} left half a checkpoint",
+            end=" ",
+        )
+    for run, twin in outcome["runs"]:
+        assert_same_end(Records(run), Records(twin))
+    assert Counter(outcome["kills"]).total() == CASES[name].kills

@@ -1,0 +1,220 @@
+"""Kills trainings: `python killed_runs.py FOLDER KILLS STEPS TRAIN_FLAG...`.
+
+Trains over and over by the same command, in a process that is killed at a random moment, until it
+comes to its end; then without kills, in a folder beside; then the same with the next seed, until
+there were enough kills. Moments are drawn in vector steps, at most STEPS after a start, so that a
+run gets on whatever else the machine does. Prints, as JSON, the kills by phase and the folders.
+
+TensorFlow is imported once and every training forked from this process, which runs no operation
+of TensorFlow itself and so has none of its threads: a start takes no ten seconds.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections import Counter
+from multiprocessing.sharedctypes import RawArray
+
+import numpy as np
+
+from pipeline import cli, configuration
+
+STARTING = "starting"  # and building graphs, and writing logs
+RESTORING = "restoring"
+WARMING_UP = "warming up"
+COLLECTING = "collecting"
+UPDATING = "updating"
+CHECKPOINTING = "checkpointing"
+EVALUATING = "evaluating"
+ANY = "any"
+PHASES = (STARTING, RESTORING, WARMING_UP, COLLECTING, UPDATING, CHECKPOINTING, EVALUATING)
+
+POLL_SECONDS = 0.0005
+# After a phase has begun; so long do the short ones last.
+SECONDS_INTO_PHASE = 0.02
+SECONDS_TO_START = 5.0
+
+
+class Phase:
+    """What a forked training does now, in memory that it shares with this process."""
+
+    def __init__(self):
+        self._memory = RawArray("q", 2)
+
+    @property
+    def now(self):
+        return PHASES[self._memory[0]]
+
+    @now.setter
+    def now(self, phase):
+        self._memory[0] = PHASES.index(phase)
+
+    @property
+    def steps(self):
+        """Vector steps that it has trained, without those of its warm-up."""
+        return self._memory[1]
+
+    def start(self):
+        self._memory[:] = [PHASES.index(STARTING), 0]
+
+    def follow(self, owner, name, phase):
+        """`phase` while a method of the class runs."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def followed(*args, **kwargs):
+            before, self.now = self.now, phase
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.now = before
+
+        setattr(owner, name, followed)
+
+    def follow_chunks(self, chunks_class, environment_class):
+        """Tells collecting from updating, by the steps of the training environment."""
+        run_chunk, step = chunks_class.run, environment_class._step_rows
+
+        def followed_chunk(chunks, chunk, state, until):
+            is_random = chunk.python_function.__name__ == "_random_chunk"
+            self._collect_steps = chunks._collect_steps
+            before, self.now = self.now, WARMING_UP if is_random else COLLECTING
+            state = run_chunk(chunks, chunk, state, until)
+            self.now = before
+            return state
+
+        def followed_step(environment, action):
+            if self.now == UPDATING:
+                self.now = COLLECTING
+            rows = step(environment, action)
+            if self.now == COLLECTING:
+                self._memory[1] += 1
+                self.now = COLLECTING if self.steps % self._collect_steps else UPDATING
+            return rows
+
+        chunks_class.run = followed_chunk
+        environment_class._step_rows = followed_step
+
+
+def load():
+    """Imports what trains, in the way of the binary."""
+    flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
+    cli.before_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
+    import pipeline.agents.dqn  # noqa: F401
+    import pipeline.agents.ppo  # noqa: F401
+    import pipeline.agents.sac  # noqa: F401
+    import pipeline.environments.atari  # noqa: F401
+    from pipeline.chunks import Chunks
+    from pipeline.environments.vector_environment import VectorEnvironment
+    from pipeline.host_loop import HostLoop
+
+    phase = Phase()
+    phase.follow(HostLoop, "restore", RESTORING)
+    phase.follow(HostLoop, "_save", CHECKPOINTING)
+    phase.follow(HostLoop, "_play", EVALUATING)
+    phase.follow_chunks(Chunks, VectorEnvironment)
+    return phase
+
+
+def start(folder, flags):
+    """Forks a training; the number of its process."""
+    child = os.fork()
+    if child:
+        return child
+    output = os.open(f"{folder}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.argv = ["train", f"--root_dir={folder}", *flags]
+    code = 1
+    try:
+        from pipeline import train
+
+        train.run()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def has_ended(child):
+    """Whether it came to its end, with exit code 0, which it must."""
+    ended, status = os.waitpid(child, os.WNOHANG)
+    assert status == 0, f"exit code {os.waitstatus_to_exitcode(status)}"
+    return bool(ended)
+
+
+def is_alive_at(child, condition, seconds=0.0):
+    """Waits until so many seconds after the condition has come true; False if it ends before."""
+    met = None
+    while met is None or time.monotonic() < met + seconds:
+        if has_ended(child):
+            return False
+        if met is None and condition():
+            met = time.monotonic()
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def kill_once(child, phase, target, generator, max_steps):
+    """Kills it after at most `max_steps` vector steps, and then in `target` if that is a phase.
+
+    Returns:
+      The phase in which it was killed, None if it came to its end before.
+    """
+    if target not in (STARTING, RESTORING, WARMING_UP):
+        steps = generator.integers(max_steps)
+        if not is_alive_at(child, lambda: phase.steps > steps):
+            return None
+    delay = generator.uniform(0, SECONDS_TO_START if target == STARTING else SECONDS_INTO_PHASE)
+    if not is_alive_at(child, lambda: target in (ANY, phase.now), delay):
+        return None
+    os.kill(child, signal.SIGSTOP)
+    killed_in = phase.now
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return killed_in
+
+
+def targets(generator, warms_up):
+    """In which phase to kill next; the warm-up comes but once."""
+    yield from [WARMING_UP, WARMING_UP, STARTING] if warms_up else [STARTING]
+    while True:
+        phases = [RESTORING, COLLECTING, UPDATING, CHECKPOINTING, EVALUATING, ANY, ANY, ANY]
+        yield from generator.permutation(phases).tolist()
+
+
+def main():
+    root, kills, max_steps, *flags = sys.argv[1:]
+    phase, halves = load(), 0
+    kills_by_phase: Counter[str] = Counter()
+    runs: list[list[str]] = []
+    while kills_by_phase.total() < int(kills):
+        seed = len(runs) + 1
+        generator = np.random.default_rng(seed)
+        run, twin = (pathlib.Path(root) / f"{name}-{seed}" for name in ("run", "twin"))
+        command = [*flags, f"--seed={seed}"]
+        targets_of_run = targets(generator, any("initialize_replay" in x for x in flags))
+        while kills_by_phase.total() < int(kills):
+            phase.start()
+            child = start(run, command)
+            target = next(targets_of_run)
+            killed_in = kill_once(child, phase, target, generator, int(max_steps))
+            if killed_in is None:
+                break
+            kills_by_phase[killed_in] += 1
+            halves += bool(list(run.glob("checkpoints/.tmp-step-*")))
+        for folder in (run, twin):
+            child = start(folder, command)
+            while not has_ended(child):
+                time.sleep(0.05)
+        runs.append([str(run), str(twin)])
+    print(json.dumps({"kills": kills_by_phase, "halves": halves, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main()

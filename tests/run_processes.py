@@ -1,0 +1,168 @@
+"""Whole runs in processes of their own, and what a run and its uninterrupted twin must share."""
+
+import copy
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+from tiny_runs import bindings, gin_files, read_files, read_variables
+
+from pipeline.jsonl import read_jsonl
+
+TESTS = pathlib.Path(__file__).parent
+WARMING_UP, TRAINING, EVALUATING = "warming up", "training:", "evaluating:"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+
+
+class Records:
+    """What the folder of a run holds."""
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+
+    @property
+    def metrics(self):
+        return read_jsonl(self.path / "metrics.jsonl")
+
+    @property
+    def last_step(self):
+        return self.metrics[-1]["env_steps"] if self.metrics else 0
+
+    @property
+    def evaluations(self):
+        return read_jsonl(self.path / "eval.jsonl")
+
+    @property
+    def result(self):
+        return json.loads((self.path / "result.json").read_text()) | {"wall_seconds": None}
+
+    @property
+    def checkpoints(self):
+        """From old to new."""
+        return sorted((self.path / "checkpoints").glob("step-*"), key=checkpoint_order)
+
+    @property
+    def newest(self):
+        return self.checkpoints[-1]
+
+    @property
+    def env_steps(self):
+        """Of the newest checkpoint."""
+        return checkpoint_order(self.newest)[0]
+
+    @property
+    def resumed_at(self):
+        return json.loads((self.path / "run.json").read_text())["resumed_at_env_steps"]
+
+    def checkpoint(self, part):
+        return read_files(self.newest / part)
+
+
+class Run(Records):
+    """One run folder and the command that trains in it."""
+
+    def __init__(self, tmp_path, algorithm, **overrides):
+        super().__init__(tmp_path / "run")
+        self.switches = tmp_path
+        self.command = [sys.executable, "-m", "pipeline.train", f"--root_dir={self.path}"]
+        self.command += [f"--gin_file={name}" for name in gin_files(algorithm)]
+        lines = bindings(algorithm, tmp_path, **overrides)
+        self.command += [f"--gin_bindings={line}" for line in lines]
+        self.output = ""
+
+    def at(self, path):
+        """The same run in another folder."""
+        run = copy.copy(self)
+        run.path = path
+        flag = f"--root_dir={self.path}"
+        run.command = [f"--root_dir={path}" if x == flag else x for x in self.command]
+        return run
+
+    def copied(self, path):
+        """The same run in a copy of its folder."""
+        shutil.copytree(self.path, path)
+        return self.at(path)
+
+    def start(self, *flags):
+        return subprocess.Popen(
+            [*self.command, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+        )
+
+    def finish(self, process=None, *flags):
+        """Lets it, or a new process, run to the end at full speed; returns the exit code."""
+        if process is None:
+            self.output, process = "", self.start(*flags)
+        (self.switches / "slow").unlink(missing_ok=True)
+        self.output += process.communicate(timeout=120)[0]
+        return process.returncode
+
+    def start_until(self, phase, env_steps=0):
+        """A slow process that has shown a line of `phase` and logged so many environment steps."""
+        (self.switches / "slow").touch()
+        process = self.start()
+        self.output = line = ""
+        while not line.startswith(phase):
+            line = process.stdout.readline()
+            self.output += line
+            assert line, self.output
+        while self.last_step < env_steps:
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    def stop(self, number, phase, env_steps=0):
+        """Sends a signal at that moment and waits for the end; returns the exit code."""
+        with self.start_until(phase, env_steps) as process:
+            process.send_signal(number)
+            return self.finish(process)
+
+
+def checkpoint_order(path):
+    steps, _, revision = path.name.removeprefix("step-").partition(".")
+    return int(steps), int(revision or 0)
+
+
+def assert_ends_as_its_twin(run, tmp_path, algorithm, **overrides):
+    """Bit for bit as a run of the same command that nobody stopped."""
+    (tmp_path / "twin").mkdir()
+    twin = Run(tmp_path / "twin", algorithm, **overrides)
+    assert twin.finish() == 0
+    assert_same_end(run, twin)
+
+
+def assert_same_end(run, twin):
+    """Results, logs but for times, and all that the last checkpoint holds."""
+    assert run.result == twin.result
+    assert run.evaluations == twin.evaluations
+    assert [without_times(x) for x in run.metrics] == [without_times(x) for x in twin.metrics]
+    for part in ("experience", "environment"):
+        assert files_of(run.newest / part) == files_of(twin.newest / part)
+    loop, agent = run.checkpoint("loop"), read_variables(run.newest / "agent")
+    assert_same_arrays(agent, read_variables(twin.newest / "agent"))
+    assert_same_arrays(loop, twin.checkpoint("loop"), {"tensors/collect_seconds"})
+    host, of_twin = (x.checkpoint("host")["state.json"] for x in (run, twin))
+    assert without_times(host) == without_times(of_twin)
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_same_arrays(first, second, but_for=frozenset()):
+    assert first.keys() == second.keys()
+    for name in first.keys() - but_for:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def without_times(record):
+    times = ("wall_seconds", "env_steps_per_second", "environment_share", "policy_share")
+    return {k: v for k, v in record.items() if k not in (*times, "update_share")}
