@@ -115,7 +115,7 @@ def test_restoring_another_environments_state_is_refused(tmp_path):
             env.restore(tmp_path)
     for wrong in ({"resets": 1}, []):
         (tmp_path / "environment.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match="does not hold an environment's state"):
+        with pytest.raises(ValueError, match="environment.json cannot be read"):
             env.restore(tmp_path)
 
 

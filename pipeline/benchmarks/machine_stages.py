@@ -23,6 +23,7 @@ from pipeline.benchmarks.training_stages import (
 )
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.checkpoints import Checkpoints, Part
+from pipeline.collect import CollectDriver, initial_carry
 from pipeline.components import Components, configure_tensorflow
 from pipeline.errors import UserError
 from pipeline.parts import Variables
@@ -31,7 +32,9 @@ _CONFIG = "dqn_pong"
 _MATRIX_SIDE = 1024
 _ROWS_A_CALL = 100  # of each stream, when a replay buffer is filled
 _WARM_UP = 5_000  # environment steps
-ONCE = ("first_update", "filling_the_replay", "checkpoint", "restore")  # stages that take no rounds
+_ROWS_BETWEEN_CHECKPOINTS = 250_000  # environment steps, as in `_CONFIG`
+# Stages that take no rounds.
+ONCE = ("first_update", "filling_the_replay", "checkpoint", "next_checkpoint", "restore")
 
 
 def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
@@ -91,7 +94,12 @@ class FullReplay:
         configuration.load([_CONFIG])
         self._parts = build_components()
         self._training = Training(self._parts, _WARM_UP, output_dir)
-        self._checkpoints = output_dir / "checkpoints"
+        self._folder = output_dir / "checkpoints"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._checkpoints = _checkpoints(self._folder, self._parts)
+        streams = tf.range(self._parts.environment.batch_size)
+        rows = self._rows()
+        self._add = tf.function(lambda: self._parts.experience.add(streams, rows), autograph=False)
 
     def stages(self) -> dict[str, Stage]:
         """In the order in which they have to be measured, each once (`ONCE`)."""
@@ -99,19 +107,16 @@ class FullReplay:
             "training_on_a_nearly_empty_replay": self._training,
             "filling_the_replay": lambda _: self._fill(),
             "training_on_a_full_replay": self._training,
-            "checkpoint": lambda _: self._save(),
+            "checkpoint": lambda _: self._save(1),
+            "next_checkpoint": lambda _: self._save_again(),
             "restore": lambda _: self._restore(),
         }
 
     def _fill(self) -> Answer:
-        """Rows of ones: what they say is immaterial to what they cost."""
         before, size = resident_gib(), int(self._parts.experience.size)
-        rows = self._rows()
-        streams = tf.range(self._parts.environment.batch_size)
-        add = tf.function(lambda: self._parts.experience.add(streams, rows), autograph=False)
         started, grown = time.perf_counter(), size
         while True:
-            add()
+            self._add()
             now = int(self._parts.experience.size)
             if now == grown:
                 break
@@ -127,22 +132,35 @@ class FullReplay:
         }
 
     def _rows(self) -> Any:
-        spec = self._parts.agent.collect_data_spec
-        shape = [_ROWS_A_CALL, self._parts.environment.batch_size]
-        return tf.nest.map_structure(lambda s: tf.ones([*shape, *s.shape], s.dtype), spec)
+        """Rows [100, N, ...] of games, for what a checkpoint costs depends on how they compress."""
+        environment, policy = self._parts.evaluator.environment, self._parts.agent.collect_policy
+        carry = initial_carry(environment, policy)
+        return CollectDriver(environment, seed=1).run(policy, carry, _ROWS_A_CALL)[1]
 
-    def _save(self) -> Answer:
-        shutil.rmtree(self._checkpoints, ignore_errors=True)
+    def _save(self, number: int) -> Answer:
         started = time.perf_counter()
-        _checkpoints(self._checkpoints, self._parts).save(1)
+        path = self._checkpoints.save(number)
         seconds = time.perf_counter() - started
-        size = sum(path.stat().st_size for path in self._checkpoints.rglob("*") if path.is_file())
-        return {"seconds": seconds, "count": 1, "unit": "checkpoints", "gib": size / 2**30}
+        files = [x.stat() for x in path.rglob("*") if x.is_file()]
+        return {
+            "seconds": seconds,
+            "count": 1,
+            "unit": "checkpoints",
+            "gib": sum(file.st_size for file in files) / 2**30,
+            "gib_of_its_own": sum(x.st_size for x in files if x.st_nlink == 1) / 2**30,
+        }
+
+    def _save_again(self) -> Answer:
+        """After as many new rows as `_CONFIG` collects between two checkpoints."""
+        rows_a_call = _ROWS_A_CALL * self._parts.environment.batch_size
+        for _ in range(_ROWS_BETWEEN_CHECKPOINTS // rows_a_call):
+            self._add()
+        return {**self._save(2), "transitions": _ROWS_BETWEEN_CHECKPOINTS}
 
     def _restore(self) -> Answer:
         fresh = build_components()
         started = time.perf_counter()
-        restored = _checkpoints(self._checkpoints, fresh).restore()
+        restored = _checkpoints(self._folder, fresh).restore()
         assert restored is not None
         return {"seconds": time.perf_counter() - started, "count": 1, "unit": "restorations"}
 
