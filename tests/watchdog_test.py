@@ -87,5 +87,6 @@ def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
 
 
 def test_a_timeout_of_0_waits_for_ever(environment, ended):
+    before = threading.enumerate()
     Watchdog([environment], lambda: "", timeout=0.0)
-    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
+    assert threading.enumerate() == before
