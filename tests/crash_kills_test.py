@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from run_processes import ENVIRONMENT, TESTS, Records, assert_same_end
-from tiny_runs import bindings, gin_files
+from tiny_runs import bindings, gin_files, statements
 
 _ATARI = """
     atari_environment.game = "pong"
@@ -38,17 +38,17 @@ _ROLLOUT = """
 """
 
 
+def flags(names, lines):
+    files = [f"--gin_file={name}" for name in names]
+    return [*files, *(f"--gin_bindings={line}" for line in lines)]
+
+
 def gymnasium_flags(algorithm, **overrides):
-    names = gin_files(algorithm)
-    return [
-        *(f"--gin_file={name}" for name in names),
-        *(f"--gin_bindings={line}" for line in bindings(algorithm, **overrides)),
-    ]
+    return flags(gin_files(algorithm), bindings(algorithm, **overrides))
 
 
 def atari_flags(config, text):
-    lines = [line.strip() for line in (_ATARI + text).splitlines() if line.strip()]
-    return [f"--gin_file={config}", *(f"--gin_bindings={line}" for line in lines)]
+    return flags([config], statements(_ATARI + text))
 
 
 SMALL = {

@@ -82,13 +82,20 @@ def test_every_checkpoint_is_exact_whatever_was_written_between(
             earlier = folder, rings.positions.copy()
 
 
-def test_only_what_changed_is_written_again(tmp_path, monkeypatch):
+@pytest.fixture
+def folders(tmp_path):
+    """Of an earlier and a later checkpoint, empty."""
+    both = [tmp_path / "1", tmp_path / "2"]
+    for folder in both:
+        folder.mkdir()
+    return both
+
+
+def test_only_what_changed_is_written_again(folders, monkeypatch):
     monkeypatch.setattr(segments, "_SEGMENT_BYTES", 80)  # ten rows
     rings = Rings(1, 100)
     rings.write(0, 100)
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.mkdir()
-    second.mkdir()
+    first, second = folders
     segments.save(first, [rings.column], rings.positions, None)
     before = rings.positions.copy()
     rings.write(0, 15)  # over rows 0 to 14; row 99 may have been marked since
@@ -104,13 +111,10 @@ def test_only_what_changed_is_written_again(tmp_path, monkeypatch):
     assert_exact(rings, second)
 
 
-def test_removing_the_earlier_checkpoint_leaves_the_later_whole(tmp_path, monkeypatch):
+def test_removing_the_earlier_checkpoint_leaves_the_later_whole(folders, monkeypatch):
     monkeypatch.setattr(segments, "_SEGMENT_BYTES", 80)
     rings = Rings(2, 50)
     rings.write(0, 50)
-    folders = [tmp_path / "1", tmp_path / "2"]
-    for folder in folders:
-        folder.mkdir()
     segments.save(folders[0], [rings.column], rings.positions, None)
     segments.save(folders[1], [rings.column], rings.positions, (folders[0], rings.positions.copy()))
     for path in folders[0].iterdir():
@@ -118,12 +122,10 @@ def test_removing_the_earlier_checkpoint_leaves_the_later_whole(tmp_path, monkey
     assert_exact(rings, folders[1])
 
 
-def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
+def test_without_hard_links_files_are_copied(folders, monkeypatch):
     rings = Rings(1, 20)
     rings.write(0, 20)
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.mkdir()
-    second.mkdir()
+    first, second = folders
     monkeypatch.setattr(segments, "_SEGMENT_BYTES", 80)
     segments.save(first, [rings.column], rings.positions, None)
 
@@ -135,13 +137,11 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     assert_exact(rings, second)
 
 
-def test_what_the_earlier_checkpoint_has_lost_since_is_written_anew(tmp_path, monkeypatch):
+def test_what_the_earlier_checkpoint_has_lost_since_is_written_anew(folders, monkeypatch):
     monkeypatch.setattr(segments, "_SEGMENT_BYTES", 80)
     rings = Rings(1, 20)
     rings.write(0, 20)
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.mkdir()
-    second.mkdir()
+    first, second = folders
     segments.save(first, [rings.column], rings.positions, None)
     (first / "value-0000-000000000.rows").unlink()
     segments.save(second, [rings.column], rings.positions, (first, rings.positions.copy()))

@@ -109,10 +109,15 @@ WARM_UP = {"dqn": 100, "ppo": 0, "sac": 100}  # environment steps
 def bindings(algorithm: str, switches: object = "", **overrides: object) -> list[str]:
     """Gin statements; `overrides` are named as in `train__num_env_steps=1`."""
     text = (_COMMON + _BINDINGS[algorithm]) % {"switches": switches}
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = statements(text)
     if WARM_UP[algorithm]:
         lines.append(f"initialize_replay_buffer.num_env_steps = {WARM_UP[algorithm]}")
     return lines + [f"{name.replace('__', '.')} = {value!r}" for name, value in overrides.items()]
+
+
+def statements(text: str) -> list[str]:
+    """The lines of a text that are not empty."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def gin_files(algorithm: str) -> list[str]:

@@ -74,7 +74,7 @@ class Updates:
             self.batches = _collect_batches(parts, num_updates)
         self._agent = parts.agent
         self._env_steps = parts.env_steps
-        self._initial = self.snapshot()
+        self._initial = Snapshot(parts.agent)
         self.apply = self.new_function()
 
     def new_function(self) -> tf.types.experimental.GenericFunction:
@@ -85,10 +85,6 @@ class Updates:
         # Returned as the train loop has it, for what nobody reads is no part of an optimized graph.
         self._env_steps.assign(batch.env_steps)
         return self._agent.train(batch.experience, batch.weights)
-
-    def snapshot(self) -> Snapshot:
-        """Of the agent as it is."""
-        return Snapshot(self._agent)
 
     def restore(self) -> None:
         """Takes all updates back."""
