@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import gin
 import tensorflow as tf
 
 from pipeline import configuration
@@ -32,7 +33,6 @@ _CONFIG = "dqn_pong"
 _MATRIX_SIDE = 1024
 _ROWS_A_CALL = 100  # of each stream, when a replay buffer is filled
 _WARM_UP = 5_000  # environment steps
-_ROWS_BETWEEN_CHECKPOINTS = 250_000  # environment steps, as in `_CONFIG`
 # Stages that take no rounds.
 ONCE = ("first_update", "filling_the_replay", "checkpoint", "next_checkpoint", "restore")
 
@@ -92,6 +92,7 @@ class FullReplay:
 
     def __init__(self, output_dir: pathlib.Path):
         configuration.load([_CONFIG])
+        self._checkpoint_interval = gin.query_parameter("train.checkpoint_interval")
         self._parts = build_components()
         self._training = Training(self._parts, _WARM_UP, output_dir)
         self._folder = output_dir / "checkpoints"
@@ -153,9 +154,9 @@ class FullReplay:
     def _save_again(self) -> Answer:
         """After as many new rows as `_CONFIG` collects between two checkpoints."""
         rows_a_call = _ROWS_A_CALL * self._parts.environment.batch_size
-        for _ in range(_ROWS_BETWEEN_CHECKPOINTS // rows_a_call):
+        for _ in range(self._checkpoint_interval // rows_a_call):
             self._add()
-        return {**self._save(2), "transitions": _ROWS_BETWEEN_CHECKPOINTS}
+        return {**self._save(2), "transitions": self._checkpoint_interval}
 
     def _restore(self) -> Answer:
         fresh = build_components()
