@@ -208,7 +208,7 @@ def test_value_loss_by_hand() -> None:
 def test_clip_ratio_follows_environment_steps() -> None:
     steps = env_steps()
     schedule = linear_schedule(0.4, 0.0, num_steps=10)
-    agent = create(env_steps=steps, clip_ratio=schedule, normalize_advantages=False)
+    agent = create(env_steps=steps, clip_ratio=schedule, normalize_advantages=None)
     batch = batch_of_transitions(agent, FOUR_ACTIONS)
     distribution, _ = agent._actor_critic(tf.constant(batch.observation[:, 0]))
     log_prob = distribution.log_prob(batch.action[:, 0])
@@ -260,7 +260,7 @@ def test_stock_advantages_are_standardised_over_boundary_rows() -> None:
 
 
 def test_stock_mask_drops_a_transition_without_reward() -> None:
-    agent = create(normalize_advantages=False)
+    agent = create(normalize_advantages=None)
     batch = batch_of_transitions(agent, FOUR_ACTIONS)
     zeros = np.zeros((ROWS, 1), np.float32)
     batch = batch.replace(

@@ -372,7 +372,7 @@ def test_both_critics_and_the_actor_share_one_encoder(pixel_agent: SacAgent) -> 
     target = pixel_agent._target_critic_network_1.encoder
     assert pixel_agent._target_critic_network_2.encoder is target
     assert target is not encoder and len(encoder_variables(pixel_agent)) == 6
-    trained = pixel_agent._variables_of()
+    trained = pixel_agent.gradient_variables()
     assert not {id(v) for v in trained["actor"]} & {id(v) for v in trained["critic"]}
     assert len({id(v) for v in trained["critic"]}) == len(trained["critic"])
 
@@ -480,8 +480,8 @@ def test_gradients_change_nothing_and_train_applies_them() -> None:
     assert_same(values_of(all_variables(first)), values_of(all_variables(second)))
     assert_same(loss_info, other_info)
     assert first.train_step_counter == 1
-    trained = [*first.trained["critic_2"].variables, *first._variables_of()["actor"]]
-    expected = [*second.trained["critic_2"].variables, *second._variables_of()["actor"]]
+    trained = [*first.trained["critic_2"].variables, *first.gradient_variables()["actor"]]
+    expected = [*second.trained["critic_2"].variables, *second.gradient_variables()["actor"]]
     assert_same(values_of(trained), values_of(expected))
 
 
@@ -492,7 +492,7 @@ def test_a_step_follows_the_schedule_and_the_clipped_gradients(clip: float | Non
     learner = create(env_steps=steps, learning_rate=rate, optimizer=SGD, gradient_clip_norm=clip)
     batch = tensors(random_batch(0))
     gradients, _ = learner.gradients(batch, tf.ones(ROWS))
-    variables = learner._variables_of()
+    variables = learner.gradient_variables()
     before = {name: values_of(v) for name, v in variables.items()}
     learner.train(batch, tf.ones(ROWS))
     for name in ("critic", "actor", "alpha"):

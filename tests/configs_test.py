@@ -15,8 +15,8 @@ READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
 
-DISCRETE = {"agents/dqn", "agents/ppo"}
-CONTINUOUS = {"agents/ppo", "agents/sac"}
+DISCRETE = {"agents/a2c", "agents/dqn", "agents/ppo"}
+CONTINUOUS = {"agents/a2c", "agents/ppo", "agents/sac"}
 
 
 def build(files, *bindings):
@@ -39,7 +39,8 @@ def test_the_configs_that_there_should_be():
         *(f"dqn_{name}" for name in ("acrobot", "mountain_car", "lunarlander")),
         *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
         *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac")),
-        *(f"{algorithm}_{game}" for algorithm in ("dqn", "ppo", "sac")
+        *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
+        *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),
     }  # fmt: skip
     assert all(comment for _, comment in configuration.list_configs())

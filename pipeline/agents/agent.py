@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.trajectories import TimeStep, Trajectory
 
+from pipeline.agents.accumulator import Accumulator
 from pipeline.returns import valid_mask
 from pipeline.schedules import Schedule
 
@@ -36,6 +37,8 @@ class Agent(tf_agent.TFAgent):
     trained: Mapping[str, tf.Module]
     #: Values that depend on counters, to be logged beside the losses.
     schedules: Mapping[str, Schedule] = {}
+    #: Sums the gradients of several batches; None: every batch makes an update.
+    accumulator: Accumulator | None = None
 
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
@@ -44,7 +47,7 @@ class Agent(tf_agent.TFAgent):
 
         This default differentiates `_loss` by all trained variables, for agents with one loss.
         """
-        variables = self._trained_variables()
+        variables = self.gradient_variables()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             loss_info = self._loss(experience, weights=weights)
@@ -52,7 +55,8 @@ class Agent(tf_agent.TFAgent):
         loss_info.extra["gradient_norm"] = tf.linalg.global_norm(gradients)
         return gradients, loss_info
 
-    def _trained_variables(self) -> list[tf.Variable]:
+    def gradient_variables(self) -> Any:
+        """The trained variables, in the nest in which `gradients` gives their gradients."""
         return [v for network in self.trained.values() for v in network.trainable_variables]
 
     def apply(self, gradients: Gradients) -> None:
@@ -61,8 +65,21 @@ class Agent(tf_agent.TFAgent):
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         gradients, loss_info = self.gradients(experience, weights)
-        self.apply(gradients)
+        if self.accumulator is None:
+            self.apply(gradients)
+        else:
+            num_rows = tf.reduce_sum(row_weights(experience, weights))
+            self.accumulator.add(gradients, num_rows, self.apply)
         return loss_info
+
+    def accumulate(self, num_batches: int) -> None:
+        """From now on the gradients of `num_batches` batches make one update.
+
+        Raises:
+          UserError: it is not a whole number, at least 1.
+        """
+        if num_batches != 1:
+            self.accumulator = Accumulator(self.gradient_variables(), num_batches)
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Turns a collected rollout [T, N] into training rows; off-policy agents keep it as is."""
@@ -82,6 +99,12 @@ def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
     """Weights [B] of sequences [B, T]: 0 where the first row is a boundary row."""
     valid = valid_mask(experience.step_type[:, 0])
     return valid if weights is None else valid * weights
+
+
+def standardize(values: tf.Tensor, weights: tf.Tensor, epsilon: float = 1e-8) -> tf.Tensor:
+    """Values [B] to mean 0 and variance 1 over the rows whose weight is not 0."""
+    centred = values - masked_mean(values, weights)
+    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + epsilon)
 
 
 def clip_by_global_norm(gradients: list, norm: float | None) -> list:

@@ -119,7 +119,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
 
     def apply(self, gradients: Gradients) -> None:
         gradients = clip_by_global_norm(gradients, self._gradient_clipping)
-        self._optimizer.apply_gradients(zip(gradients, self._trained_variables(), strict=True))
+        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
         self.train_step_counter.assign_add(1)
         self._update_target()
 
@@ -147,6 +147,7 @@ def create_dqn_agent(
     target_update_period: int = 1,  # updates
     target_update_tau: float = 1.0,  # share of the online weights that a target update takes over
     gradient_clip_norm: float | None = None,  # global norm; None: no limit
+    accumulate_updates: int = 1,  # batches whose gradients make one update
 ) -> DqnAgent:
     """DQN or, with `double_q`, Double DQN: the online network chooses the bootstrap action.
 
@@ -183,4 +184,5 @@ def create_dqn_agent(
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
+    agent.accumulate(accumulate_updates)
     return agent

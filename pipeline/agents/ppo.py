@@ -1,10 +1,7 @@
 """Proximal policy optimisation with the clipped objective (Schulman et al. 2017).
 
 The losses are those of TF-Agents' `PPOClipAgent`, term by term (a test holds them equal). What
-feeds them is mended: generalised advantages bootstrap with the value of the state after the last
-row, and with that of the final observation where an episode was truncated; rows with a zero return
-are kept; returns, not rewards, set the scale of reward normalisation (Engstrom et al. 2020).
-Advantages are computed once a rollout, and one pass of the encoder serves policy and value.
+feeds them is mended: see `on_policy`. One pass of the encoder serves policy and value.
 """
 
 from __future__ import annotations
@@ -17,18 +14,13 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
-from pipeline.agents.agent import (
-    Agent,
-    Gradients,
-    clip_by_global_norm,
-    masked_mean,
-    row_weights,
-)
+from pipeline.agents.actor_critic import ActorCritic
+from pipeline.agents.agent import masked_mean, row_weights, standardize
+from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.errors import UserError
 from pipeline.normalizers import RewardScaler
-from pipeline.optimizers import Adam, build_slots
-from pipeline.policies import GreedyPolicy
-from pipeline.returns import generalized_advantage_estimation, valid_mask
+from pipeline.optimizers import Adam
+from pipeline.returns import valid_mask
 from pipeline.schedules import Schedule, as_schedule
 
 
@@ -56,7 +48,7 @@ def value_loss(
     return tf.maximum(loss, (target - moved) ** 2)
 
 
-class PPOAgent(Agent):
+class PPOAgent(OnPolicyAgent):
     """See `create_ppo_agent`."""
 
     loss_names = (
@@ -69,73 +61,28 @@ class PPOAgent(Agent):
         time_step_spec: TimeStep,
         action_spec: tensor_spec.BoundedTensorSpec,
         *,
-        actor_critic: ActorCritic,
-        optimizer: tf.keras.optimizers.legacy.Optimizer,
-        reward_scaler: RewardScaler | None,
         clip_ratio: Callable[[], tf.Tensor],
         value_clip: float | None,
         value_coefficient: float,
         entropy_coefficient: float,
-        discount: float,
-        gae_lambda: float,
-        normalize_advantages: bool,
-        gradient_clip_norm: float | None,
+        normalize_advantages: str | None,
+        **kwargs,
     ):
-        tf.Module.__init__(self, name="ppo_agent")
-        self._actor_critic = actor_critic
-        self._optimizer = optimizer
-        self._reward_scaler = reward_scaler
         self._clip_ratio = clip_ratio
         self._value_clip = value_clip
         self._value_coefficient = value_coefficient
         self._entropy_coefficient = entropy_coefficient
-        self._discount = discount
-        self._lambda = gae_lambda
         self._normalize_advantages = normalize_advantages
-        self._gradient_clip_norm = gradient_clip_norm
-        collect_policy = ActorCriticPolicy(time_step_spec, action_spec, actor_critic, True)
-        policy = ActorCriticPolicy(time_step_spec, action_spec, actor_critic, False)
-        scalar = tf.TensorSpec((), tf.float32)
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            GreedyPolicy(policy),
-            collect_policy,
-            train_sequence_length=1,
-            training_data_spec=collect_policy.trajectory_spec.replace(
-                policy_info=OnPolicyInfo(scalar, scalar, scalar, scalar)
-            ),
-            train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
-        )
-        self.trained = {"actor_critic": actor_critic}
-        build_slots(optimizer, actor_critic.trainable_variables)
+        super().__init__(time_step_spec, action_spec, **kwargs)
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
-        """Adds advantages and value targets to a rollout [T, N]; once, with collecting weights.
-
-        Schulman et al. 2016, eq. 16. A boundary row holds the value of the final observation of
-        its episode, which is what a truncated episode bootstraps with (see `returns`).
-        """
-        valid = valid_mask(rows.step_type)
-        info = rows.policy_info
-        scaler = self._reward_scaler
-        advantage = generalized_advantage_estimation(
-            scaler.scale(rows.reward, valid) if scaler else rows.reward,
-            self._discount * rows.discount,
-            info.value,
-            self._actor_critic.value(final_time_step.observation),
-            self._lambda,
-            valid,
-        )
-        info = info._replace(advantage=advantage, value_target=advantage + info.value)
-        return rows.replace(policy_info=info)
-
-    def finish(self, rows: Trajectory) -> None:
-        """Observation statistics move only now: all updates saw what the collecting policy saw."""
-        moments = self._actor_critic.observation_moments
-        if moments is not None:
-            flat = tf.reshape(rows.observation, [-1, *rows.observation.shape[2:]])
-            moments.update(flat, tf.reshape(valid_mask(rows.step_type), [-1]))
+        rows = super().prepare(rows, final_time_step)
+        if self._normalize_advantages != "rollout":
+            return rows
+        advantage = rows.policy_info.advantage
+        valid = tf.reshape(valid_mask(rows.step_type), [-1])
+        advantage = tf.reshape(standardize(tf.reshape(advantage, [-1]), valid), advantage.shape)
+        return rows.replace(policy_info=rows.policy_info._replace(advantage=advantage))
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """The loss of rows [B, 1]; boundary rows weigh nothing."""
@@ -143,7 +90,7 @@ class PPOAgent(Agent):
         rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
         info = rows.policy_info
         advantage = info.advantage
-        if self._normalize_advantages:
+        if self._normalize_advantages == "minibatch":
             advantage = standardize(advantage, weights)
         distribution, value = self._actor_critic(rows.observation)
         log_prob = distribution.log_prob(rows.action)
@@ -166,17 +113,6 @@ class PPOAgent(Agent):
         }
         return tf_agent.LossInfo(loss, extra)
 
-    def apply(self, gradients: Gradients) -> None:
-        gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
-        self._optimizer.apply_gradients(zip(gradients, self._trained_variables(), strict=True))
-        self.train_step_counter.assign_add(1)
-
-
-def standardize(values: tf.Tensor, weights: tf.Tensor, epsilon: float = 1e-8) -> tf.Tensor:
-    """Values [B] to mean 0 and variance 1 over the rows whose weight is not 0."""
-    centred = values - masked_mean(values, weights)
-    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + epsilon)
-
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
 def create_ppo_agent(
@@ -194,9 +130,10 @@ def create_ppo_agent(
     entropy_coefficient: float = 0.0,  # of the entropy bonus
     discount: float = 0.99,  # gamma
     gae_lambda: float = 0.95,
-    normalize_advantages: bool = True,  # by minibatch, over its transitions
+    normalize_advantages: str | None = "minibatch",  # over its transitions, or the "rollout"'s
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
     gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
+    accumulate_updates: int = 1,  # minibatches whose gradients make one update
 ) -> PPOAgent:
     """PPO-clip for discrete and continuous actions; networks: see `actor_critic.ActorCritic`.
 
@@ -206,8 +143,16 @@ def create_ppo_agent(
       num_envs: environments collected from at once.
       seed: unused; the only randomness is the collect policy's, which the driver seeds.
       env_steps: int64 counter of environment steps, which schedules read.
+
+    Raises:
+      UserError: a value is none of those that there are.
     """
     del seed
+    if normalize_advantages not in ("minibatch", "rollout", None):
+        raise UserError(
+            f"create_ppo_agent.normalize_advantages = {normalize_advantages!r}: must be "
+            '"minibatch", "rollout" or None.'
+        )
     rate_schedule, clip_schedule = as_schedule(learning_rate), as_schedule(clip_ratio)
     agent = PPOAgent(
         time_step_spec,
@@ -225,4 +170,5 @@ def create_ppo_agent(
         gradient_clip_norm=gradient_clip_norm,
     )
     agent.schedules = {"learning_rate": rate_schedule}
+    agent.accumulate(accumulate_updates)
     return agent

@@ -103,7 +103,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
             "alpha": _module_of(self._log_alpha),
         }
         for name, optimizer in self._optimizers().items():
-            build_slots(optimizer, self._variables_of()[name])
+            build_slots(optimizer, self.gradient_variables()[name])
 
     def _optimizers(self) -> dict[str, tf.keras.optimizers.legacy.Optimizer]:
         return {
@@ -112,7 +112,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
             "alpha": self._alpha_optimizer,
         }
 
-    def _variables_of(self) -> dict[str, list[tf.Variable]]:
+    def gradient_variables(self) -> dict[str, list[tf.Variable]]:
         return {
             "critic": [
                 *self.trained["encoder"].trainable_weights,
@@ -126,6 +126,16 @@ class SacAgent(Agent, sac_agent.SacAgent):
     def _act(self, features: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         mean, log_std = self._actor_network.head.mean_and_log_std(features)
         return squashed_gaussian(mean, log_std, noise)
+
+    def _noise(self, batch_size: tf.Tensor) -> tf.Tensor:
+        """[2, B, size of the action], the same for a batch in one piece or accumulated."""
+        seed = stateless_seed(self._noise_key, self.train_step_counter)
+        size = self._actor_network.head.action_size
+        if self.accumulator is None:
+            return tf.random.stateless_normal([2, batch_size, size], seed)
+        whole = [2, self.accumulator.num_batches * batch_size, size]
+        first = tf.cast(self.accumulator.summed, tf.int32) * batch_size
+        return tf.random.stateless_normal(whole, seed)[:, first : first + batch_size]
 
     def _target(self, experience: Trajectory, noise: tf.Tensor) -> tf.Tensor:
         """r + gamma d (min_i Q_target_i(s', a') - alpha log pi(a'|s')), [B]; eq. 5 and 6."""
@@ -144,12 +154,8 @@ class SacAgent(Agent, sac_agent.SacAgent):
     ) -> tuple[Gradients, tf_agent.LossInfo]:
         """All three losses at the same weights (the reference code updates one after another)."""
         weights = row_weights(experience, weights)
-        variables = self._variables_of()
-        batch_size = tf.shape(weights)[0]
-        noise = tf.random.stateless_normal(
-            [2, batch_size, self._actor_network.head.action_size],
-            stateless_seed(self._noise_key, self.train_step_counter),
-        )
+        variables = self.gradient_variables()
+        noise = self._noise(tf.shape(weights)[0])
         target = self._target(experience, noise[0])
         action = self._actor_network.head.from_action(experience.action[:, 0])
 
@@ -186,7 +192,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
         return gradients, tf_agent.LossInfo(critic_loss + actor_loss, extra)
 
     def apply(self, gradients: Gradients) -> None:
-        variables = self._variables_of()
+        variables = self.gradient_variables()
         for name, optimizer in self._optimizers().items():
             clipped = clip_by_global_norm(gradients[name], self._gradient_clipping)
             optimizer.apply_gradients(zip(clipped, variables[name], strict=True))
@@ -213,6 +219,7 @@ def create_sac_agent(
     initial_alpha: float = 1.0,  # the temperature at the start
     target_entropy: float | None = None,  # nats, of the action in [-1, 1]; None: minus its size
     gradient_clip_norm: float | None = None,  # global norm of each of the three; None: no limit
+    accumulate_updates: int = 1,  # batches whose gradients make one update
 ) -> SacAgent:
     """SAC with twin critics and automatic temperature.
 
@@ -253,6 +260,7 @@ def create_sac_agent(
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
     agent.schedules = {"learning_rate": schedule}
+    agent.accumulate(accumulate_updates)
     return agent
 
 

@@ -41,7 +41,7 @@ class Rollout:
         seed: int,
         sequence_length: int = 1,
         num_steps: int = 128,
-        minibatch_size: int = 256,
+        minibatch_size: int | None = 256,
         num_epochs: int = 4,
     ) -> None:
         """Allocates the rollout.
@@ -53,7 +53,7 @@ class Rollout:
             seed: the run's seed.
             sequence_length: not used; a minibatch consists of single rows.
             num_steps: rows collected of each stream.
-            minibatch_size: rows in a minibatch; divides `num_steps * num_envs`.
+            minibatch_size: rows in a minibatch; divides `num_steps * num_envs`. None: all of them.
             num_epochs: how often each row is learnt from.
 
         Raises:
@@ -62,6 +62,7 @@ class Rollout:
         del sequence_length
         self._num_envs, self._num_steps, self._num_epochs = num_envs, num_steps, num_epochs
         self._num_rows = num_steps * num_envs
+        minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
         check_minibatches(num_steps, num_envs, minibatch_size, num_epochs)
         self._num_updates = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec

@@ -1,0 +1,117 @@
+"""Advantage actor-critic, the synchronous form (Mnih et al. 2016, "Asynchronous methods", A3C).
+
+All environments step together for `Rollout.num_steps`, and the whole rollout makes one update, with
+the weights that collected it. With gae_lambda = 1 the advantages are those of the paper, n-step
+returns to the rollout's end minus the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import TimeStep, Trajectory
+
+from pipeline.agents.actor_critic import ActorCritic
+from pipeline.agents.agent import masked_mean, row_weights, standardize
+from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.normalizers import RewardScaler
+from pipeline.optimizers import RMSprop
+from pipeline.schedules import Schedule, as_schedule
+
+
+class A2CAgent(OnPolicyAgent):
+    """See `create_a2c_agent`."""
+
+    loss_names = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
+
+    def __init__(
+        self,
+        time_step_spec: TimeStep,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        value_coefficient: float,
+        entropy_coefficient: float,
+        normalize_advantages: bool,
+        **kwargs,
+    ):
+        self._value_coefficient = value_coefficient
+        self._entropy_coefficient = entropy_coefficient
+        self._normalize_advantages = normalize_advantages
+        super().__init__(time_step_spec, action_spec, **kwargs)
+
+    def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
+        """-log pi(a|s) A + c_v (R - V(s))^2 - c_e H of rows [B, 1]; boundary rows weigh nothing.
+
+        Mnih et al. 2016, algorithm S3.
+        """
+        weights = row_weights(experience, weights)
+        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        advantage = rows.policy_info.advantage
+        if self._normalize_advantages:
+            advantage = standardize(advantage, weights)
+        distribution, value = self._actor_critic(rows.observation)
+        policy_loss = masked_mean(-distribution.log_prob(rows.action) * advantage, weights)
+        value_loss = masked_mean((rows.policy_info.value_target - value) ** 2, weights)
+        entropy = masked_mean(distribution.entropy(), weights)
+        loss = (
+            policy_loss + self._value_coefficient * value_loss - self._entropy_coefficient * entropy
+        )
+        extra = {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+        }
+        return tf_agent.LossInfo(loss, extra)
+
+
+@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+def create_a2c_agent(
+    time_step_spec: TimeStep,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    *,
+    num_envs: int,
+    seed: int,
+    env_steps: tf.Variable,
+    learning_rate: Schedule | float = 7e-4,  # by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,
+    value_coefficient: float = 0.5,  # of the squared value error
+    entropy_coefficient: float = 0.0,  # of the entropy bonus
+    discount: float = 0.99,  # gamma
+    gae_lambda: float = 1.0,  # 1: n-step returns
+    normalize_advantages: bool = False,  # over the transitions of an update
+    normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
+    gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
+    accumulate_updates: int = 1,  # rollouts whose gradients make one update
+) -> A2CAgent:
+    """A2C for discrete and continuous actions; networks: see `actor_critic.ActorCritic`.
+
+    Args:
+      time_step_spec: unbatched, from the environment.
+      action_spec: one discrete action in [0, n-1], or continuous actions.
+      num_envs: environments collected from at once.
+      seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      env_steps: int64 counter of environment steps, which schedules read.
+    """
+    del seed
+    rate_schedule = as_schedule(learning_rate)
+    agent = A2CAgent(
+        time_step_spec,
+        action_spec,
+        actor_critic=ActorCritic(time_step_spec.observation, action_spec),
+        optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),
+        gradient_clip_norm=gradient_clip_norm,
+        reward_scaler=RewardScaler(num_envs, discount) if normalize_returns else None,
+        value_coefficient=value_coefficient,
+        entropy_coefficient=entropy_coefficient,
+        discount=discount,
+        gae_lambda=gae_lambda,
+        normalize_advantages=normalize_advantages,
+    )
+    agent.schedules = {"learning_rate": rate_schedule}
+    agent.accumulate(accumulate_updates)
+    return agent
