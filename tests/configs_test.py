@@ -15,7 +15,7 @@ READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
 
-DISCRETE = {"agents/a2c", "agents/dqn", "agents/ppo"}
+DISCRETE = {"agents/a2c", "agents/dqn", "agents/nstep_q", "agents/ppo"}
 CONTINUOUS = {"agents/a2c", "agents/ppo", "agents/sac"}
 
 
@@ -40,6 +40,7 @@ def test_the_configs_that_there_should_be():
         *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
         *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac")),
         *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
+        *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
         *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),
     }  # fmt: skip
@@ -50,7 +51,7 @@ def test_the_configs_that_there_should_be():
 def test_ready_run(name):
     game = ["atari_environment.game = 'freeway'"] if name.endswith("_atari") else []
     build([name], *game)
-    algorithm = name.split("_")[0]
+    algorithm = "nstep_q" if name.startswith("nstep_q") else name.split("_")[0]
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
 
@@ -85,7 +86,7 @@ def test_composition(agent, environment, continuous):
         # The order of the files does not matter.
         build([environment, agent], *bindings)
     else:
-        with pytest.raises(UserError, match=f"{agent[7:].upper()} needs .* actions"):
+        with pytest.raises(UserError, match="needs (discrete|continuous) actions"):
             build([agent, environment], *bindings)
 
 

@@ -23,31 +23,16 @@ from pipeline.agents.agent import (
     masked_mean,
     row_weights,
 )
-from pipeline.errors import UserError
-from pipeline.networks import HeadedNetwork, QHead, create_encoder, num_actions
+from pipeline.agents.q_values import (
+    create_q_network,
+    huber_loss,
+    need_discrete_actions,
+    select_action,
+)
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import n_step_targets, take_rows
 from pipeline.schedules import Schedule, as_schedule
-
-
-@gin.configurable
-def huber_loss(td_error: tf.Tensor, threshold: float = 1.0) -> tf.Tensor:
-    """Quadratic up to `threshold`, linear beyond: DQN's clipped error (Mnih et al. 2015)."""
-    size = tf.abs(td_error)
-    quadratic = tf.minimum(size, threshold)
-    return 0.5 * quadratic**2 + threshold * (size - quadratic)
-
-
-@gin.configurable
-def squared_loss(td_error: tf.Tensor) -> tf.Tensor:
-    """Half the squared error, so that its gradient is the error."""
-    return 0.5 * td_error**2
-
-
-def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-    """Q-values [B] of the actions [B] taken, out of [B, actions]."""
-    return tf.reduce_sum(q_values * tf.one_hot(actions, q_values.shape[-1]), -1)
 
 
 class DqnAgent(Agent, dqn_agent.DqnAgent):
@@ -72,8 +57,8 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         super().__init__(
             time_step_spec,
             action_spec,
-            q_network=_create_q_network(time_step_spec.observation, action_spec, "q_network"),
-            target_q_network=_create_q_network(
+            q_network=create_q_network(time_step_spec.observation, action_spec, "q_network"),
+            target_q_network=create_q_network(
                 time_step_spec.observation, action_spec, "target_q_network"
             ),
             optimizer=optimizer,
@@ -124,11 +109,6 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self._update_target()
 
 
-def _create_q_network(observation_spec, action_spec, name: str) -> HeadedNetwork:
-    head = QHead(num_actions(action_spec))
-    return HeadedNetwork(observation_spec, create_encoder(observation_spec), head, name)
-
-
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
 def create_dqn_agent(
     time_step_spec: TimeStep,
@@ -161,12 +141,7 @@ def create_dqn_agent(
       UserError: the actions are not discrete.
     """
     del num_envs, seed
-    if not tensor_spec.is_discrete(action_spec):
-        raise UserError(
-            "DQN needs discrete actions, but the environment's are continuous "
-            f"({action_spec.dtype.name}, shape {tuple(action_spec.shape)}). "
-            "Use agents/ppo or agents/sac."
-        )
+    need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
     agent = DqnAgent(

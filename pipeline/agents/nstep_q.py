@@ -1,0 +1,193 @@
+"""One-step and n-step Q-learning of the asynchronous paper (Mnih et al. 2016), batched.
+
+All environments step together for `Rollout.num_steps`, the paper's t_max; the whole rollout makes
+one update. A transition's target sums the rewards to the rollout's end, or to the episode's, and
+bootstraps there with the target network (algorithm S2), or after one step (algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gin
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.policies import q_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType, TimeStep, Trajectory
+
+from pipeline.agents.agent import (
+    Agent,
+    Gradients,
+    clip_by_global_norm,
+    masked_mean,
+    row_weights,
+)
+from pipeline.agents.q_values import (
+    create_q_network,
+    need_discrete_actions,
+    select_action,
+    squared_loss,
+)
+from pipeline.agents.targets import PeriodicCopy
+from pipeline.optimizers import RMSprop, build_slots
+from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
+from pipeline.returns import discounted_returns, valid_mask
+from pipeline.schedules import Schedule, as_schedule
+
+
+class QLearningInfo(NamedTuple):
+    """What training rows carry beside the trajectory."""
+
+    value_target: tf.Tensor | tf.TensorSpec  # float32
+
+
+class NStepQAgent(Agent):
+    """See `create_nstep_q_agent`."""
+
+    loss_names = ("loss", "q_mean", "gradient_norm")
+
+    def __init__(
+        self,
+        time_step_spec: TimeStep,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        optimizer: tf.keras.optimizers.legacy.Optimizer,
+        epsilon: Callable[[], tf.Tensor],
+        td_loss: Callable[[tf.Tensor], tf.Tensor],
+        one_step: bool,
+        discount: float,
+        target_update_period: int,
+        gradient_clip_norm: float | None,
+        env_steps: tf.Variable,
+    ):
+        observation_spec = time_step_spec.observation
+        self._q_network = create_q_network(observation_spec, action_spec, "q_network")
+        self._target_q_network = create_q_network(observation_spec, action_spec, "target_q_network")
+        for network in (self._q_network, self._target_q_network):
+            network.create_variables()
+        self._optimizer = optimizer
+        self._td_loss_fn = td_loss
+        self._one_step = one_step
+        self._discount = discount
+        self._gradient_clip_norm = gradient_clip_norm
+        policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self._q_network)
+        collect_policy = EpsilonGreedyPolicy(policy, epsilon)
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            GreedyPolicy(policy),
+            collect_policy,
+            train_sequence_length=1,
+            training_data_spec=collect_policy.trajectory_spec.replace(
+                policy_info=QLearningInfo(tf.TensorSpec((), tf.float32))
+            ),
+            train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
+        )
+        self.trained = {"q_network": self._q_network}
+        self._target = PeriodicCopy(
+            self._q_network.variables,
+            self._target_q_network.variables,
+            target_update_period,
+            env_steps,
+        )
+        build_slots(optimizer, self.gradient_variables())
+
+    def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
+        """Adds the targets to a rollout [T, N]."""
+        find = self._all_values if self._one_step else self._values_at_ends
+        values, final_value = find(rows, final_time_step.observation)
+        valid = valid_mask(rows.step_type)
+        discounts = self._discount * rows.discount
+        if self._one_step:
+            targets = rows.reward + discounts * tf.concat([values[1:], final_value[None]], 0)
+        else:
+            targets = discounted_returns(rows.reward, discounts, final_value, valid, values)
+        return rows.replace(policy_info=QLearningInfo(targets))
+
+    def _all_values(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """max_a Q_target of every row [T, N] and of the time step after the last one [N]."""
+        flat = tf.reshape(rows.observation, [-1, *final.shape[1:]])
+        values = self._target_value(tf.concat([flat, final], 0))
+        num_rows = rows.step_type.shape.num_elements()
+        return tf.reshape(values[:num_rows], rows.step_type.shape), values[num_rows:]
+
+    def _values_at_ends(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `_all_values`, but 0 where no episode ends: n-step targets read no other."""
+        ends = tf.where(rows.step_type == StepType.LAST)
+        observations = tf.concat([final, tf.gather_nd(rows.observation, ends)], 0)
+        values = self._target_value(observations)
+        num_envs = final.shape[0]
+        at_ends = tf.scatter_nd(ends, values[num_envs:], tf.shape(rows.step_type, tf.int64))
+        return tf.ensure_shape(at_ends, rows.step_type.shape), values[:num_envs]
+
+    def _target_value(self, observation: tf.Tensor) -> tf.Tensor:
+        q_values, _ = self._target_q_network(observation)
+        return tf.reduce_max(q_values, -1)
+
+    def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
+        """The mean loss of the errors of rows [B, 1]; boundary rows weigh nothing."""
+        weights = row_weights(experience, weights)
+        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        q_values, _ = self._q_network(rows.observation)
+        q_taken = select_action(q_values, rows.action)
+        loss = masked_mean(self._td_loss_fn(rows.policy_info.value_target - q_taken), weights)
+        extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights)}
+        return tf_agent.LossInfo(loss, extra)
+
+    def apply(self, gradients: Gradients) -> None:
+        gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
+        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
+        self.train_step_counter.assign_add(1)
+        self._target.update()
+
+
+@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+def create_nstep_q_agent(
+    time_step_spec: TimeStep,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    *,
+    num_envs: int,
+    seed: int,
+    env_steps: tf.Variable,
+    epsilon: Schedule | float = 0.1,  # chance of a random action while collecting, by env steps
+    learning_rate: Schedule | float = 7e-4,  # by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,
+    one_step: bool = False,  # bootstrap after one step, not at the rollout's or episode's end
+    discount: float = 0.99,  # gamma
+    td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
+    target_update_period: int = 10_000,  # environment steps
+    gradient_clip_norm: float | None = None,  # global norm; None: no limit
+    accumulate_updates: int = 1,  # rollouts whose gradients make one update
+) -> NStepQAgent:
+    """n-step Q-learning, or one-step Q-learning with `one_step`.
+
+    Args:
+      time_step_spec: unbatched, from the environment.
+      action_spec: one discrete action in [0, n-1].
+      num_envs, seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      env_steps: int64 counter of environment steps, which schedules and the target network read.
+
+    Raises:
+      UserError: the actions are not discrete.
+    """
+    del num_envs, seed
+    need_discrete_actions(action_spec, "n-step Q-learning")
+    td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
+    epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
+    agent = NStepQAgent(
+        time_step_spec,
+        action_spec,
+        optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),
+        epsilon=lambda: epsilon_schedule(env_steps),
+        td_loss=td_loss,
+        one_step=one_step,
+        discount=discount,
+        target_update_period=target_update_period,
+        gradient_clip_norm=gradient_clip_norm,
+        env_steps=env_steps,
+    )
+    agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
+    agent.accumulate(accumulate_updates)
+    return agent
