@@ -42,13 +42,8 @@ from tf_agents.agents.dqn import dqn_agent as stock_dqn
 from tf_agents.trajectories import Trajectory, restart
 from tf_agents.utils import common
 
-from pipeline.agents.dqn import (
-    DqnAgent,
-    create_dqn_agent,
-    huber_loss,
-    select_action,
-    squared_loss,
-)
+from pipeline.agents.dqn import DqnAgent, create_dqn_agent
+from pipeline.agents.q_values import huber_loss, select_action, squared_loss
 from pipeline.errors import UserError
 from pipeline.networks import HeadedNetwork, QHead, mlp_encoder
 from pipeline.schedules import linear_schedule
