@@ -28,3 +28,10 @@ def stateless_seed(key: int, counter: tf.Tensor) -> tf.Tensor:
     Keys are 63 random bits and counters start at 0, so that the sums of two streams do not meet.
     """
     return tf.bitcast(tf.constant(key, tf.int64) + tf.cast(counter, tf.int64), tf.int32)
+
+
+def permutations(count: int, size: int, seed: tf.Tensor) -> tf.Tensor:
+    """`count` random orders of 0 .. size-1, int64 [count, size]; `seed` as `stateless_seed`."""
+    # 63 random bits a place, so that ties, which would bias the order, do not happen.
+    bits = tf.random.stateless_uniform([count, size], seed, 0, tf.int64.max, tf.int64, alg="philox")
+    return tf.cast(tf.argsort(bits), tf.int64)

@@ -69,7 +69,7 @@ def batch(action_spec, seed: int = 0, boundaries: bool = True) -> tuple[Trajecto
 
 
 def reference_loss(
-    weights: list[Array], rows: Trajectory, valid: Array, settings: dict[str, Any]
+    weights: dict[str, Any], rows: Trajectory, valid: Array, settings: dict[str, Any]
 ) -> float:
     """In float64, from the weights in the order of `trainable_variables`, found by shape."""
     policy, log_std, value = weights["policy"], weights["log_std"], weights["value"]

@@ -64,7 +64,9 @@ def greedy_values(agent: NStepQAgent, observation: Array) -> Array:
     return dense_layers(as_float64(observation), weights).max(-1)
 
 
-def target(rows: Trajectory, observations: Array, value: Any, start: int, one_step: bool) -> float:
+def target(
+    rows: Trajectory, observations: list[Array], value: Any, start: int, one_step: bool
+) -> float:
     """Algorithms 1 and S2 of the paper, a truncated episode bootstrapping where it was cut."""
     total, weight, t = 0.0, 1.0, start
     while True:

@@ -15,8 +15,8 @@ READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
 
-DISCRETE = {"agents/a2c", "agents/dqn", "agents/nstep_q", "agents/ppo"}
-CONTINUOUS = {"agents/a2c", "agents/ppo", "agents/sac"}
+DISCRETE = {"agents/a2c", "agents/dqn", "agents/nstep_q", "agents/ppo", "agents/trpo"}
+CONTINUOUS = {"agents/a2c", "agents/ppo", "agents/sac", "agents/trpo"}
 
 
 def build(files, *bindings):
@@ -40,6 +40,7 @@ def test_the_configs_that_there_should_be():
         *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
         *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac")),
         *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
+        *(f"trpo_{name}" for name in ("cartpole", "lunarlander", "pendulum", "pong")),
         *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
         *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),

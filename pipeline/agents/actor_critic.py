@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import gin
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.policy_step import PolicyStep
@@ -66,6 +67,20 @@ class ActorCritic(tf.Module):
         shared = self.value_encoder is self.encoder
         value_features = features if shared else self.value_encoder(observation)
         return self.policy_head(features), self.value_head(value_features)
+
+    @property
+    def policy_variables(self) -> list[tf.Variable]:
+        """Trained weights that the action distribution depends on."""
+        return [*self.encoder.trainable_variables, *self.policy_head.trainable_variables]
+
+    @property
+    def value_variables(self) -> list[tf.Variable]:
+        """Trained weights that the values depend on."""
+        return [*self.value_encoder.trainable_variables, *self.value_head.trainable_variables]
+
+    def distribution(self, observation: tf.Tensor) -> tfp.distributions.Distribution:
+        """Action distribution alone."""
+        return self.policy_head(self.encoder(self._normalize(observation)))
 
     def value(self, observation: tf.Tensor) -> tf.Tensor:
         """Values [B] alone."""

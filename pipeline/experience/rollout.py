@@ -15,7 +15,7 @@ from tf_agents.trajectories import trajectory
 from pipeline import data_files
 from pipeline.experience import storage
 from pipeline.experience.sizes import check_minibatches
-from pipeline.randomness import stateless_seed, stream_key
+from pipeline.randomness import permutations, stateless_seed, stream_key
 from pipeline.returns import valid_mask
 
 _JSON = "rollout.json"
@@ -133,11 +133,7 @@ class Rollout:
 
     def _shuffle(self) -> None:
         seed = stateless_seed(self._key, self._rollouts.assign_add(1))
-        # 63 random bits a row, so that ties, which would bias the order, do not happen.
-        bits = tf.random.stateless_uniform(
-            [self._num_epochs, self._num_rows], seed, 0, tf.int64.max, tf.int64, alg="philox"
-        )
-        order = tf.cast(tf.argsort(bits), tf.int64)
+        order = permutations(self._num_epochs, self._num_rows, seed)
         self._order.assign(tf.reshape(order, self._order.shape))
 
     def next_batch(self) -> tuple[trajectory.Trajectory, tf.Tensor, tf.Tensor]:
