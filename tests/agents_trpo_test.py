@@ -54,9 +54,10 @@ def action_spec(request):
     return ACTION_SPECS[request.param]
 
 
-def create(action_spec=FOUR_ACTIONS, seed: int = 7, **kwargs: Any) -> TRPOAgent:
+def create(action_spec=FOUR_ACTIONS, seed: int = 7, region=None, **kwargs: Any) -> TRPOAgent:
     given = {"num_envs": 1, "seed": 0, "env_steps": env_steps(), "optimizer": SGD} | kwargs
-    with bound({"mlp_encoder.units": (3,), "ActorCritic.share_encoder": False}):
+    region = {f"TrustRegion.{name}": value for name, value in (region or {}).items()}
+    with bound({"mlp_encoder.units": (3,), "ActorCritic.share_encoder": False, **region}):
         agent = create_trpo_agent(specs(THREE_NUMBERS), action_spec, **given)
     randomize(np.random.default_rng(seed), agent._actor_critic.trainable_variables)
     return agent
@@ -165,7 +166,7 @@ def test_fisher_vector_products_equal_an_explicit_matrix(action_spec, damping: f
 
 
 def test_the_step_is_the_natural_gradient_shortened(action_spec) -> None:
-    agent = create(action_spec, cg_iterations=60, cg_damping=0.1, max_kl=0.02)
+    agent = create(action_spec, region={"cg_iterations": 60, "cg_damping": 0.1, "max_kl": 0.02})
     rows, valid = rollout(agent, action_spec)
     observation = rows.observation[:, 0]
     advantage = rows.policy_info.advantage[:, 0]
@@ -188,7 +189,7 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_accepted_step_improves_within_the_bound(action_spec, seed: int) -> None:
-    agent = create(action_spec, seed=seed, max_kl=0.05, cg_damping=1e-3)
+    agent = create(action_spec, seed=seed, region={"max_kl": 0.05, "cg_damping": 1e-3})
     rows, valid = rollout(agent, action_spec, seed)
     observation = rows.observation[:, 0]
     train = tf.function(agent.train, autograph=False)
@@ -210,7 +211,8 @@ def test_an_accepted_step_improves_within_the_bound(action_spec, seed: int) -> N
 def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
     # The Fisher matrix sees states of zeros alone, so that along the other weights the step is far
     # too long; two tries are not enough to shorten it.
-    agent = create(action_spec, fisher_fraction=0.1, cg_damping=1e-4, line_search_steps=2)
+    region = {"fisher_fraction": 0.1, "cg_damping": 1e-4, "line_search_steps": 2}
+    agent = create(action_spec, region=region)
     rows, _ = rollout(agent, action_spec)
     rows.observation[: ROWS // 10] = 0.0
     rows.step_type[: ROWS // 10] = MID
@@ -287,4 +289,4 @@ def test_user_errors() -> None:
     ):
         create_trpo_agent(specs(), FOUR_ACTIONS, **shared)
     with pytest.raises(UserError, match="fisher_fraction = 1.5: must be above 0"):
-        create(fisher_fraction=1.5)
+        create(region={"fisher_fraction": 1.5})

@@ -1,107 +1,25 @@
 import contextlib
-import io
 import itertools
 import math
 import resource
-from collections.abc import Callable
-from typing import Any
 
 import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from rich.console import Console
-from tiny_runs import assert_same, build_components, saved, variables
+from host_loops import PLAN, WARM_UP, Run
+from tiny_runs import assert_same, saved, variables
 
 from pipeline import chunks, patience
 from pipeline.errors import UserError
-from pipeline.host_loop import HostLoop, Plan, Stopped
-from pipeline.jsonl import read_jsonl
-from pipeline.progress import EVALUATING, TRAINING, Progress
-from pipeline.run_folder import RunFolder
-from pipeline.shutdown import StopSignal
-
-PLAN = Plan(
-    num_env_steps=300,
-    log_interval=40,
-    eval_interval=120,
-    checkpoint_interval=100,
-    num_eval_episodes=4,
-    num_final_episodes=6,
-)
-WARM_UP = 60
+from pipeline.host_loop import Stopped
+from pipeline.progress import EVALUATING, TRAINING
 
 
 @pytest.fixture(autouse=True)
 def clean_gin():
     yield
     gin.clear_config()
-
-
-class Watching(Progress):
-    """Calls `hook(record, phase)` at every update."""
-
-    def __init__(self):
-        super().__init__(300, console=Console(file=io.StringIO()))
-        self.hook: Callable[[Any, str], Any] = lambda record, phase: None
-        self.said: list[str] = []
-
-    def message(self, text):
-        super().message(text)
-        self.said.append(text)
-
-    def update(self, record, phase=TRAINING, of_phase=None):
-        super().update(record, phase, of_phase)
-        self.hook(record, phase)
-
-
-class Run:
-    """A host loop over a fresh process' worth of components, in a folder that may hold a run."""
-
-    def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
-        self.parts = build_components(algorithm, path.parent, **overrides)
-        self.folder = RunFolder(path)
-        path.mkdir(exist_ok=True)
-        self.progress = Watching()
-        self.stop = StopSignal()  # never installed: tests request it themselves
-        self.loop = HostLoop(self.parts, plan, self.folder, self.progress, self.stop)
-        self.warm_up = 0 if algorithm == "ppo" else WARM_UP
-
-    def train(self):
-        self.loop.restore()
-        self.loop.collect_randomly(self.warm_up)
-        return self.loop.train()
-
-    def stop_at(self, env_steps, phase=TRAINING):
-        def hook(record, current):
-            self.stop.requested |= self.loop.env_steps >= env_steps and current == phase
-
-        self.progress.hook = hook
-
-    def count_into(self, counts):
-        """Appends the environment steps after each call."""
-        self.progress.hook = lambda record, phase: counts.append(self.loop.env_steps)
-
-    def at(self, env_steps, act):
-        """Calls `act` once `env_steps` are taken."""
-
-        def hook(record, phase):
-            if self.loop.env_steps >= env_steps:
-                act()
-
-        self.progress.hook = hook
-
-    @property
-    def metrics(self):
-        return read_jsonl(self.folder.metrics)
-
-    @property
-    def evaluations(self):
-        return read_jsonl(self.folder.evaluations)
-
-    @property
-    def checkpoints(self):
-        return sorted(path.name for path in self.folder.checkpoints.glob("step-*"))
 
 
 def steps_of(records):

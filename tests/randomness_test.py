@@ -21,10 +21,13 @@ from tf_agents.policies import epsilon_greedy_policy, q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, restart, trajectory
 
+from pipeline.agents.a2c import create_a2c_agent
 from pipeline.agents.agent import Agent
 from pipeline.agents.dqn import create_dqn_agent
+from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
+from pipeline.agents.trpo import create_trpo_agent
 from pipeline.collect import CollectDriver, initial_carry
 from pipeline.components import build_agent
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -117,6 +120,9 @@ AGENTS = {
     "dqn": (create_dqn_agent, Discrete(4)),
     "ppo discrete": (create_ppo_agent, Discrete(4)),
     "ppo continuous": (create_ppo_agent, Box(-1.0, 1.0, (2,), np.float32)),
+    "a2c": (create_a2c_agent, Discrete(4)),
+    "trpo": (create_trpo_agent, Discrete(4)),
+    "n-step Q": (create_nstep_q_agent, Discrete(4)),
     "sac": (create_sac_agent, Box(-1.0, 1.0, (2,), np.float32)),
 }
 
@@ -163,6 +169,7 @@ def run(request):
         "create_dqn_agent.double_q": True,
         "create_ppo_agent.normalize_returns": True,
         "ActorCritic.normalize_observations": True,
+        "ActorCritic.share_encoder": False,
     }
     with bound(bindings):
         built = Run(*AGENTS[request.param])

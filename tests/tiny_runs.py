@@ -82,6 +82,24 @@ _BINDINGS = {
         Rollout.num_epochs = 2
         mlp_encoder.units = (8,)
     """,
+    "a2c": """
+        create_a2c_agent.normalize_returns = True
+        create_a2c_agent.accumulate_updates = 5
+        ActorCritic.normalize_observations = True
+        mlp_encoder.units = (8,)
+    """,
+    "trpo": """
+        create_trpo_agent.value_epochs = 2
+        create_trpo_agent.value_minibatch_size = 8
+        Rollout.num_steps = 16
+        mlp_encoder.units = (8,)
+    """,
+    "nstep_q": """
+        create_nstep_q_agent.target_update_period = 70
+        create_nstep_q_agent.accumulate_updates = 5
+        epsilon/linear_schedule.num_steps = 700
+        mlp_encoder.units = (8,)
+    """,
     "sac": """
         create_sac_agent.actor_units = (8,)
         create_sac_agent.critic_units = (8,)
@@ -103,14 +121,14 @@ _COMMON = """
     train.num_eval_episodes = 4
     train.num_final_episodes = 6
 """
-WARM_UP = {"dqn": 100, "ppo": 0, "sac": 100}  # environment steps
+WARM_UP = {"dqn": 100, "sac": 100}  # environment steps
 
 
 def bindings(algorithm: str, switches: object = "", **overrides: object) -> list[str]:
     """Gin statements; `overrides` are named as in `train__num_env_steps=1`."""
     text = (_COMMON + _BINDINGS[algorithm]) % {"switches": switches}
     lines = statements(text)
-    if WARM_UP[algorithm]:
+    if algorithm in WARM_UP:
         lines.append(f"initialize_replay_buffer.num_env_steps = {WARM_UP[algorithm]}")
     return lines + [f"{name.replace('__', '.')} = {value!r}" for name, value in overrides.items()]
 

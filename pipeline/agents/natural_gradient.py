@@ -4,8 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import gin
 import tensorflow as tf
 import tensorflow_probability as tfp
+
+from pipeline.errors import UserError
+
+
+@gin.configurable
+class TrustRegion:
+    """How far a step goes, and how it is found."""
+
+    def __init__(
+        self,
+        *,
+        max_kl: float = 0.01,
+        cg_iterations: int = 10,
+        cg_damping: float = 0.1,
+        fisher_fraction: float = 1.0,
+        line_search_steps: int = 10,
+        line_search_shrink: float = 0.8,
+    ):
+        """Args:
+        max_kl: nats, the bound on the mean divergence of the new policy from the old one.
+        cg_iterations: of the conjugate gradient.
+        cg_damping: added to the diagonal of the Fisher matrix.
+        fisher_fraction: of a rollout's rows, for products with the Fisher matrix.
+        line_search_steps: tries at most.
+        line_search_shrink: factor from one try to the next.
+
+        Raises:
+          UserError: `fisher_fraction` is out of its range.
+        """
+        if not 0.0 < fisher_fraction <= 1.0:
+            raise UserError(
+                f"TrustRegion.fisher_fraction = {fisher_fraction}: must be above 0, at most 1."
+            )
+        self.max_kl = max_kl
+        self.cg_iterations = cg_iterations
+        self.cg_damping = cg_damping
+        self.fisher_fraction = fisher_fraction
+        self.line_search_steps = line_search_steps
+        self.line_search_shrink = line_search_shrink
 
 
 def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

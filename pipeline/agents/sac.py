@@ -11,6 +11,7 @@ its features under `stop_gradient` (Yarats et al. 2021).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import gin
 import numpy as np
@@ -237,9 +238,7 @@ def create_sac_agent(
     _check_actions(action_spec)
     schedule = as_schedule(learning_rate)
 
-    def new_optimizer() -> tf.keras.optimizers.legacy.Optimizer:
-        return optimizer(learning_rate=lambda: schedule(env_steps))
-
+    new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     size = int(np.prod(action_spec.shape))
     agent = SacAgent(
         time_step_spec,
@@ -255,7 +254,9 @@ def create_sac_agent(
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         initial_log_alpha=float(np.log(initial_alpha)),
-        target_entropy=-float(size) if target_entropy is None else target_entropy,
+        target_entropy=-float(np.prod(action_spec.shape))
+        if target_entropy is None
+        else target_entropy,
         gradient_clipping=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )

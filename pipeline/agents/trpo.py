@@ -19,6 +19,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import masked_mean, row_weights, standardize
 from pipeline.agents.natural_gradient import (
+    TrustRegion,
     conjugate_gradient,
     fisher_vector_product,
     flatten,
@@ -67,23 +68,13 @@ class TRPOAgent(OnPolicyAgent):
         *,
         actor_critic: ActorCritic,
         seed: int,
-        max_kl: float,
-        cg_iterations: int,
-        cg_damping: float,
-        fisher_fraction: float,
-        line_search_steps: int,
-        line_search_shrink: float,
+        region: TrustRegion,
         value_epochs: int,
         value_minibatch_size: int,
         **kwargs,
     ):
         self._policy_variables = actor_critic.policy_variables
-        self._max_kl = max_kl
-        self._cg_iterations = cg_iterations
-        self._cg_damping = cg_damping
-        self._fisher_fraction = fisher_fraction
-        self._line_search_steps = line_search_steps
-        self._line_search_shrink = line_search_shrink
+        self._region = region
         self._value_epochs = value_epochs
         self._value_minibatch_size = value_minibatch_size
         self._key = stream_key(seed, "trpo")
@@ -139,16 +130,16 @@ class TRPOAgent(OnPolicyAgent):
             before = surrogate()
         gradient = flatten(tape.gradient(before, self._policy_variables))
         product = self._fisher_product(rows.observation, weights)
-        direction = conjugate_gradient(product, gradient, self._cg_iterations)
+        direction = conjugate_gradient(product, gradient, self._region.cg_iterations)
         curvature = tf.tensordot(direction, product(direction), 1)
-        longest = tf.sqrt(tf.math.divide_no_nan(2.0 * self._max_kl, curvature)) * direction
+        longest = tf.sqrt(tf.math.divide_no_nan(2.0 * self._region.max_kl, curvature)) * direction
         return self._search(longest, lambda: (surrogate() - before, mean_kl()))
 
     def _fisher_product(
         self, observation: tf.Tensor, weights: tf.Tensor
     ) -> Callable[[tf.Tensor], tf.Tensor]:
         """Products with the Fisher matrix over the first rows, which come in random order."""
-        num_rows = max(1, round(self._fisher_fraction * weights.shape[0]))
+        num_rows = max(1, round(self._region.fisher_fraction * weights.shape[0]))
         observation, weights = observation[:num_rows], weights[:num_rows]
         old = frozen(self._actor_critic.distribution(observation))
 
@@ -158,7 +149,7 @@ class TRPOAgent(OnPolicyAgent):
 
         def product(vector: tf.Tensor) -> tf.Tensor:
             variables = self._policy_variables
-            return fisher_vector_product(mean_kl, variables, vector, self._cg_damping)
+            return fisher_vector_product(mean_kl, variables, vector, self._region.cg_damping)
 
         return product
 
@@ -177,14 +168,14 @@ class TRPOAgent(OnPolicyAgent):
                 variable.assign(start + step)
 
         def attempt(i, fraction, best):
-            fraction = self._line_search_shrink ** tf.cast(i, tf.float32)
+            fraction = self._region.line_search_shrink ** tf.cast(i, tf.float32)
             move(fraction)
             improvement, kl = evaluate()
-            accepted = tf.cast((improvement > 0.0) & (kl <= self._max_kl), tf.float32)
+            accepted = tf.cast((improvement > 0.0) & (kl <= self._region.max_kl), tf.float32)
             return i + 1, fraction, PolicyStep(improvement, kl, accepted, fraction)
 
         def unfinished(i, fraction, best):
-            return (i < self._line_search_steps) & (best.accepted == 0.0)
+            return (i < self._region.line_search_steps) & (best.accepted == 0.0)
 
         zero = tf.constant(0.0)
         state = (tf.constant(0), zero, PolicyStep(zero, zero, zero, zero))
@@ -230,12 +221,6 @@ def create_trpo_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    max_kl: float = 0.01,  # nats, the bound on the mean divergence of a step
-    cg_iterations: int = 10,
-    cg_damping: float = 0.1,  # added to the diagonal of the Fisher matrix
-    fisher_fraction: float = 1.0,  # of a rollout's rows, for products with the Fisher matrix
-    line_search_steps: int = 10,
-    line_search_shrink: float = 0.8,  # factor from one try to the next
     learning_rate: Schedule | float = 1e-3,  # of the value function, by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
     value_epochs: int = 10,
@@ -245,7 +230,7 @@ def create_trpo_agent(
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
     gradient_clip_norm: float | None = None,  # of the value function; None: no limit
 ) -> TRPOAgent:
-    """TRPO for discrete and continuous actions; networks: see `actor_critic.ActorCritic`.
+    """TRPO for discrete and continuous actions; see `TrustRegion` and `actor_critic.ActorCritic`.
 
     Each batch has to be a whole rollout, in random order.
 
@@ -257,12 +242,8 @@ def create_trpo_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: policy and value share an encoder, or a value is out of its range.
+      UserError: policy and value share an encoder.
     """
-    if not 0.0 < fisher_fraction <= 1.0:
-        raise UserError(
-            f"create_trpo_agent.fisher_fraction = {fisher_fraction}: must be above 0, at most 1."
-        )
     actor_critic = ActorCritic(time_step_spec.observation, action_spec)
     if actor_critic.value_encoder is actor_critic.encoder:
         raise UserError(
@@ -278,12 +259,7 @@ def create_trpo_agent(
         gradient_clip_norm=gradient_clip_norm,
         reward_scaler=RewardScaler(num_envs, discount) if normalize_returns else None,
         seed=seed,
-        max_kl=max_kl,
-        cg_iterations=cg_iterations,
-        cg_damping=cg_damping,
-        fisher_fraction=fisher_fraction,
-        line_search_steps=line_search_steps,
-        line_search_shrink=line_search_shrink,
+        region=TrustRegion(),
         value_epochs=value_epochs,
         value_minibatch_size=value_minibatch_size,
         discount=discount,

@@ -1,0 +1,42 @@
+"""Runs of the agents that `resume_test` leaves out end as their twins that nobody stopped."""
+
+import gin
+import pytest
+from host_loops import PLAN, Run
+from run_processes import Records, assert_same_end
+
+from pipeline.host_loop import Stopped
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+
+
+def finished(run):
+    run.folder.write_json("result.json", run.train())
+    run.loop.close()
+    return Records(run.folder.path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "env_steps"),
+    [
+        ("dqn", {"create_dqn_agent__accumulate_updates": 3}, 210),
+        ("a2c", {}, 210),
+        ("nstep_q", {}, 210),
+        ("trpo", {}, 100),
+    ],
+)
+def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):
+    twin = finished(Run(tmp_path / "twin", PLAN, algorithm, **overrides))
+    stopped = Run(tmp_path / "run", PLAN, algorithm, **overrides)
+    stopped.stop_at(env_steps)
+    with pytest.raises(Stopped):
+        stopped.train()
+    stopped.loop.close()
+    accumulator = stopped.parts.agent.accumulator
+    assert accumulator is None or accumulator.summed > 0  # in the midst of an update
+    resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
+    assert_same_end(resumed, twin)

@@ -1,0 +1,90 @@
+"""Host loops over tiny runs, in this process."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from tiny_runs import build_components
+
+from pipeline.host_loop import HostLoop, Plan
+from pipeline.jsonl import read_jsonl
+from pipeline.progress import TRAINING, Progress
+from pipeline.run_folder import RunFolder
+from pipeline.shutdown import StopSignal
+
+PLAN = Plan(
+    num_env_steps=300,
+    log_interval=40,
+    eval_interval=120,
+    checkpoint_interval=100,
+    num_eval_episodes=4,
+    num_final_episodes=6,
+)
+WARM_UP = 60
+
+
+class Watching(Progress):
+    """Calls `hook(record, phase)` at every update."""
+
+    def __init__(self):
+        super().__init__(300, console=Console(file=io.StringIO()))
+        self.hook: Callable[[Any, str], Any] = lambda record, phase: None
+        self.said: list[str] = []
+
+    def message(self, text):
+        super().message(text)
+        self.said.append(text)
+
+    def update(self, record, phase=TRAINING, of_phase=None):
+        super().update(record, phase, of_phase)
+        self.hook(record, phase)
+
+
+class Run:
+    """A host loop over a fresh process' worth of components, in a folder that may hold a run."""
+
+    def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
+        self.parts = build_components(algorithm, path.parent, **overrides)
+        self.folder = RunFolder(path)
+        path.mkdir(exist_ok=True)
+        self.progress = Watching()
+        self.stop = StopSignal()  # never installed: tests request it themselves
+        self.loop = HostLoop(self.parts, plan, self.folder, self.progress, self.stop)
+        self.warm_up = WARM_UP if self.parts.experience.keeps_rows else 0
+
+    def train(self):
+        self.loop.restore()
+        self.loop.collect_randomly(self.warm_up)
+        return self.loop.train()
+
+    def stop_at(self, env_steps, phase=TRAINING):
+        def hook(record, current):
+            self.stop.requested |= self.loop.env_steps >= env_steps and current == phase
+
+        self.progress.hook = hook
+
+    def count_into(self, counts):
+        """Appends the environment steps after each call."""
+        self.progress.hook = lambda record, phase: counts.append(self.loop.env_steps)
+
+    def at(self, env_steps, act):
+        """Calls `act` once `env_steps` are taken."""
+
+        def hook(record, phase):
+            if self.loop.env_steps >= env_steps:
+                act()
+
+        self.progress.hook = hook
+
+    @property
+    def metrics(self):
+        return read_jsonl(self.folder.metrics)
+
+    @property
+    def evaluations(self):
+        return read_jsonl(self.folder.evaluations)
+
+    @property
+    def checkpoints(self):
+        return sorted(path.name for path in self.folder.checkpoints.glob("step-*"))
