@@ -254,9 +254,7 @@ def create_sac_agent(
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         initial_log_alpha=float(np.log(initial_alpha)),
-        target_entropy=-float(np.prod(action_spec.shape))
-        if target_entropy is None
-        else target_entropy,
+        target_entropy=-float(size) if target_entropy is None else target_entropy,
         gradient_clipping=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
