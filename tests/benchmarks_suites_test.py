@@ -56,11 +56,19 @@ def test_classic_has_every_agent_that_fits():
     experiments = suites.load("classic").experiments
     by_algorithm = {
         algorithm: {e.environment for e in experiments if e.algorithm == algorithm}
-        for algorithm in ("dqn", "ppo", "sac")
+        for algorithm in ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q")
     }
     discrete = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3"}
     continuous = {"Pendulum-v1", "LunarLanderContinuous-v3"}
-    assert by_algorithm == {"dqn": discrete, "ppo": discrete | continuous, "sac": continuous}
+    some = {"CartPole-v1", "LunarLander-v3", "Pendulum-v1"}  # others have no config of their own
+    assert by_algorithm == {
+        "dqn": discrete,
+        "ppo": discrete | continuous,
+        "sac": continuous,
+        "a2c": some,
+        "trpo": some,
+        "nstep_q": {"CartPole-v1"},
+    }
 
 
 def test_a_suite_of_ones_own_and_gins_config_stays(write, tmp_path):

@@ -71,7 +71,7 @@ def test_what_belongs_to_tf_agents_cannot_be_bound(name):
     assert f"{name} cannot be bound: it belongs to TF-Agents" in message
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac", "a2c", "trpo", "nstep_q"])
 def test_the_operative_config_of_a_run_can_be_loaded(algorithm):
     build_components(algorithm)
     text = configuration.operative_config()

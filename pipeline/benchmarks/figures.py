@@ -23,7 +23,7 @@ _WIDEST_LINEAR = 4
 _PEER_MARKERS = "os^vP*X"
 
 # The usual agents keep their colours in every report.
-_FIXED = ("dqn", "ppo", "sac")
+_FIXED = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q")
 
 
 def learning_curves(group: Group, environment: str) -> Figure | None:

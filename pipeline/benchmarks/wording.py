@@ -11,8 +11,8 @@ from pipeline.benchmarks.statistics import Estimate
 
 
 def agent(algorithm: str) -> str:
-    """ "DQN"."""
-    return algorithm.upper()
+    """ "DQN", "n-step Q"."""
+    return {"nstep_q": "n-step Q"}.get(algorithm, algorithm.upper())
 
 
 def number(value: float) -> str:
