@@ -6,11 +6,38 @@ formula from many small ops and are a third slower on CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gin
 import tensorflow as tf
 
 Adam = gin.external_configurable(tf.keras.optimizers.legacy.Adam, name="Adam")
 RMSprop = gin.external_configurable(tf.keras.optimizers.legacy.RMSprop, name="RMSprop")
+
+
+@gin.configurable
+class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
+    """RMSProp that divides by the gradient's standard deviation (Graves 2013, equations 38 to 43).
+
+        g <- rho g + (1 - rho) dw
+        g2 <- rho g2 + (1 - rho) dw^2
+        w <- w - learning_rate dw / sqrt(g2 - g^2 + epsilon)
+
+    with g and g2 from 0, as DeepMind's Lua program has it (`NeuralQLearner:qLearnMinibatch`; there
+    dw points uphill). The legacy class adds epsilon to the root instead, unless it has momentum.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[], tf.Tensor] = 2.5e-4,
+        rho: float = 0.95,
+        epsilon: float = 0.01,
+        name: str = "CenteredRMSprop",
+    ):
+        # A momentum that is a function, though of value 0, selects the fused kernel.
+        super().__init__(
+            learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, centered=True, name=name
+        )
 
 
 def build_slots(optimizer: tf.keras.optimizers.legacy.Optimizer, variables: list) -> None:
