@@ -43,7 +43,7 @@ def create_block(stack: int = 0, num_envs: int = 1, **kwargs: Any) -> BlockRepla
 
 def filled(stack: int = 0, num_rows: int = 60, **kwargs: Any):
     buffer = create_block(stack, 2, capacity=200, **kwargs)
-    streams = [LivesStream(i, stack, 3) for i in range(2)]
+    streams: list[Stream] = [LivesStream(i, stack, 3) for i in range(2)]
     collect(buffer, streams, [0, 1], num_rows)
     buffer.check_ready()
     return buffer, streams

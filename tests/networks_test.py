@@ -266,10 +266,12 @@ def test_num_actions(count: int) -> None:
     assert num_actions(spec) == count
 
 
-def convolve(images: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
+def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.ndarray:
     """[B, height, width, channels], no padding, then ReLU."""
+    kernel, bias = weights
     size = kernel.shape[0]
-    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), (1, 2))
+    axes: Any = (1, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axes)
     windows = windows[:, ::stride, ::stride]
     return np.maximum(np.einsum("byxcij,ijco->byxo", windows, kernel) + bias, 0)
 
@@ -284,9 +286,9 @@ def test_the_network_of_2015_pads_its_first_convolution() -> None:
     assert [w.shape[-1] for w in weights[::2]] == [32, 64, 64, 512]
     images = np.transpose(frames.numpy() / 255, [0, 2, 3, 1])
     images = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
-    assert convolve(images, *weights[:2], 4).shape == (2, 20, 20, 32)
+    assert convolve(images, weights[:2], 4).shape == (2, 20, 20, 32)
     for i, stride in enumerate((4, 2, 1)):
-        images = convolve(images, *weights[2 * i : 2 * i + 2], stride)
+        images = convolve(images, weights[2 * i : 2 * i + 2], stride)
     expected = np.maximum(images.reshape(2, -1) @ weights[6] + weights[7], 0)
     assert_close(features, expected, 1e-4)
     plain = create_encoder(spec)

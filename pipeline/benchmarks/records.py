@@ -206,4 +206,6 @@ def _evaluation_policy(config: pathlib.Path) -> str:
     """Which policy played the final evaluation, by the configuration that was in force."""
     statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
+    if (epsilon := values.get("Evaluator.epsilon")) is not None:
+        return f"{epsilon}-greedy"
     return "greedy" if values["Evaluator.greedy"] else "sampled"
