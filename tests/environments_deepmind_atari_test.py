@@ -274,6 +274,15 @@ def test_specs_and_rendering():
         env.render()
 
 
+def test_closing_frees_the_emulators_and_can_be_repeated():
+    env = create("pong", num_envs=2)
+    env.reset()
+    env.close()
+    env.close()
+    with pytest.raises(AttributeError):
+        env.step([0, 0])
+
+
 def test_messages():
     def message(**kwargs):
         with pytest.raises(UserError) as error:

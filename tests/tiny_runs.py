@@ -159,7 +159,7 @@ def read_files(folder: pathlib.Path) -> dict[str, object]:
     for path in folder.iterdir():
         if path.suffix == ".json":
             contents[path.name] = json.loads(path.read_text())
-        elif path.suffix == ".rows":
+        elif path.suffix in (".rows", ".z"):
             contents[path.name] = np.fromfile(path, np.uint8)
         else:
             contents |= np.load(path)

@@ -118,6 +118,10 @@ class DeepMindAtariEnv(gymnasium.Env):
         """The screen as a player sees it, uint8 [height, width, 3]."""
         return self._ale.getScreenRGB()
 
+    def close(self) -> None:
+        """Frees the emulator, which a traced graph that holds this object would keep."""
+        vars(self).pop("_ale", None)
+
     def get_state(self) -> dict[str, np.ndarray]:
         """All that the future depends on beside actions, between steps of a game."""
         return {
