@@ -1,8 +1,13 @@
 """A tiny run of dqn3_breakout, interrupted and resumed, ends with the bits of its twin."""
 
+import pathlib
+import re
+from typing import Any
+
 import gin
 import numpy as np
 import pytest
+import tensorflow as tf
 from host_loop_test import Run, Watching
 from tiny_runs import assert_same, saved, statements, variables
 
@@ -100,3 +105,48 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     assert resumed.evaluations == twin.evaluations
     for run in (twin, stopped, resumed):
         run.loop.close()
+
+
+def test_the_ready_run_has_the_settings_of_the_run_script():
+    configuration.load(["dqn3_pong"], [])
+    names = ("create_environment", "create_agent", "create_experience")
+    references = [gin.query_parameter(f"train.{name}") for name in names]
+    parts = build(1, *(reference.scoped_configurable_fn for reference in references))
+    agent, evaluator = parts.agent, parts.evaluator
+    experience: Any = parts.experience
+
+    epsilon = agent.schedules["epsilon"]
+    at = {0: 1, 50_000: 1, 550_000: 0.55, 1_050_000: 0.1, 50_000_000: 0.1}
+    for count, value in at.items():
+        assert epsilon(tf.constant(count, tf.int64)).numpy() == pytest.approx(value)
+        assert agent.schedules["learning_rate"](count).numpy() == pytest.approx(0.00025)
+    assert gin.query_parameter("initialize_replay_buffer.num_env_steps") == 50_000
+    assert (experience.collect_steps, experience.num_updates) == (4, 1)
+    assert (experience._batch_size, experience._block_size) == (32, 512)
+    assert experience._stream_capacity == 1_000_000
+    assert parts.driver._reward_range == (-1, 1)
+
+    assert (agent._gamma, agent._double_q, agent._sum_losses) == (0.99, False, True)
+    assert agent._gradient_clipping is None
+    assert agent._periodic_target._period == 10_000
+    shapes = [variable.shape.as_list() for variable in agent._q_network.variables]
+    assert shapes[-4:] == [[3136, 512], [512], [512, 6], [6]]
+    assert all(variable.numpy().any() for variable in agent._q_network.variables)  # biases too
+
+    assert evaluator._num_env_steps == 125_000
+    assert evaluator.policy._epsilon().numpy() == np.float32(0.05)
+    assert (parts.environment.batch_size, evaluator.environment.batch_size) == (1, 1)
+    plan = {"num_env_steps": 50_000_000, "eval_interval": 250_000, "checkpoint_interval": 125_000}
+    for name, value in plan.items():
+        assert gin.query_parameter(f"train.{name}") == value
+
+
+def test_every_test_that_the_table_names_is_there():
+    tests = pathlib.Path(__file__).parent
+    text = (tests.parent / "docs" / "dqn3.md").read_text()
+    named = re.findall(r"`(\w+_test\.py)::(test_\w+)`", text)
+    assert len(named) > 30
+    for file, test in named:
+        assert f"def {test}(" in (tests / file).read_text(), f"{file}::{test}"
+    rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    assert set(rows) == {6}

@@ -262,6 +262,13 @@ def test_a_state_brings_back_everything(game):
         assert play(env, action) == play(again, action)
 
 
+def test_the_emulator_is_set_as_xitari_was():
+    ale = single()._ale
+    assert not ale.getBool("color_averaging")
+    assert ale.getFloat("repeat_action_probability") == 0
+    assert (ale.getInt("frame_skip"), ale.getInt("max_num_frames_per_episode")) == (1, 0)
+
+
 def test_specs_and_rendering():
     env = create("pong", num_envs=2, stack_size=2)
     assert (env.observation_spec().shape, env.observation_spec().dtype) == ((2, 84, 84), tf.uint8)

@@ -80,3 +80,10 @@ def test_slots_are_built_before_the_first_update_and_are_zero() -> None:
     np.testing.assert_allclose(variable, [1 - step, 2], rtol=1e-6)
     np.testing.assert_allclose(slots["mg"], [0.1, 0], rtol=1e-6)
     np.testing.assert_allclose(slots["rms"], [0.2, 0], rtol=1e-6)
+
+
+def test_a_mean_instead_of_a_sum_would_move_otherwise() -> None:
+    """Dividing the gradients by 32 is no other learning rate: epsilon stays as it is."""
+    expected, other = lua_movement(gradients()), lua_movement(gradients() / 32)
+    best_scale = expected @ other / (other @ other)
+    assert relative_error(best_scale * other, expected) > 0.05
