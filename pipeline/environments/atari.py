@@ -124,8 +124,7 @@ def atari_environment(
     Raises:
       UserError: there is no such game, or a value is out of its range.
     """
-    check_game(game, "atari_environment")
-    check_ranges(locals(), _RANGES, "atari_environment")
+    check_arguments(locals(), _RANGES, "atari_environment")
     vector_env = (RenderingAtariVectorEnv if render else AtariVectorEnv)(
         game,
         1 if render else num_envs,
@@ -145,12 +144,8 @@ def atari_environment(
     return environment(vector_env, name=f"Atari {game}", seed=seed)
 
 
-def check_game(game: str, factory: str) -> None:
-    """The ALE ends the process when it cannot load a ROM, so nothing unknown may reach it.
-
-    Raises:
-      UserError: there is no such game; the message names the gin configurable `factory`.
-    """
+def _check_game(game: str, factory: str) -> None:
+    """The ALE ends the process when it cannot load a ROM, so nothing unknown may reach it."""
     if not game:
         raise UserError(
             f"{factory}.game is not bound: name the game, as in"
@@ -169,10 +164,14 @@ def check_game(game: str, factory: str) -> None:
     )
 
 
-def check_ranges(
+def check_arguments(
     arguments: dict[str, Any], ranges: Mapping[str, tuple[float, float]], factory: str
 ) -> None:
-    """Raises UserError if an argument of the gin configurable `factory` is out of its range."""
+    """Raises UserError for an unknown `game` and for what is out of its range.
+
+    The message names the gin configurable `factory`, whose arguments they are.
+    """
+    _check_game(arguments["game"], factory)
     for name, (low, high) in ranges.items():
         value = arguments[name]
         if not low <= value <= high:

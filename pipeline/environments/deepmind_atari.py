@@ -18,7 +18,7 @@ from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 
 from pipeline.environments import deepmind_screen
-from pipeline.environments.atari import check_game, check_ranges
+from pipeline.environments.atari import check_arguments
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
@@ -217,8 +217,7 @@ def deepmind_atari_environment(
       UserError: there is no such game, or a value is out of its range.
     """
     max_episode_frames = max_episode_frames if max_episode_frames is not None else math.inf
-    check_game(game, "deepmind_atari_environment")
-    check_ranges(locals(), _RANGES, "deepmind_atari_environment")
+    check_arguments(locals(), _RANGES, "deepmind_atari_environment")
     make = functools.partial(
         DeepMindAtariEnv,
         game,
