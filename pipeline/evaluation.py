@@ -84,6 +84,10 @@ class Evaluator:
         """The one that is evaluated."""
         return self._policy
 
+    def length(self, num_episodes: int) -> int:
+        """How long an evaluation is, in what `run` tells: environment steps, or episodes."""
+        return num_episodes if self._num_env_steps is None else self._num_env_steps
+
     def run(
         self, num_episodes: int, index: int, look_around: Callable[[int], bool] = lambda _: False
     ) -> dict[str, Any] | None:
@@ -92,7 +96,7 @@ class Evaluator:
         Args:
           num_episodes: over all environments; of no effect if the evaluator has `num_env_steps`.
           index: of this evaluation; what the environments draw depends on it and on the seed.
-          look_around: told every 32 vector steps how many episodes are done; True interrupts.
+          look_around: told every 32 vector steps how much is done, see `length`; True interrupts.
 
         Returns:
           {"return_mean", "return_std", "returns"}, or None if interrupted.
@@ -106,7 +110,7 @@ class Evaluator:
             carry = initial_carry(self._environment, self._policy)
         carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
         while not tally.complete:
-            if look_around(len(tally.returns())):
+            if look_around(tally.done):
                 return None
             with named_failures(self._environment):
                 carry, *rows = self._play(carry)
@@ -153,6 +157,11 @@ class EpisodeTally:
         """Whether every environment has played its quota."""
         return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
 
+    @property
+    def done(self) -> int:
+        """Episodes that count."""
+        return len(self.returns())
+
     def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
         """Rows [T, N] in time order; boundary rows count for nothing."""
         for valid, ends, rewards in zip(
@@ -174,11 +183,17 @@ class StepTally(EpisodeTally):
     def __init__(self, num_steps: np.ndarray):
         super().__init__(np.full(len(num_steps), sys.maxsize))
         self._steps_left = num_steps.copy()
+        self._num_steps = num_steps.sum()
 
     @property
     def complete(self) -> bool:
         """Whether every environment has taken its steps."""
         return not self._steps_left.any()
+
+    @property
+    def done(self) -> int:
+        """Steps taken."""
+        return int(self._num_steps - self._steps_left.sum())
 
     def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
         """As `EpisodeTally.add`; boundary rows are no steps."""

@@ -245,8 +245,17 @@ def test_the_mean_of_no_episode_is_nought():
 
 
 def test_a_budget_of_steps_can_be_interrupted():
-    evaluation = evaluator(environment(LuckyEnv()), num_env_steps=10_000)
-    assert evaluation.run(5, 0, lambda episodes: episodes > 10) is None
+    evaluation = evaluator(environment(ScriptedEnv([(7, "terminated")])), num_env_steps=10_000)
+    seen = []
+
+    def look_around(steps):
+        seen.append(steps)
+        return steps > 60
+
+    assert evaluation.run(5, 0, look_around) is None
+    assert seen == [0, 28, 56, 84]  # 32 vector steps a call, 4 of them boundaries
+    assert evaluation.length(5) == 10_000
+    assert evaluator(environment(LuckyEnv())).length(5) == 5
 
 
 # Interrupting.

@@ -18,7 +18,7 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     env_steps_per_second *  while training: evaluations and checkpoints do not count
     workers *               runs that shared the machine when this one ended
     evaluation_returns *    of the final weights, one an episode
-    evaluation_policy *     "greedy" or "sampled"
+    evaluation_policy *     "greedy", "sampled", or as in "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...
     evaluations *           [environment steps, mean return of an evaluation while training], ...
     weights_sha256 *        of the final weights
