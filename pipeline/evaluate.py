@@ -88,7 +88,8 @@ def _evaluate(
     seed = stream_key(run.seed, "evaluate", _SEED.value)
     restored = restore_agent(run, seed)
     policies = restored.agent.policy, restored.agent.collect_policy
-    evaluator = Evaluator(restored.environment, *policies, seed=seed)
+    # --num_episodes says for how long, whatever evaluations during training did.
+    evaluator = Evaluator(restored.environment, *policies, seed=seed, num_env_steps=None)
     with contextlib.closing(evaluator), Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ import imageio.v2 as imageio
 import numpy as np
 import tensorflow as tf
 from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType
 
 from pipeline.collect import Carry, CollectDriver, initial_carry
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
 from pipeline.failures import named_failures
+from pipeline.policies import EpsilonGreedyPolicy
 
 STEPS_PER_CALL = 32  # vector steps; short enough for Ctrl-C, long enough for speed
 
@@ -26,6 +30,10 @@ class Evaluator:
 
     Each environment plays its quota of episodes: taking the first to finish, whichever
     environment they come from, would favour short episodes.
+
+    With `num_env_steps` it plays for so long instead, each environment its share, and episodes that
+    are unfinished then do not count (Mnih et al. 2015; it favours short episodes the more, the
+    fewer fit in). The mean of no episode is 0, as in the program published with that paper.
     """
 
     def __init__(
@@ -36,6 +44,8 @@ class Evaluator:
         *,
         seed: int,
         greedy: bool = True,
+        epsilon: float | None = None,
+        num_env_steps: int | None = None,
     ):
         """Args:
         environment: stepped by nobody else.
@@ -43,10 +53,20 @@ class Evaluator:
         stochastic_policy: the policy that collects.
         seed: of the stochastic policy's draws.
         greedy: which of the two is evaluated.
+        epsilon: chance of a uniformly random action instead of the greedy one; None for never.
+        num_env_steps: environment steps of an evaluation over all environments, in place of a
+          number of episodes.
+
+        Raises:
+          UserError: `epsilon` is no probability, or there is no greedy choice among actions.
         """
         environment.is_recorded = False  # every evaluation starts anew
         self._environment = environment
         self._policy = policy if greedy else stochastic_policy
+        if epsilon is not None:
+            _check_epsilon(epsilon, greedy, policy)
+            self._policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
+        self._num_env_steps = num_env_steps
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
 
@@ -61,18 +81,22 @@ class Evaluator:
 
     @property
     def policy(self) -> tf_policy.TFPolicy:
-        """The one of the two policies that is evaluated."""
+        """The one that is evaluated."""
         return self._policy
+
+    def length(self, num_episodes: int) -> int:
+        """How long an evaluation is, in what `run` tells: environment steps, or episodes."""
+        return num_episodes if self._num_env_steps is None else self._num_env_steps
 
     def run(
         self, num_episodes: int, index: int, look_around: Callable[[int], bool] = lambda _: False
     ) -> dict[str, Any] | None:
-        """Plays `num_episodes` episodes.
+        """Plays `num_episodes` episodes, or for `num_env_steps` environment steps.
 
         Args:
-          num_episodes: over all environments.
+          num_episodes: over all environments; of no effect if the evaluator has `num_env_steps`.
           index: of this evaluation; what the environments draw depends on it and on the seed.
-          look_around: told every 32 vector steps how many episodes are done; True interrupts.
+          look_around: told every 32 vector steps how much is done, see `length`; True interrupts.
 
         Returns:
           {"return_mean", "return_std", "returns"}, or None if interrupted.
@@ -80,25 +104,44 @@ class Evaluator:
         Raises:
           UserError: the environment failed.
         """
-        num_envs = self._environment.batch_size
-        quota = np.full(num_envs, num_episodes // num_envs)
-        quota[: num_episodes % num_envs] += 1
-        tally = EpisodeTally(quota)
+        tally = self._new_tally(num_episodes)
         self._environment.resets = index
         with named_failures(self._environment):
             carry = initial_carry(self._environment, self._policy)
         carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
         while not tally.complete:
-            if look_around(len(tally.returns())):
+            if look_around(tally.done):
                 return None
             with named_failures(self._environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
         return summarize(tally.returns())
 
+    def _new_tally(self, num_episodes: int) -> EpisodeTally:
+        num_envs = self._environment.batch_size
+        if self._num_env_steps is not None:
+            return StepTally(_shares(self._num_env_steps, num_envs))
+        return EpisodeTally(_shares(num_episodes, num_envs))
+
     def close(self) -> None:
         """Frees the environments."""
         self._environment.close()
+
+
+def _shares(total: int, num_envs: int) -> np.ndarray:
+    shares = np.full(num_envs, total // num_envs)
+    shares[: total % num_envs] += 1
+    return shares
+
+
+def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> None:
+    if not 0 <= epsilon <= 1:
+        raise UserError(f"Evaluator.epsilon = {epsilon}: must be in [0, 1], or None.")
+    if not greedy or not tensor_spec.is_discrete(policy.action_spec):
+        raise UserError(
+            f"Evaluator.epsilon = {epsilon} needs discrete actions and Evaluator.greedy = True: "
+            "bind it to None."
+        )
 
 
 class EpisodeTally:
@@ -113,6 +156,11 @@ class EpisodeTally:
     def complete(self) -> bool:
         """Whether every environment has played its quota."""
         return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+
+    @property
+    def done(self) -> int:
+        """Episodes that count."""
+        return len(self.returns())
 
     def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
         """Rows [T, N] in time order; boundary rows count for nothing."""
@@ -129,8 +177,36 @@ class EpisodeTally:
         return [x for r, q in zip(self._returns, self._quota, strict=True) for x in r[:q]]
 
 
+class StepTally(EpisodeTally):
+    """Collects the returns of episodes that end within `num_steps[i]` steps of environment i."""
+
+    def __init__(self, num_steps: np.ndarray):
+        super().__init__(np.full(len(num_steps), sys.maxsize))
+        self._steps_left = num_steps.copy()
+        self._num_steps = num_steps.sum()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every environment has taken its steps."""
+        return not self._steps_left.any()
+
+    @property
+    def done(self) -> int:
+        """Steps taken."""
+        return int(self._num_steps - self._steps_left.sum())
+
+    def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
+        """As `EpisodeTally.add`; boundary rows are no steps."""
+        is_step = step_type != StepType.LAST
+        counts = is_step & (np.cumsum(is_step, axis=0) <= self._steps_left)
+        self._steps_left -= counts.sum(axis=0)
+        super().add(np.where(counts, step_type, StepType.LAST), next_step_type, reward)
+
+
 def summarize(returns: list[float]) -> dict[str, Any]:
-    """Mean, (population) standard deviation and the returns themselves."""
+    """Mean, (population) standard deviation and the returns themselves; 0 and 0 of none."""
+    if not returns:
+        return {"return_mean": 0.0, "return_std": 0.0, "returns": []}
     return {
         "return_mean": float(np.mean(returns)),
         "return_std": float(np.std(returns)),

@@ -238,8 +238,9 @@ class HostLoop:
         self._checkpoints.mark_best(self._save(), return_mean)
 
     def _play(self, num_episodes: int) -> dict[str, Any]:
-        def look_around(episodes: int) -> bool:
-            self._progress.update({}, EVALUATING, (episodes, num_episodes))
+        def look_around(done: int) -> bool:
+            length = self._parts.evaluator.length(num_episodes)
+            self._progress.update({}, EVALUATING, (done, length))
             return self._stop.requested
 
         with hinting(self._resume_hint):

@@ -12,7 +12,7 @@ Widths, activations and initialisers are gin bindings of the three encoders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import gin
 import numpy as np
@@ -23,13 +23,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
 from pipeline.errors import UserError
+from pipeline.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.observations import is_frame_stack, is_image
-
-Initializer = Callable[[], tf.keras.initializers.Initializer]
-
-GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
-HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
-Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
 
 
 @gin.configurable
@@ -59,7 +54,7 @@ def mlp_encoder(
     policy = encoder_precision()
     layers: list[tf.keras.layers.Layer] = [tf.keras.layers.Flatten(dtype=policy)]
     layers += [
-        tf.keras.layers.Dense(n, activation, kernel_initializer=kernel_initializer(), dtype=policy)
+        tf.keras.layers.Dense(n, activation, dtype=policy, **layer_initializers(kernel_initializer))
         for n in units
     ]
     return layers
@@ -71,10 +66,16 @@ def nature_cnn_encoder(
     units: Sequence[int] = (512,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
+    first_padding: int = 0,
 ) -> list[tf.keras.layers.Layer]:
-    """Mnih et al. 2015, "Methods", Model architecture. `filters`: (channels, kernel, stride)."""
+    """Mnih et al. 2015, "Methods", Model architecture. `filters`: (channels, kernel, stride).
+
+    `first_padding`: zero pixels around each frame; 1 in the program published with the paper.
+    """
+    padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
         FramesToChannels(),
+        *(padding if first_padding else []),
         *_convolutions(filters, activation, kernel_initializer),
         *mlp_encoder(units, activation, kernel_initializer),
     ]
@@ -111,7 +112,7 @@ def _convolutions(
     return [
         tf.keras.layers.Conv2D(
             channels, kernel, stride, padding, activation=activation,
-            kernel_initializer=kernel_initializer(), dtype=encoder_precision(),
+            dtype=encoder_precision(), **layer_initializers(kernel_initializer),
         )
         for channels, kernel, stride in filters
     ]  # fmt: skip
@@ -189,12 +190,13 @@ class HeadedNetwork(network.Network):
         return self.head(self.encode(observation)), network_state
 
 
+@gin.configurable(denylist=["num_actions"])
 class QHead(tf.keras.layers.Layer):
     """[B, features] -> Q-values [B, actions] float32."""
 
     def __init__(self, num_actions: int, kernel_initializer: Initializer = GlorotUniform):
         super().__init__()
-        self.q_values = tf.keras.layers.Dense(num_actions, kernel_initializer=kernel_initializer())
+        self.q_values = tf.keras.layers.Dense(num_actions, **layer_initializers(kernel_initializer))
 
     def call(self, features: tf.Tensor) -> tf.Tensor:
         return self.q_values(features)

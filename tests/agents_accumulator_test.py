@@ -45,6 +45,7 @@ SGD = tf.keras.optimizers.legacy.SGD
 ROWS, BATCHES = 6, 4
 AGENTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dqn": (create_dqn_agent, FOUR_ACTIONS, {"n_step": 2, "target_update_period": 1}),
+    "dqn, summed": (create_dqn_agent, FOUR_ACTIONS, {"sum_losses": True}),
     "nstep_q": (create_nstep_q_agent, FOUR_ACTIONS, {}),
     "ppo": (create_ppo_agent, FOUR_ACTIONS, {"normalize_advantages": "rollout"}),
     "ppo, continuous": (create_ppo_agent, TWO_MOTORS, {"normalize_advantages": None}),
@@ -151,6 +152,22 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
         agents[1].train(part(batch, i), tf.ones(ROWS))
     assert_same(weights(agents[0]), weights(agents[1]))
     assert any(np.any(x != y) for x, y in zip(weights(agents[0]), values, strict=True))
+
+
+def test_a_target_network_that_follows_steps_waits_for_the_next_update() -> None:
+    steps = env_steps()
+    agent = create("dqn", env_steps=steps, accumulate_updates=2, target_update_env_steps=100)
+    batch = batch_for("dqn", agent, 2 * ROWS)
+    variables = agent._target_q_network.variables
+    steps.assign(99)
+    agent.train(part(batch, 0), tf.ones(ROWS))
+    before = values_of(variables)
+    steps.assign(100)
+    agent.train(part(batch, 1), tf.ones(ROWS))
+    assert_same(values_of(variables), before)
+    updated = weights(agent)
+    agent.train(part(batch, 0), tf.ones(ROWS))
+    assert_same(values_of(variables), updated)
 
 
 def test_the_target_network_moves_only_with_an_update() -> None:

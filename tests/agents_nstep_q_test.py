@@ -135,15 +135,23 @@ def test_loss_and_gradients_equal_numpy(td_loss: Any, reference: Any) -> None:
 
 def test_the_target_network_is_copied_by_environment_steps() -> None:
     steps = env_steps()
-    agent = create(env_steps=steps, target_update_period=100, optimizer=SGD, learning_rate=0.1)
-    rows = tensors(training_rows()[0])
-    train = tf.function(agent.train, autograph=False)
+    agent = create(env_steps=steps, target_update_env_steps=100, optimizer=SGD, learning_rate=0.1)
+    rows, final = collected(0)
+
+    @tf.function
+    def train(rows: Trajectory, final: TimeStep) -> None:
+        prepared = agent.prepare(rows, final)
+        batch = tf.nest.map_structure(
+            lambda x: tf.reshape(x, [STEPS * ENVS, 1, *x.shape[2:]]), prepared
+        )
+        agent.train(batch, tf.ones(STEPS * ENVS))
+
     online, target = agent._q_network.variables, agent._target_q_network.variables
     for count, copied in ((40, False), (99, False), (104, True), (199, False), (200, True)):
         steps.assign(count)
-        before = values_of(target)
-        train(rows, tf.ones(12))
-        assert_same(values_of(target), values_of(online) if copied else before)
+        before, trained = values_of(target), values_of(online)
+        train(tensors(rows), final)
+        assert_same(values_of(target), trained if copied else before)
     assert agent.train_step_counter == 5
 
 

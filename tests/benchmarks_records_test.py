@@ -192,3 +192,9 @@ def test_thinned_curves_keep_what_is_looked_up(steps, budgets):
     for budget in budgets:
         at = [point for point in points if point[0] >= budget][:1]
         assert all(point in kept for point in at)
+
+
+def test_a_chance_of_random_actions_in_evaluation_is_told(run):
+    config = "import pipeline.agents.dqn\nEvaluator.epsilon = 0.05\nEvaluator.greedy = True\n"
+    (run.folder / "operative_config.gin").write_text(config)
+    assert records.finished(run, 1)["evaluation_policy"] == "0.05-greedy"

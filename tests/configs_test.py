@@ -42,17 +42,23 @@ def test_the_configs_that_there_should_be():
         *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
         *(f"trpo_{name}" for name in ("cartpole", "lunarlander", "pendulum", "pong")),
         *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
-        *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "ppo", "sac")
+        *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "dqn3", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),
     }  # fmt: skip
     assert all(comment for _, comment in configuration.list_configs())
 
 
+def factory_of(name):
+    """The Atari environment of a ready run, or of an environment's file."""
+    is_deepmind = name.startswith("dqn3_") or name.endswith("_deepmind")
+    return "deepmind_atari_environment" if is_deepmind else "atari_environment"
+
+
 @pytest.mark.parametrize("name", READY)
 def test_ready_run(name):
-    game = ["atari_environment.game = 'freeway'"] if name.endswith("_atari") else []
+    game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
     build([name], *game)
-    algorithm = "nstep_q" if name.startswith("nstep_q") else name.split("_")[0]
+    algorithm = "nstep_q" if name.startswith("nstep_q") else name.split("_")[0].removesuffix("3")
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
 
@@ -64,7 +70,7 @@ def unread_by_mistake():
 
 @pytest.mark.parametrize("name", [name for name in READY if name.endswith("_atari")])
 def test_the_game_is_asked_for(name):
-    with pytest.raises(UserError, match="atari_environment.game is not bound"):
+    with pytest.raises(UserError, match=f"{factory_of(name)}.game is not bound"):
         build([name])
 
 
@@ -76,12 +82,16 @@ def test_composition(agent, environment, continuous):
         names = ("CartPole-v1", "Pendulum-v1")
         bindings = [f"gymnasium_environment.name = {names[continuous]!r}"]
     else:
+        factory = factory_of(environment)
         bindings = [
-            "atari_environment.game = 'pong'",
-            f"atari_environment.continuous = {continuous}",
-            "atari_environment.num_envs = 2",
-            "evaluation/atari_environment.num_envs = 2",
+            f"{factory}.game = 'pong'",
+            f"{factory}.num_envs = 2",
+            f"evaluation/{factory}.num_envs = 2",
         ]
+        if factory == "atari_environment":
+            bindings.append(f"atari_environment.continuous = {continuous}")
+        elif continuous:
+            pytest.skip("its actions are a joystick's switches")
     if agent in (CONTINUOUS if continuous else DISCRETE):
         build([agent, environment], *bindings)
         # The order of the files does not matter.
@@ -94,7 +104,7 @@ def test_composition(agent, environment, continuous):
 def test_no_agent_or_environment_is_left_out():
     assert set(AGENTS) == DISCRETE | CONTINUOUS
     assert "environments/gymnasium" in ENVIRONMENTS
-    assert len(ENVIRONMENTS) == 4
+    assert len(ENVIRONMENTS) == 5
 
 
 def test_what_only_the_graph_calls_is_operative_too():

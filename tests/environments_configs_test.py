@@ -4,10 +4,11 @@ import gin
 import pytest
 
 from pipeline.environments import atari
+from pipeline.environments.deepmind_atari import deepmind_atari_environment
 from pipeline.environments.gymnasium import gymnasium_environment
 
 FOLDER = pathlib.Path(__file__).parents[1] / "gin_configs" / "environments"
-NAMES = ["atari_dopamine", "atari_machado", "atari_openai", "gymnasium"]
+NAMES = ["atari_deepmind", "atari_dopamine", "atari_machado", "atari_openai", "gymnasium"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,18 @@ def test_atari_protocols(name, num_actions, sticky, noop_max, cuts):
     assert evaluation.batch_size == 8
     assert evaluation.action_spec().maximum == num_actions - 1
     assert type(evaluation) is atari.AtariEnvironment
+
+
+def test_a_lost_life_is_terminal_in_training_only():
+    parse("atari_deepmind", "deepmind_atari_environment.game = 'breakout'")
+    env = deepmind_atari_environment(1)
+    with gin.config_scope("evaluation"):
+        evaluation = deepmind_atari_environment(2)
+    for each, cuts in ((env, True), (evaluation, False)):
+        each.reset()
+        rows = [each.step([1]) for _ in range(120)]
+        cut = [row for row in rows if row.step_type == 1 and row.discount == 0]
+        assert bool(cut) == cuts
 
 
 def test_gymnasium():

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_environments import EchoEnv, environment
 
-from pipeline.environments import atari
+from pipeline.environments import atari, deepmind_atari
 from pipeline.environments.atari import atari_environment
+from pipeline.environments.deepmind_atari import deepmind_atari_environment
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
@@ -139,6 +140,20 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
     )
     assert (first._log.numbers >= 1).all()
     assert len(set(first._log.anchors)) >= 1
+
+
+# Lives are lost, no-ops waited and games ended before and after, by chance at the seam too.
+@pytest.mark.parametrize(("interval", "before"), [(10_000, 75), (130, 255), (30, 100)])
+def test_games_with_no_ops_after_lost_lives_continue(tmp_path, monkeypatch, interval, before):
+    monkeypatch.setattr(deepmind_atari, "_ANCHOR_INTERVAL", interval)
+    first, again = assert_continues(
+        lambda: deepmind_atari_environment(3, game="breakout", num_envs=2),
+        tmp_path,
+        before=before,
+        after=40,
+    )
+    assert first._log.numbers.any() == (interval == 130)
+    assert bool(again._log.states) == (interval == 30)
 
 
 def test_the_log_holds_no_more_than_it_needs():

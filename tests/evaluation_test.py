@@ -6,6 +6,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 from scripted_environments import RaisingEnv, ScriptedEnv, environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
@@ -25,9 +26,13 @@ class ConstantPolicy(tf_policy.TFPolicy):
     def _variables(self):
         return []
 
-    def _action(self, time_step, policy_state, seed):
+    def _distribution(self, time_step, policy_state):
         action = tf.fill(time_step.step_type.shape, tf.constant(self._value, tf.int32))
-        return policy_step.PolicyStep(action, policy_state, ())
+        return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state, ())
+
+    def _action(self, time_step, policy_state, seed):
+        step = self._distribution(time_step, policy_state)
+        return step._replace(action=step.action.mode())
 
 
 class LuckyEnv(ScriptedEnv):
@@ -188,6 +193,69 @@ def test_greedy_says_which_policy_plays():
         assert evaluation.policy is policies[not greedy]
         evaluation.run(1, 0)
         assert {int(action) for action in scripted.actions[:50]} == played
+
+
+def test_epsilon_mixes_random_actions_into_the_greedy_ones():
+    scripted = ScriptedEnv([(1_000, "terminated")])
+    env = environment(scripted)
+    evaluation = evaluator(env, epsilon=0.3)
+    evaluation.run(1, 0)
+    # A random action is the greedy one, 0, in half of the cases.
+    assert 0.1 < np.mean([int(action) for action in scripted.actions[:1_000]]) < 0.2
+    once = list(scripted.actions)
+    scripted.actions.clear()
+    evaluation.run(1, 0)
+    assert once == scripted.actions
+
+
+def test_epsilon_needs_a_greedy_choice():
+    env = environment(ScriptedEnv([(5, "terminated")]))
+    with pytest.raises(UserError, match=r"Evaluator.epsilon = 1.5: must be in \[0, 1\]"):
+        evaluator(env, epsilon=1.5)
+    with pytest.raises(UserError, match="Evaluator.greedy = True"):
+        evaluator(env, epsilon=0.5, greedy=False)
+    continuous = environment(ScriptedEnv([(5, "terminated")], gymnasium.spaces.Box(-1, 1, (1,))))
+    with pytest.raises(UserError, match="needs discrete actions"):
+        Evaluator(
+            continuous, random_policy(continuous), random_policy(continuous), seed=1, epsilon=0.5
+        )
+
+
+# A budget of steps instead of episodes.
+
+
+@pytest.mark.parametrize(
+    ("num_env_steps", "returns"),
+    [
+        (200, [3] * 50 + [820] * 2),  # 100 steps each: the third of 40 is unfinished
+        (80, [3] * 20 + [820]),  # the last step counts
+        (79, [3] * 20),  # 40 and 39 steps
+        (3, [3]),
+    ],
+)
+def test_a_budget_of_steps_drops_what_is_unfinished(num_env_steps, returns):
+    result = evaluator(short_and_long(), num_env_steps=num_env_steps).run(5, index=0)
+    assert result["returns"] == returns
+    assert result["return_mean"] == pytest.approx(np.mean(returns))
+
+
+def test_the_mean_of_no_episode_is_nought():
+    result = evaluator(environment(ScriptedEnv([(40, "terminated")])), num_env_steps=39).run(5, 0)
+    assert result == {"return_mean": 0.0, "return_std": 0.0, "returns": []}
+
+
+def test_a_budget_of_steps_can_be_interrupted():
+    evaluation = evaluator(environment(ScriptedEnv([(7, "terminated")])), num_env_steps=10_000)
+    seen = []
+
+    def look_around(steps):
+        seen.append(steps)
+        return steps > 60
+
+    assert evaluation.run(5, 0, look_around) is None
+    assert seen == [0, 28, 56, 84]  # 32 vector steps a call, 4 of them boundaries
+    assert evaluation.length(5) == 10_000
+    assert evaluator(environment(LuckyEnv())).length(5) == 5
 
 
 # Interrupting.

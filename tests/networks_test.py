@@ -20,14 +20,12 @@ from numpy_references import (
 from tf_agents.specs import tensor_spec
 
 from pipeline.errors import UserError
+from pipeline.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
 from pipeline.networks import (
     CategoricalHead,
     FramesToChannels,
     GaussianHead,
-    GlorotUniform,
     HeadedNetwork,
-    HeUniform,
-    Orthogonal,
     QHead,
     ToFloat,
     ValueHead,
@@ -266,3 +264,57 @@ def test_gaussian_head_has_the_shape_of_the_action(shape: tuple[int, ...]) -> No
 def test_num_actions(count: int) -> None:
     spec = tensor_spec.BoundedTensorSpec((), tf.int32, 0, count - 1)
     assert num_actions(spec) == count
+
+
+def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.ndarray:
+    """[B, height, width, channels], no padding, then ReLU."""
+    kernel, bias = weights
+    size = kernel.shape[0]
+    axes: Any = (1, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axes)
+    windows = windows[:, ::stride, ::stride]
+    return np.maximum(np.einsum("byxcij,ijco->byxo", windows, kernel) + bias, 0)
+
+
+def test_the_network_of_2015_pads_its_first_convolution() -> None:
+    spec = tf.TensorSpec((4, 84, 84), tf.uint8)
+    with bound({"nature_cnn_encoder.first_padding": 1}):
+        encoder = create_encoder(spec)
+    frames = some_observations(spec, 2)
+    features = encoder(frames)
+    weights = float64(encoder.trainable_weights)
+    assert [w.shape[-1] for w in weights[::2]] == [32, 64, 64, 512]
+    images = np.transpose(frames.numpy() / 255, [0, 2, 3, 1])
+    images = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
+    assert convolve(images, weights[:2], 4).shape == (2, 20, 20, 32)
+    for i, stride in enumerate((4, 2, 1)):
+        images = convolve(images, weights[2 * i : 2 * i + 2], stride)
+    expected = np.maximum(images.reshape(2, -1) @ weights[6] + weights[7], 0)
+    assert_close(features, expected, 1e-4)
+    plain = create_encoder(spec)
+    plain(frames)
+    plain.set_weights(encoder.get_weights())
+    assert np.abs(plain(frames) - expected).max() > 0.01  # it sees every frame a pixel off
+
+
+def test_torch_draws_weights_and_biases_from_one_range() -> None:
+    tf.keras.utils.set_random_seed(1)
+    with bound({"nature_cnn_encoder.kernel_initializer": TorchUniform}):
+        network = tf.keras.Sequential(
+            [*create_encoder(tf.TensorSpec((4, 84, 84), tf.uint8)).layers, QHead(6, TorchUniform)]
+        )
+        network(tf.zeros([1, 4, 84, 84], tf.uint8))
+    kernels, biases = network.get_weights()[::2], network.get_weights()[1::2]
+    inputs = [4 * 8 * 8, 32 * 4 * 4, 64 * 3 * 3, 64 * 7 * 7, 512]
+    for kernel, bias, number in zip(kernels, biases, inputs, strict=True):
+        for values, margin in ((kernel, 0.03), (bias, 0.7)):
+            limit = 1 / np.sqrt(number)
+            assert (1 - margin) * limit < np.abs(values).max() <= limit * (1 + 1e-6)
+            assert abs(values.mean()) < limit * margin
+
+
+def test_other_initialisers_leave_biases_at_zero() -> None:
+    head = QHead(6)
+    head(tf.ones([1, 8]))
+    assert not head.get_weights()[1].any()
+    assert head.get_weights()[0].any()

@@ -31,6 +31,7 @@ from pipeline.agents.trpo import create_trpo_agent
 from pipeline.collect import CollectDriver, initial_carry
 from pipeline.components import build_agent
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.experience.block_replay_buffer import BlockReplayBuffer
 from pipeline.experience.replay_buffer import ReplayBuffer
 from pipeline.experience.rollout import Rollout
 from pipeline.iteration import Iterations, initial_state
@@ -200,6 +201,18 @@ def test_iterations_draw_statelessly(run: Run, name: str) -> None:
     assert {"While", "StatelessWhile"} & operations(graph)
     assert not stateful_draws(graph)
     assert stateless_draws(graph)
+
+
+def test_blocks_of_samples_are_drawn_statelessly() -> None:
+    agent = build_agent(
+        environment(ScriptedEnv([(3, "terminated")])), 1, 0, create_dqn_agent, env_steps()
+    )
+    buffer = BlockReplayBuffer(
+        agent.collect_data_spec, 1, sequence_length=2, seed=0, capacity=40, batch_size=8
+    )
+    graph = tf.function(buffer.next_batch, autograph=False).get_concrete_function().graph
+    assert "StatelessRandomUniformIntV2" in operations(graph)
+    assert not stateful_draws(graph)
 
 
 def test_stock_epsilon_greedy_policy_is_found() -> None:

@@ -95,7 +95,7 @@ _BINDINGS = {
         mlp_encoder.units = (8,)
     """,
     "nstep_q": """
-        create_nstep_q_agent.target_update_period = 70
+        create_nstep_q_agent.target_update_env_steps = 70
         create_nstep_q_agent.accumulate_updates = 5
         epsilon/linear_schedule.num_steps = 700
         mlp_encoder.units = (8,)
@@ -177,7 +177,7 @@ def read_files(folder: pathlib.Path) -> dict[str, object]:
     for path in folder.iterdir():
         if path.suffix == ".json":
             contents[path.name] = json.loads(path.read_text())
-        elif path.suffix == ".rows":
+        elif path.suffix in (".rows", ".z"):
             contents[path.name] = np.fromfile(path, np.uint8)
         else:
             contents |= np.load(path)

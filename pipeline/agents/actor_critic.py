@@ -11,13 +11,8 @@ from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.policy_step import PolicyStep
 
-from pipeline.networks import (
-    Initializer,
-    Orthogonal,
-    ValueHead,
-    create_encoder,
-    create_policy_head,
-)
+from pipeline.initializers import Initializer, Orthogonal
+from pipeline.networks import ValueHead, create_encoder, create_policy_head
 from pipeline.normalizers import RunningMoments
 from pipeline.observations import is_image
 

@@ -10,7 +10,7 @@ The loop calls, in this order and inside one graph:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,8 @@ class Agent(tf_agent.TFAgent):
     schedules: Mapping[str, Schedule] = {}
     #: Sums the gradients of several batches; None: every batch makes an update.
     accumulator: Accumulator | None = None
+    #: Whether the loss is a mean over rows, or their sum.
+    takes_mean: bool = True
 
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
@@ -72,6 +74,13 @@ class Agent(tf_agent.TFAgent):
             self.accumulator.add(gradients, num_rows, self.apply)
         return loss_info
 
+    def _between_updates(self, act: Callable[[], tf.Operation]) -> None:
+        """Calls `act` in the graph, unless gradients that have been summed wait for an update."""
+        if self.accumulator is None:
+            act()
+        else:
+            tf.cond(tf.equal(self.accumulator.summed, 0), act, tf.no_op)
+
     def accumulate(self, num_batches: int) -> None:
         """From now on the gradients of `num_batches` batches make one update.
 
@@ -79,7 +88,9 @@ class Agent(tf_agent.TFAgent):
           UserError: it is not a whole number, at least 1.
         """
         if num_batches != 1:
-            self.accumulator = Accumulator(self.gradient_variables(), num_batches)
+            self.accumulator = Accumulator(
+                self.gradient_variables(), num_batches, of_means=self.takes_mean
+            )
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Turns a collected rollout [T, N] into training rows; off-policy agents keep it as is."""

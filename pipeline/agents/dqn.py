@@ -29,6 +29,7 @@ from pipeline.agents.q_values import (
     need_discrete_actions,
     select_action,
 )
+from pipeline.agents.targets import PeriodicTarget
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import n_step_targets, take_rows
@@ -49,11 +50,14 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         epsilon: Callable[[], tf.Tensor],
         td_loss: Callable[[tf.Tensor], tf.Tensor],
         double_q: bool,
+        sum_losses: bool,
         **kwargs,
     ):
         self._epsilon = epsilon
         self._td_loss_fn = td_loss
         self._double_q = double_q
+        self.takes_mean = not sum_losses
+        self._periodic_target: PeriodicTarget | None = None
         super().__init__(
             time_step_spec,
             action_spec,
@@ -68,12 +72,18 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self.trained = {"q_network": self._q_network}
         build_slots(optimizer, self._q_network.trainable_weights)
 
+    def follow_env_steps(self, period: int, env_steps: tf.Variable) -> None:
+        """Moves the target network by environment steps from now on, instead of by updates."""
+        self._periodic_target = PeriodicTarget(
+            self._q_network, self._target_q_network, period, env_steps.read_value
+        )
+
     def _setup_policy(self, time_step_spec, action_spec, *unused):
         policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self._q_network)
         return GreedyPolicy(policy), EpsilonGreedyPolicy(policy, self._epsilon)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """The mean temporal-difference loss of sequences [B, n+1]; boundary rows weigh nothing."""
+        """The temporal-difference loss of sequences [B, n+1]; boundary rows weigh nothing."""
         weights = row_weights(experience, weights)
         returns, discounts, last_index = n_step_targets(
             tf.transpose(experience.reward),
@@ -86,7 +96,8 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         q_values, _ = self._q_network(experience.observation[:, 0])
         q_taken = select_action(q_values, experience.action[:, 0])
         td_error = tf.stop_gradient(target) - q_taken
-        loss = masked_mean(self._td_loss_fn(td_error), weights)
+        losses = self._td_loss_fn(td_error)
+        loss = masked_mean(losses, weights) if self.takes_mean else tf.reduce_sum(losses * weights)
         extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights), "td_error": td_error}
         return tf_agent.LossInfo(loss, extra)
 
@@ -102,11 +113,17 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         q_values, _ = self._q_network(observation)
         return select_action(target_q_values, tf.argmax(q_values, -1))
 
+    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        if self._periodic_target is not None:
+            self._between_updates(self._periodic_target.update)
+        return super()._train(experience, weights)
+
     def apply(self, gradients: Gradients) -> None:
         gradients = clip_by_global_norm(gradients, self._gradient_clipping)
         self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
         self.train_step_counter.assign_add(1)
-        self._update_target()
+        if self._periodic_target is None:
+            self._update_target()
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -124,7 +141,9 @@ def create_dqn_agent(
     n_step: int = 1,  # rewards summed before the bootstrap; fewer where an episode ends first
     discount: float = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
+    sum_losses: bool = False,  # over the batch, instead of their mean
     target_update_period: int = 1,  # updates
+    target_update_env_steps: int | None = None,  # a whole copy so often, whatever the two beside
     target_update_tau: float = 1.0,  # share of the online weights that a target update takes over
     gradient_clip_norm: float | None = None,  # global norm; None: no limit
     accumulate_updates: int = 1,  # batches whose gradients make one update
@@ -151,6 +170,7 @@ def create_dqn_agent(
         epsilon=lambda: epsilon_schedule(env_steps),
         td_loss=td_loss,
         double_q=double_q,
+        sum_losses=sum_losses,
         n_step_update=n_step,
         gamma=discount,
         target_update_period=target_update_period,
@@ -158,6 +178,8 @@ def create_dqn_agent(
         gradient_clipping=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
+    if target_update_env_steps is not None:
+        agent.follow_env_steps(target_update_env_steps, env_steps)
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)
     return agent

@@ -30,7 +30,7 @@ from pipeline.agents.q_values import (
     select_action,
     squared_loss,
 )
-from pipeline.agents.targets import PeriodicCopy
+from pipeline.agents.targets import PeriodicTarget
 from pipeline.optimizers import RMSprop, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import discounted_returns, valid_mask
@@ -58,7 +58,7 @@ class NStepQAgent(Agent):
         td_loss: Callable[[tf.Tensor], tf.Tensor],
         one_step: bool,
         discount: float,
-        target_update_period: int,
+        target_update_env_steps: int,
         gradient_clip_norm: float | None,
         env_steps: tf.Variable,
     ):
@@ -86,16 +86,15 @@ class NStepQAgent(Agent):
             train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
         self.trained = {"q_network": self._q_network}
-        self._target = PeriodicCopy(
-            self._q_network.variables,
-            self._target_q_network.variables,
-            target_update_period,
-            env_steps,
+        self._periodic_target = PeriodicTarget(
+            self._q_network, self._target_q_network, target_update_env_steps, env_steps.read_value
         )
+        self._target_q_network.set_weights(self._q_network.get_weights())
         build_slots(optimizer, self.gradient_variables())
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
-        """Adds the targets to a rollout [T, N]."""
+        """Adds the targets to a rollout [T, N]; copies the target network before, if it is due."""
+        self._between_updates(self._periodic_target.update)
         find = self._all_values if self._one_step else self._values_at_ends
         values, final_value = find(rows, final_time_step.observation)
         valid = valid_mask(rows.step_type)
@@ -140,7 +139,6 @@ class NStepQAgent(Agent):
         gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
         self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
         self.train_step_counter.assign_add(1)
-        self._target.update()
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -157,7 +155,7 @@ def create_nstep_q_agent(
     one_step: bool = False,  # bootstrap after one step, not at the rollout's or episode's end
     discount: float = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
-    target_update_period: int = 10_000,  # environment steps
+    target_update_env_steps: int = 10_000,  # the target network is copied so often
     gradient_clip_norm: float | None = None,  # global norm; None: no limit
     accumulate_updates: int = 1,  # rollouts whose gradients make one update
 ) -> NStepQAgent:
@@ -184,7 +182,7 @@ def create_nstep_q_agent(
         td_loss=td_loss,
         one_step=one_step,
         discount=discount,
-        target_update_period=target_update_period,
+        target_update_env_steps=target_update_env_steps,
         gradient_clip_norm=gradient_clip_norm,
         env_steps=env_steps,
     )

@@ -36,7 +36,8 @@ from pipeline.agents.sac_networks import (
     squashed_gaussian,
 )
 from pipeline.errors import UserError
-from pipeline.networks import GlorotUniform, Initializer, ToFloat, create_encoder
+from pipeline.initializers import GlorotUniform, Initializer
+from pipeline.networks import ToFloat, create_encoder
 from pipeline.observations import is_image
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import GreedyPolicy, SampledPolicy

@@ -11,7 +11,7 @@ from tf_agents.networks import network
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories.policy_step import PolicyStep
 
-from pipeline.networks import Initializer
+from pipeline.initializers import Initializer
 
 LOG_STD_RANGE = (-20.0, 2.0)
 

@@ -1,48 +1,51 @@
-"""Target networks that are copied whole when the count of environment steps says so."""
+"""Target networks that follow the count of environment steps instead of updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from pipeline.errors import UserError
 
-class PeriodicCopy(tf.Module):
-    """Copies weights whenever environment steps have crossed a multiple of a period.
 
-    Mnih et al. 2015 and 2016 count the target network's age in steps of the environment, not in
-    updates. What was copied when is a variable, which a checkpoint holds.
+class PeriodicTarget(tf.Module):
+    """Copies a network's weights to its target network once in `period` environment steps.
+
+    The copy is due when the count has crossed a multiple of `period` since the last one, however
+    many steps an iteration takes; when that was is a variable, and so part of a checkpoint.
     """
 
     def __init__(
-        self,
-        online: Sequence[tf.Variable],
-        target: Sequence[tf.Variable],
-        period: int,
-        env_steps: tf.Variable,
+        self, online: tf.Module, target: tf.Module, period: int, count: Callable[[], tf.Tensor]
     ):
-        """Makes `target` equal to `online`.
-
-        Args:
-          online: the weights that are trained.
-          target: theirs, in the same order.
+        """Args:
+          online, target: with the same variables, in the same order.
           period: environment steps.
-          env_steps: int64 counter of environment steps.
+          count: gives the environment steps taken before this iteration, int64 [].
+
+        Raises:
+          UserError: the period is below 1.
         """
-        super().__init__(name="periodic_copy")
-        self._pairs = list(zip(online, target, strict=True))
+        super().__init__("periodic_target")
+        if period < 1:
+            raise UserError(f"target_update_env_steps = {period}: must be at least 1, or None.")
+        self._online, self._target = online, target
         self._period = period
-        self._env_steps = env_steps
+        self._count = count
         self._copied_at = tf.Variable(0, dtype=tf.int64, trainable=False, name="copied_at")
-        self._copy()
 
-    def update(self) -> None:
-        """Copies if a multiple of the period has been crossed since the last time."""
-        due = self._env_steps // self._period > self._copied_at // self._period
-        tf.cond(due, self._copy, tf.no_op)
+    def update(self) -> tf.Operation:
+        """Copies if it is due. Call it before an update's gradients are taken.
 
-    def _copy(self) -> tf.Operation:
-        for online, target in self._pairs:
-            target.assign(online)
-        self._copied_at.assign(self._env_steps)
-        return tf.no_op()
+        The count is that at which the iteration began: the updates up to that count have been made,
+        those of this iteration come after the crossing.
+        """
+        count = tf.convert_to_tensor(self._count())
+        due = count // self._period > self._copied_at // self._period
+        return tf.cond(due, lambda: self._copy(count), tf.no_op)
+
+    def _copy(self, count: tf.Tensor) -> tf.Operation:
+        pairs = zip(self._online.variables, self._target.variables, strict=True)
+        copies = [target.assign(online, read_value=False) for online, target in pairs]
+        return tf.group(*copies, self._copied_at.assign(count, read_value=False))

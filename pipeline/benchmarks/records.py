@@ -18,7 +18,7 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     env_steps_per_second *  while training: evaluations and checkpoints do not count
     workers *               runs that shared the machine when this one ended
     evaluation_returns *    of the final weights, one an episode
-    evaluation_policy *     "greedy" or "sampled"
+    evaluation_policy *     "greedy", "sampled", or as in "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...
     evaluations *           [environment steps, mean return of an evaluation while training], ...
     weights_sha256 *        of the final weights
@@ -206,4 +206,6 @@ def _evaluation_policy(config: pathlib.Path) -> str:
     """Which policy played the final evaluation, by the configuration that was in force."""
     statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
+    if (epsilon := values.get("Evaluator.epsilon")) is not None:
+        return f"{epsilon}-greedy"
     return "greedy" if values["Evaluator.greedy"] else "sampled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -123,7 +124,7 @@ def atari_environment(
     Raises:
       UserError: there is no such game, or a value is out of its range.
     """
-    _check(locals())
+    check_arguments(locals(), _RANGES, "atari_environment")
     vector_env = (RenderingAtariVectorEnv if render else AtariVectorEnv)(
         game,
         1 if render else num_envs,
@@ -143,30 +144,36 @@ def atari_environment(
     return environment(vector_env, name=f"Atari {game}", seed=seed)
 
 
-def _check_game(game: str) -> None:
+def _check_game(game: str, factory: str) -> None:
     """The ALE ends the process when it cannot load a ROM, so nothing unknown may reach it."""
     if not game:
         raise UserError(
-            "atari_environment.game is not bound: name the game, as in"
-            " --gin_bindings=\"atari_environment.game='pong'\"."
+            f"{factory}.game is not bound: name the game, as in"
+            f" --gin_bindings=\"{factory}.game='pong'\"."
         )
     if game in _MULTIPLAYER_ONLY:
-        raise UserError(f"atari_environment.game = {game!r}: the game is for several players only.")
+        raise UserError(f"{factory}.game = {game!r}: the game is for several players only.")
     games = {name.replace("_", ""): name for name in roms.get_all_rom_ids()}
     if game in games.values():
         return
     near = difflib.get_close_matches(game.lower().replace("_", ""), games)
     names = ", ".join(games[name] for name in near)
     raise UserError(
-        f"atari_environment.game = {game!r}: there is no such game; names are in snake case, as in"
+        f"{factory}.game = {game!r}: there is no such game; names are in snake case, as in"
         f" 'space_invaders'.{f' Nearest: {names}.' if near else ''}"
     )
 
 
-def _check(arguments: dict[str, Any]) -> None:
-    _check_game(arguments["game"])
-    for name, (low, high) in _RANGES.items():
+def check_arguments(
+    arguments: dict[str, Any], ranges: Mapping[str, tuple[float, float]], factory: str
+) -> None:
+    """Raises UserError for an unknown `game` and for what is out of its range.
+
+    The message names the gin configurable `factory`, whose arguments they are.
+    """
+    _check_game(arguments["game"], factory)
+    for name, (low, high) in ranges.items():
         value = arguments[name]
         if not low <= value <= high:
             wanted = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
-            raise UserError(f"atari_environment.{name} = {value}: must be {wanted}.")
+            raise UserError(f"{factory}.{name} = {value}: must be {wanted}.")

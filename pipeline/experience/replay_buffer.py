@@ -23,7 +23,7 @@ from pipeline.randomness import stateless_seed, stream_key
 from pipeline.returns import valid_mask
 
 # Places among the flattened columns of a Trajectory.
-_STEP_TYPE, _OBSERVATION, _NEXT_STEP_TYPE, _REWARD, _DISCOUNT = 0, 1, -3, -2, -1
+STEP_TYPE, OBSERVATION, NEXT_STEP_TYPE, REWARD, DISCOUNT = 0, 1, -3, -2, -1
 
 _JSON = "replay_buffer.json"
 
@@ -99,11 +99,11 @@ class ReplayBuffer:
         leaves = tf.nest.flatten(self._stored_spec)
         self._columns = [storage.create_column(spec, self._zero_row + 1) for spec in leaves]
         # Rows not yet written read as episode ends, so that no stack reaches back into them.
-        self._columns[_STEP_TYPE].assign(tf.fill([self._zero_row + 1], ts.StepType.LAST))
+        self._columns[STEP_TYPE].assign(tf.fill([self._zero_row + 1], ts.StepType.LAST))
         if self._stack > 1:
-            zero_frame = tf.zeros(leaves[_OBSERVATION].shape, tf.uint8)
+            zero_frame = tf.zeros(leaves[OBSERVATION].shape, tf.uint8)
             zero_row = tf.constant(self._zero_row, tf.int64)
-            storage.scatter(self._columns[_OBSERVATION], zero_row, zero_frame)
+            storage.scatter(self._columns[OBSERVATION], zero_row, zero_frame)
         with tf.device("/CPU:0"):
             # Rows ever written to each stream: row p lies at p % stream_capacity of its ring.
             self._positions = tf.Variable(tf.zeros([self._num_envs], tf.int64), trainable=False)
@@ -163,16 +163,7 @@ class ReplayBuffer:
             The trajectory [batch_size, sequence_length, ...]; weights [batch_size] float32, 0 where
             the first row is a boundary row and 1 elsewhere; keys [batch_size] int64.
         """
-        lowest, counts = self._valid_starts()
-        ends = tf.cumsum(counts)
-        seed = stateless_seed(self._key, self._batches.assign_add(1))
-        ranks = tf.random.stateless_uniform(
-            [self._batch_size, 1], seed, 0, ends[-1], tf.int64, alg="philox"
-        )
-        # The stream in which the start row of that rank lies, all streams' start rows in a line.
-        streams = tf.reduce_sum(tf.cast(ranks >= ends, tf.int64), axis=1, keepdims=True)
-        starts = ranks - tf.gather(ends - counts - lowest, streams)
-        rows, keys = self._read(streams, starts, self._sequence_length)
+        rows, keys = self._read(*self._draw(self._batch_size), self._sequence_length)
         return rows, valid_mask(rows.step_type[:, 0]), keys[:, 0]
 
     def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
@@ -180,6 +171,16 @@ class ReplayBuffer:
 
     def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
         """Does nothing: the rows stay until newer ones overwrite them."""
+
+    def _draw(self, number: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Streams [number, 1] and positions [number, 1] of start rows, uniform over all of them."""
+        lowest, counts = self._valid_starts()
+        ends = tf.cumsum(counts)
+        seed = stateless_seed(self._key, self._batches.assign_add(1))
+        ranks = tf.random.stateless_uniform([number, 1], seed, 0, ends[-1], tf.int64, alg="philox")
+        # The stream in which the start row of that rank lies, all streams' start rows in a line.
+        streams = tf.reduce_sum(tf.cast(ranks >= ends, tf.int64), axis=1, keepdims=True)
+        return streams, ranks - tf.gather(ends - counts - lowest, streams)
 
     def _keys(self, streams: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         return streams * self._stream_capacity + positions % self._stream_capacity
@@ -200,7 +201,7 @@ class ReplayBuffer:
         keys = window[:, older:]
         indices = [keys] * len(self._columns)
         if self._stack > 1:
-            indices[_OBSERVATION] = self._frame_keys(window)
+            indices[OBSERVATION] = self._frame_keys(window)
         leaves = map(storage.gather, self._columns, indices)
         return tf.nest.pack_sequence_as(self._spec, list(leaves)), keys
 
@@ -208,10 +209,13 @@ class ReplayBuffer:
         """Keys [B, T, stack] of the frames that make the stacks of `window` [B, stack - 1 + T]."""
         num_rows = window.shape[1] - self._stack + 1
         stacks = np.arange(num_rows)[:, np.newaxis] + np.arange(self._stack)
-        last = storage.gather(self._columns[_STEP_TYPE], window) == ts.StepType.LAST
-        episode = tf.cumsum(tf.cast(last, tf.int32), axis=1, exclusive=True)
-        same = tf.gather(episode, stacks, axis=1) == episode[:, self._stack - 1 :, tf.newaxis]
+        part = tf.cumsum(tf.cast(self._cuts(window), tf.int32), axis=1, exclusive=True)
+        same = tf.gather(part, stacks, axis=1) == part[:, self._stack - 1 :, tf.newaxis]
         return tf.where(same, tf.gather(window, stacks, axis=1), self._zero_row)
+
+    def _cuts(self, keys: tf.Tensor) -> tf.Tensor:
+        """Which rows' frames belong to no later stack, bool of the shape of `keys`."""
+        return storage.gather(self._columns[STEP_TYPE], keys) == ts.StepType.LAST
 
     def check_ready(self) -> None:
         """Raises UserError if no row can start a sequence, or rows are no stacks of frames."""
@@ -237,8 +241,8 @@ class ReplayBuffer:
         """
         streams = tf.where(self._positions > 0)[:, 0]
         newest = self._keys(streams, tf.gather(self._positions, streams) - 1)
-        column = self._columns[_NEXT_STEP_TYPE]
-        newest = newest[tf.gather(self._columns[_STEP_TYPE], newest) != ts.StepType.LAST]
+        column = self._columns[NEXT_STEP_TYPE]
+        newest = newest[tf.gather(self._columns[STEP_TYPE], newest) != ts.StepType.LAST]
         storage.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
     def bad_columns(self) -> list[str]:
@@ -289,11 +293,7 @@ class ReplayBuffer:
         }
 
     def _state(self) -> dict[str, tf.Variable]:
-        return {
-            "positions": self._positions,
-            "batches": self._batches,
-            "stacks_hold": self._stacks_hold,
-        }
+        return dict(positions=self._positions, batches=self._batches, stacks_hold=self._stacks_hold)
 
     def _rings(self) -> list[segments.Column]:
         named = zip(self._names, self._columns, strict=True)

@@ -1,0 +1,152 @@
+"""A tiny run of dqn3_breakout, interrupted and resumed, ends with the bits of its twin."""
+
+import pathlib
+import re
+from typing import Any
+
+import gin
+import numpy as np
+import pytest
+import tensorflow as tf
+from host_loops import Run, Watching
+from tiny_runs import assert_same, saved, statements, variables
+
+from pipeline import chunks, configuration
+from pipeline.components import build
+from pipeline.host_loop import HostLoop, Plan, Stopped
+from pipeline.run_folder import RunFolder
+from pipeline.shutdown import StopSignal
+
+WARM_UP = 60
+BINDINGS = f"""
+    nature_cnn_encoder.filters = ((4, 8, 4), (4, 4, 2))
+    nature_cnn_encoder.units = (8,)
+    ReplayBuffer.capacity = 150
+    ReplayBuffer.batch_size = 8
+    BlockReplayBuffer.block_size = 24
+    create_dqn_agent.target_update_env_steps = 40
+    epsilon/linear_schedule.start = {WARM_UP}
+    epsilon/linear_schedule.num_steps = 100
+    Evaluator.num_env_steps = 40
+"""
+PLAN = Plan(
+    num_env_steps=240,
+    log_interval=50,
+    eval_interval=120,
+    checkpoint_interval=70,
+    num_eval_episodes=1,
+    num_final_episodes=1,
+)
+
+
+class TinyRun(Run):
+    def __init__(self, path):
+        configuration.load(["dqn3_breakout"], statements(BINDINGS))
+        names = ("create_environment", "create_agent", "create_experience")
+        references = [gin.query_parameter(f"train.{name}") for name in names]
+        self.parts = build(3, *(reference.scoped_configurable_fn for reference in references))
+        self.folder = RunFolder(path)
+        path.mkdir(exist_ok=True)
+        self.progress, self.stop, self.warm_up = Watching(), StopSignal(), WARM_UP
+        self.loop = HostLoop(self.parts, PLAN, self.folder, self.progress, self.stop)
+
+    def everything(self):
+        agent, experience, environment = (
+            self.parts.agent, self.parts.experience, self.parts.environment,
+        )  # fmt: skip
+        rows = environment.current_time_step()
+        return {
+            **variables(agent),
+            **saved(experience),
+            **{f"row {i}": np.asarray(row) for i, row in enumerate(rows)},
+            **{f"carry {i}": np.asarray(x) for i, x in enumerate(self.loop._state.carry.time_step)},
+        }
+
+
+@pytest.fixture(autouse=True)
+def one_iteration_a_call(monkeypatch):
+    monkeypatch.setattr(chunks, "SECONDS_PER_CALL", 0.0)
+    yield
+    gin.clear_config()
+
+
+def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
+    twin = TinyRun(tmp_path / "twin")
+    discounts, stop_counts = [], []
+
+    def watch(record, phase):
+        row = twin.loop._state.carry.time_step
+        discounts.append(float(row.discount[0]))
+        taken = int(twin.parts.experience._taken)
+        if twin.loop.env_steps > WARM_UP and 8 <= taken <= 16:
+            stop_counts.append(twin.loop.env_steps)
+
+    twin.progress.hook = watch
+    expected = twin.train()
+    assert 45 <= expected["updates"] <= 47  # a boundary row is no environment step
+    assert 0.0 in discounts  # an iteration ended with a lost life, before its no-ops' observation
+    assert 200 <= twin.parts.agent._periodic_target._copied_at.numpy() < 204
+
+    # Where a block was partly used, and not at a checkpoint of the plan.
+    stop_at = next(count for count in stop_counts if count > 100 and count % 70 > 8)
+    path = tmp_path / "resumed"
+    stopped = TinyRun(path)
+    stopped.stop_at(stop_at)
+    with pytest.raises(Stopped):
+        stopped.train()
+    assert 8 <= int(stopped.parts.experience._taken) <= 16
+    resumed = TinyRun(path)
+    result = resumed.train()
+    assert resumed.parts.environment.divergence == ""
+    for of_clock in (result, expected):
+        assert of_clock.pop("wall_seconds") > 0
+    assert result == expected
+    assert_same(resumed.everything(), twin.everything())
+    assert resumed.evaluations == twin.evaluations
+    for run in (twin, stopped, resumed):
+        run.loop.close()
+
+
+def test_the_ready_run_has_the_settings_of_the_run_script():
+    configuration.load(["dqn3_pong"], [])
+    names = ("create_environment", "create_agent", "create_experience")
+    references = [gin.query_parameter(f"train.{name}") for name in names]
+    parts = build(1, *(reference.scoped_configurable_fn for reference in references))
+    agent, evaluator = parts.agent, parts.evaluator
+    experience: Any = parts.experience
+
+    epsilon = agent.schedules["epsilon"]
+    at = {0: 1, 50_000: 1, 550_000: 0.55, 1_050_000: 0.1, 50_000_000: 0.1}
+    for count, value in at.items():
+        assert epsilon(tf.constant(count, tf.int64)).numpy() == pytest.approx(value)
+        assert agent.schedules["learning_rate"](count).numpy() == pytest.approx(0.00025)
+    assert gin.query_parameter("initialize_replay_buffer.num_env_steps") == 50_000
+    assert (experience.collect_steps, experience.num_updates) == (4, 1)
+    assert (experience._batch_size, experience._block_size) == (32, 512)
+    assert experience._stream_capacity == 1_000_000
+    assert parts.driver._reward_range == (-1, 1)
+
+    assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
+    assert agent._gradient_clipping is None
+    assert agent._periodic_target._period == 10_000
+    shapes = [variable.shape.as_list() for variable in agent._q_network.variables]
+    assert shapes[-4:] == [[3136, 512], [512], [512, 6], [6]]
+    assert all(variable.numpy().any() for variable in agent._q_network.variables)  # biases too
+
+    assert evaluator._num_env_steps == 125_000
+    assert evaluator.policy._epsilon().numpy() == np.float32(0.05)
+    assert (parts.environment.batch_size, evaluator.environment.batch_size) == (1, 1)
+    plan = {"num_env_steps": 50_000_000, "eval_interval": 250_000, "checkpoint_interval": 125_000}
+    for name, value in plan.items():
+        assert gin.query_parameter(f"train.{name}") == value
+
+
+def test_every_test_that_the_table_names_is_there():
+    tests = pathlib.Path(__file__).parent
+    text = (tests.parent / "docs" / "dqn3.md").read_text()
+    named = re.findall(r"`(\w+_test\.py)::(test_\w+)`", text)
+    assert len(named) > 30
+    for file, test in named:
+        assert f"def {test}(" in (tests / file).read_text(), f"{file}::{test}"
+    rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    assert set(rows) == {6}
