@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -88,6 +89,11 @@ def create(seed: int = 0, steps: tf.Variable | None = None, **kwargs) -> DqnAgen
     return agent
 
 
+@functools.cache
+def the_agent() -> DqnAgent:
+    return create()
+
+
 def random_batch(seed: int, reward_scale: float = 2.0) -> Trajectory:
     """32 transitions; rewards beyond [-1, 1], lost lives and ends of games among them."""
     rng = np.random.default_rng(seed)
@@ -127,7 +133,9 @@ def test_the_summed_huber_loss_has_the_gradient_that_lua_back_propagates(
     seed: int, reward_scale: float
 ) -> None:
     """The Lua program ascends: what it adds to the weights is minus our gradient."""
-    agent, batch = create(seed), random_batch(seed, reward_scale)
+    agent, batch = the_agent(), random_batch(seed, reward_scale)
+    networks = agent._q_network, agent._target_q_network
+    randomize(np.random.default_rng(seed), [v for network in networks for v in network.variables])
     update = lua_update(agent, batch)
     by_hand = back_propagate(agent, batch, update.targets)
     gradients, _ = agent.gradients(tensors(batch), tf.ones(32))
@@ -136,7 +144,8 @@ def test_the_summed_huber_loss_has_the_gradient_that_lua_back_propagates(
 
 def test_the_batches_hold_all_that_matters() -> None:
     batches = [random_batch(seed) for seed in range(5)]
-    clipped = np.concatenate([np.abs(lua_update(create(), b).delta) == 1 for b in batches])
+    agent = create()
+    clipped = np.concatenate([np.abs(lua_update(agent, b).delta) == 1 for b in batches])
     assert 0.2 < clipped.mean() < 0.8
     assert all((np.abs(b.reward[:, 0]) > 1).any() for b in batches)
     assert all((b.discount[:, 0] == 0).any() and (b.discount[:, 0] == 1).any() for b in batches)

@@ -1,6 +1,7 @@
-"""Where collected rows wait until they are learnt from: `ReplayBuffer` and `Rollout`.
+"""Where collected rows wait until they are learnt from: replay buffers and `Rollout`.
 
-Both implement `Experience`, and the train loop knows nothing else about them. An iteration is
+`ReplayBuffer`, `BlockReplayBuffer` and `Rollout` implement `Experience`, and the train loop knows
+nothing else about them. An iteration is
 
     add(stream_ids, rows)       once or more, `collect_steps` vector steps in all
     begin(prepare)
