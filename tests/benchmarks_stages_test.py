@@ -20,9 +20,14 @@ from pipeline.train_loop import train
 pytestmark = pytest.mark.usefixtures("any_config")
 
 
+def has_a_batch(work, num_envs):
+    rollout = work.rollout_steps * num_envs
+    return not work.uses_rollouts or rollout >= (work.batch_size or 0)
+
+
 @pytest.mark.parametrize(
     ("name", "num_envs"),
-    [(name, n) for name in WORKS for n in (1, 8) if (name[:3], n) != ("ppo", 1)],
+    [(name, n) for name, work in WORKS.items() for n in (1, 8) if has_a_batch(work, n)],
 )
 def test_a_work_is_what_is_trained(name, num_envs):
     work = WORKS[name]

@@ -288,8 +288,11 @@ def test_an_iteration_keeps_the_ratio_of_updates(name, num_envs):
     work, parsed = works.parse(f"{name}_{num_envs}")
     assert work is works.WORKS[name] and parsed == num_envs
     env_steps = work.vector_steps(num_envs) * num_envs
-    ratio = work.batch_size / works.NUM_EPOCHS if work.algorithm == "ppo" else None
-    assert env_steps == work.updates(num_envs) * (ratio or work.env_steps_per_update)
+    if work.uses_rollouts:
+        batches = env_steps / (work.batch_size or env_steps)
+        assert work.updates(num_envs) == work.num_epochs * batches
+    else:
+        assert env_steps == work.updates(num_envs) * work.env_steps_per_update
 
 
 @pytest.mark.parametrize("name", ["dqn_pong", "dqn_8", "dqn_pong_x", ""])
