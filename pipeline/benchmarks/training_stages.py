@@ -266,10 +266,15 @@ class Stages:
         return tf.function(lambda times: repeated(body, tf.zeros([]), times), autograph=False)
 
 
-def count_flops(graph: tf.Graph) -> int:
-    """Floating-point operations of matrix products and convolutions, a multiply-add being two."""
+def count_flops(graph: tf.Graph) -> int | None:
+    """Floating-point operations of matrix products and convolutions, a multiply-add being two.
+
+    None where there are loops: how often they turn is not known before they do.
+    """
     from tensorflow.python.profiler import model_analyzer, option_builder
 
+    if any(operation.type in ("While", "StatelessWhile") for operation in graph.get_operations()):
+        return None
     options = option_builder.ProfileOptionBuilder(
         option_builder.ProfileOptionBuilder.float_operation()
     )
