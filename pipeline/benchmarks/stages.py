@@ -110,11 +110,11 @@ def _ppo(work: works.Work) -> list[str]:
 def _trpo(work: works.Work) -> list[str]:
     return [
         f"create_trpo_agent.gae_lambda = {work.gae_lambda}",
-        f"create_trpo_agent.max_kl = {works.MAX_KL}",
-        f"create_trpo_agent.cg_iterations = {works.CG_ITERATIONS}",
-        f"create_trpo_agent.cg_damping = {work.cg_damping}",
-        f"create_trpo_agent.line_search_steps = {works.LINE_SEARCH_STEPS}",
-        f"create_trpo_agent.line_search_shrink = {works.LINE_SEARCH_SHRINK}",
+        f"TrustRegion.max_kl = {works.MAX_KL}",
+        f"TrustRegion.cg_iterations = {works.CG_ITERATIONS}",
+        f"TrustRegion.cg_damping = {work.cg_damping}",
+        f"TrustRegion.line_search_steps = {works.LINE_SEARCH_STEPS}",
+        f"TrustRegion.line_search_shrink = {works.LINE_SEARCH_SHRINK}",
         f"create_trpo_agent.value_epochs = {work.value_epochs}",
         f"create_trpo_agent.value_minibatch_size = {work.value_batch_size}",
         *_rollout(work),
@@ -125,7 +125,7 @@ def _nstep_q(work: works.Work) -> list[str]:
     return [
         "create_nstep_q_agent.one_step = False",
         f"create_nstep_q_agent.epsilon = {works.EPSILON}",
-        f"create_nstep_q_agent.target_update_period = {work.target_update_period}",
+        f"create_nstep_q_agent.target_update_env_steps = {work.target_update_period}",
         *_rollout(work),
     ]
 

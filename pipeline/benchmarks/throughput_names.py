@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pipeline.benchmarks.wording import agent
+
 OURS, OURS_IN_BFLOAT16, SB3, TF_AGENTS = "ours", "ours:bfloat16", "sb3", "tf_agents"
 _TITLES = {
     OURS: "ours, float32",
     OURS_IN_BFLOAT16: "ours, bfloat16",
     SB3: "Stable-Baselines3",
     TF_AGENTS: "TF-Agents' examples",
-    "dqn": "DQN",
-    "ppo": "PPO",
-    "sac": "SAC",
-    "a2c": "A2C",
-    "trpo": "TRPO",
-    "nstep_q": "n-step Q",
     "pong": "Pong",
     "cartpole": "CartPole",
     "pendulum": "Pendulum",
@@ -41,7 +37,7 @@ def parse(work: str) -> Training | None:
 
 
 def title(name: str) -> str:
-    """Of a side, an algorithm or an environment; unknown ones as they are."""
+    """Of a side or an environment; unknown ones as they are."""
     return _TITLES.get(name, name)
 
 
@@ -51,7 +47,7 @@ def work_title(work: str) -> str:
     if not training:
         return work
     count = training.num_envs
-    words = f"{title(training.algorithm)} {title(training.environment)}"
+    words = f"{agent(training.algorithm)} {title(training.environment)}"
     return f"{words}, {count} environment{'' if count == 1 else 's'}"
 
 
