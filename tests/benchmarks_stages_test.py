@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("any_config")
 
 @pytest.mark.parametrize(
     ("name", "num_envs"),
-    [(name, n) for name in WORKS for n in (1, 8) if (name[:3], n) != ("ppo", 1)],
+    [(name, n) for name, work in WORKS.items() for n in ((8,) if work.uses_rollouts else (1, 8))],
 )
 def test_a_work_is_what_is_trained(name, num_envs):
     work = WORKS[name]
@@ -41,11 +41,12 @@ def test_a_work_is_what_is_trained(name, num_envs):
     assert any(v.dtype == tf.float32 for v in parts.agent.variables)
 
 
-def test_stages_are_counted_in_their_units(tmp_path):
+def measured(work, output_dir):
+    """What the worker says when it is ready, and its answer for every stage."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
-    command = [sys.executable, "-m", "pipeline.benchmarks.stages", "--work=dqn_cartpole_8"]
+    command = [sys.executable, "-m", "pipeline.benchmarks.stages", f"--work={work}"]
     worker = subprocess.Popen(
-        [*command, f"--output_dir={tmp_path}"],
+        [*command, f"--output_dir={output_dir}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -55,9 +56,6 @@ def test_stages_are_counted_in_their_units(tmp_path):
     assert worker.stdin is not None and worker.stdout is not None
     ready = json.loads(worker.stdout.readline())
     assert ready["stages"] == ["environment", "collect", "sample", "update", "training"]
-    assert ready["onednn"] == "0"
-    assert ready["threads"] == {"intra_op": 1, "inter_op": 1}
-    assert ready["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
     answers = {}
     for stage in ready["stages"]:
         worker.stdin.write(json.dumps({"stage": stage, "seconds": 0.2}) + "\n")
@@ -68,6 +66,14 @@ def test_stages_are_counted_in_their_units(tmp_path):
     for stage, answer in answers.items():
         assert answer["stage"] == stage
         assert answer["seconds"] >= 0.2 and answer["count"] > 0
+    return ready, answers
+
+
+def test_stages_are_counted_in_their_units(tmp_path):
+    ready, answers = measured("dqn_cartpole_8", tmp_path)
+    assert ready["onednn"] == "0"
+    assert ready["threads"] == {"intra_op": 1, "inter_op": 1}
+    assert ready["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
     training = answers["training"]
     assert training["count"] == pytest.approx(4 * training["updates"], rel=0.1)
     # Batch 64; multiply-adds, two each, of: two networks forward, and one backward without the
@@ -75,6 +81,16 @@ def test_stages_are_counted_in_their_units(tmp_path):
     layers = [4 * 64, 64 * 64, 64 * 2]
     expected = 2 * 64 * (2 * sum(layers) + sum(layers) + sum(layers[1:]))
     assert answers["update"]["flops_per_count"] == pytest.approx(expected, rel=0.02)
+
+
+def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
+    ready, answers = measured("trpo_cartpole_2", tmp_path)
+    encoder = 4 * 64 + 64 + 64 * 64 + 64
+    assert ready["num_parameters"] == 2 * encoder + (64 * 2 + 2) + (64 + 1)
+    training = answers["training"]
+    # A rollout has 2 * 512 rows, of which those between episodes are no environment steps.
+    assert training["count"] == pytest.approx(1024 * training["updates"], rel=0.1)
+    assert answers["update"]["flops_per_count"] is None
 
 
 def test_flops_of_products_and_convolutions():
@@ -87,6 +103,15 @@ def test_flops_of_products_and_convolutions():
     graph = compute.get_concrete_function(*arguments).graph
     expected = 2 * 2 * 3 * 5 + 2 * (4 * 4 * 7) * (2 * 2 * 3)
     assert training_stages.count_flops(graph) == expected
+
+
+def test_flops_of_a_loop_are_not_known():
+    @tf.function
+    def power(a, times):
+        return training_stages.repeated(lambda product: product @ a, a, times)
+
+    arguments = [tf.TensorSpec((3, 3), tf.float32), tf.TensorSpec((), tf.int64)]
+    assert training_stages.count_flops(power.get_concrete_function(*arguments).graph) is None
 
 
 def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():

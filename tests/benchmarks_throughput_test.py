@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import textwrap
 import time
@@ -9,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.benchmarks import peer_environment, throughput, throughput_tables, worker_process
+from pipeline.benchmarks import (
+    peer_environment,
+    throughput,
+    throughput_names,
+    throughput_tables,
+    worker_process,
+)
 from pipeline.benchmarks.throughput import Contender, measure, measure_work
 from pipeline.benchmarks.throughput_tables import summary
 from pipeline.benchmarks.workers import protocol, works
@@ -191,6 +198,26 @@ def test_every_peer_has_its_worker_and_works():
         assert set(names) <= works.WORKS.keys()
 
 
+def test_every_work_is_measured_unless_others_are_chosen():
+    names = [name.partition(":")[0].rpartition("_")[0] for name in throughput.WORKS]
+    assert works.WORKS.keys() <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("work", "peers"),
+    [
+        ("dqn_pong_8", ["sb3", "tf_agents"]),
+        ("a2c_pong_16", ["sb3"]),
+        ("trpo_cartpole_2", ["sb3"]),
+        ("nstep_q_pong_16", []),
+        ("machine", []),
+    ],
+)
+def test_the_peers_of_a_work(work, peers):
+    python = {"sb3": "/sb3/python", "tf_agents": "/tf/python"}
+    assert [peer.name for peer in throughput._peers(work, python)] == peers
+
+
 def side(**speeds):
     stages = {
         stage: {"per_second": speed, "rounds": [{"unit": UNIT, "count": 8, "seconds": 8 / speed}]}
@@ -267,6 +294,25 @@ def test_the_budget_is_of_a_vector_step():
     assert shown == ["1", "1", "4", "20", "-1", "25", "11"]
 
 
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("nstep_q_pong_16", "n-step Q Pong, 16 environments"),
+        ("trpo_cartpole_1", "TRPO CartPole, 1 environment"),
+        ("start_pong", "start_pong"),
+    ],
+)
+def test_a_work_in_words(work, words):
+    assert throughput_names.work_title(work) == words
+
+
+def test_what_an_update_of_trpo_is_stands_where_there_is_one():
+    told = "an update of TRPO is"
+    ours = side(environment=9.0, training=1.0)
+    assert told in throughput_tables.document(results_of("trpo_cartpole_2", ours=ours))
+    assert told not in throughput_tables.document(results_of("a2c_cartpole_2", ours=ours))
+
+
 def test_a_table_without_rows_is_left_out():
     text = throughput_tables.document(results_of(ours=side(training=1.0)))
     assert text.count("| :--- |") == 2  # speeds and stages
@@ -288,8 +334,11 @@ def test_an_iteration_keeps_the_ratio_of_updates(name, num_envs):
     work, parsed = works.parse(f"{name}_{num_envs}")
     assert work is works.WORKS[name] and parsed == num_envs
     env_steps = work.vector_steps(num_envs) * num_envs
-    ratio = work.batch_size / works.NUM_EPOCHS if work.algorithm == "ppo" else None
-    assert env_steps == work.updates(num_envs) * (ratio or work.env_steps_per_update)
+    if work.uses_rollouts:
+        batches = env_steps / (work.batch_size or env_steps)
+        assert work.updates(num_envs) == work.num_epochs * batches
+    else:
+        assert env_steps == work.updates(num_envs) * work.env_steps_per_update
 
 
 @pytest.mark.parametrize("name", ["dqn_pong", "dqn_8", "dqn_pong_x", ""])
@@ -373,6 +422,38 @@ def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
     training = results["stages"]["training"]["rounds"][0]
     assert training["count"] / 4 == pytest.approx(training["updates"], abs=2)
     assert results["stages"]["collect"]["rounds"][0]["updates"] == 0
+
+
+SB3_ROLLOUTS = """
+import json, sys, torch
+sys.path.insert(0, sys.argv[1])
+import works
+from sb3_worker import Stages, differences
+
+torch.set_num_threads(1)
+for name in sys.argv[2:]:
+    work, num_envs = works.parse(name)
+    stages = Stages(work, num_envs)
+    answers = {name: getattr(stages, name)(0.2) for name in ("sample", "update", "training")}
+    answers["num_parameters"] = stages.num_parameters()
+    answers["differences"] = differences(work, stages)
+    print(json.dumps(answers))
+"""
+
+
+def test_stable_baselines3_makes_an_update_of_every_rollout():
+    names = {"a2c_cartpole_8": 8 * 5, "trpo_cartpole_2": 2 * 512}
+    command = [peer_python("sb3"), "-c", SB3_ROLLOUTS, str(WORKERS), *names]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    encoder = 4 * 64 + 64 + 64 * 64 + 64
+    for line, env_steps in zip(lines, names.values(), strict=True):
+        answers = json.loads(line)
+        assert answers["num_parameters"] == 2 * encoder + (64 * 2 + 2) + (64 + 1)
+        assert answers["sample"]["count"] > 0 and answers["update"]["count"] > 0
+        training = answers["training"]
+        assert training["updates"] > 0
+        assert training["count"] == training["updates"] * env_steps
+        assert len(answers["differences"]) == len(set(answers["differences"])) >= 4
 
 
 @pytest.mark.parametrize("name", ["dqn_pang_8", "dqn_pong", "dqn_pong_0", "dqn_pong_8:float16", ""])

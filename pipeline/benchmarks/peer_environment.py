@@ -17,8 +17,11 @@ CONSTRAINTS = pathlib.Path(__file__).parent / "data" / "peers.txt"
 # Torch comes first and alone: asked for beside others, pip would look at its CUDA builds too.
 _INSTALLATIONS = (
     ("torch",),
-    ("stable-baselines3", "ale-py", "gymnasium", "numpy", "opencv-python-headless"),
-)
+    (
+        "stable-baselines3", "sb3-contrib", "ale-py", "gymnasium", "numpy",
+        "opencv-python-headless",
+    ),
+)  # fmt: skip
 _MAX_ERROR_LINES = 10
 
 

@@ -28,18 +28,25 @@ def gin_files(work: works.Work) -> list[str]:
 
 def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
     """What makes those configs do exactly the work."""
-    of_algorithm = {"dqn": _dqn, "ppo": _ppo, "sac": _sac}[work.algorithm]
-    agent = f"create_{work.algorithm}_agent"
+    of_algorithm = {
+        "dqn": _dqn, "sac": _sac, "ppo": _ppo, "a2c": _actor_critic, "trpo": _trpo,
+        "nstep_q": _nstep_q,
+    }[work.algorithm]  # fmt: skip
+    agent = _agent(work)
     return [
         f"{agent}.discount = {works.DISCOUNT}",
         f"{agent}.learning_rate = {work.learning_rate}",
         f"{agent}.gradient_clip_norm = {work.gradient_clip_norm}",
-        f"Adam.epsilon = {work.adam_epsilon}",
+        f"{work.optimizer}.epsilon = {work.optimizer_epsilon}",
         f"configure_tensorflow.onednn = {not work.has_small_layers}",
         *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
         *_environment(work, num_envs, precision),
     ]
+
+
+def _agent(work: works.Work) -> str:
+    return f"create_{work.algorithm}_agent"
 
 
 def _environment(work: works.Work, num_envs: int, precision: str) -> list[str]:
@@ -76,16 +83,50 @@ def _dqn(work: works.Work) -> list[str]:
     ]
 
 
-def _ppo(work: works.Work) -> list[str]:
+def _rollout(work: works.Work) -> list[str]:
     return [
-        f"create_ppo_agent.clip_ratio = {work.clip_ratio}",
-        f"create_ppo_agent.entropy_coefficient = {work.entropy_coefficient}",
-        f"create_ppo_agent.value_coefficient = {works.VALUE_COEFFICIENT}",
-        f"create_ppo_agent.gae_lambda = {works.GAE_LAMBDA}",
-        f"Rollout.num_steps = {works.ROLLOUT_STEPS}",
-        f"Rollout.num_epochs = {works.NUM_EPOCHS}",
+        f"Rollout.num_steps = {work.rollout_steps}",
+        f"Rollout.num_epochs = {work.num_epochs}",
         f"Rollout.minibatch_size = {work.batch_size}",
+        *([f"RMSprop.rho = {works.RMSPROP_DECAY}"] if work.optimizer == "RMSprop" else []),
         *_encoder(work),
+    ]
+
+
+def _actor_critic(work: works.Work) -> list[str]:
+    agent = _agent(work)
+    return [
+        f"{agent}.entropy_coefficient = {work.entropy_coefficient}",
+        f"{agent}.value_coefficient = {work.value_coefficient}",
+        f"{agent}.gae_lambda = {work.gae_lambda}",
+        *_rollout(work),
+    ]
+
+
+def _ppo(work: works.Work) -> list[str]:
+    return [f"create_ppo_agent.clip_ratio = {work.clip_ratio}", *_actor_critic(work)]
+
+
+def _trpo(work: works.Work) -> list[str]:
+    return [
+        f"create_trpo_agent.gae_lambda = {work.gae_lambda}",
+        f"TrustRegion.max_kl = {works.MAX_KL}",
+        f"TrustRegion.cg_iterations = {works.CG_ITERATIONS}",
+        f"TrustRegion.cg_damping = {work.cg_damping}",
+        f"TrustRegion.line_search_steps = {works.LINE_SEARCH_STEPS}",
+        f"TrustRegion.line_search_shrink = {works.LINE_SEARCH_SHRINK}",
+        f"create_trpo_agent.value_epochs = {work.value_epochs}",
+        f"create_trpo_agent.value_minibatch_size = {work.value_batch_size}",
+        *_rollout(work),
+    ]
+
+
+def _nstep_q(work: works.Work) -> list[str]:
+    return [
+        "create_nstep_q_agent.one_step = False",
+        f"create_nstep_q_agent.epsilon = {works.EPSILON}",
+        f"create_nstep_q_agent.target_update_env_steps = {work.target_update_period}",
+        *_rollout(work),
     ]
 
 

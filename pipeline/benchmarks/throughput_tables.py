@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,24 +14,20 @@ from pipeline.benchmarks.document import (
     Table,
     to_markdown,
 )
+from pipeline.benchmarks.throughput_names import (
+    OURS,
+    OURS_IN_BFLOAT16,
+    SB3,
+    TF_AGENTS,
+    number,
+    parse,
+    title,
+    work_title,
+)
 
 Results = dict[str, Any]
 Side = dict[str, Any]
 
-_OURS, _OURS_IN_BFLOAT16, _SB3, _TF_AGENTS = "ours", "ours:bfloat16", "sb3", "tf_agents"
-_TITLES = {
-    _OURS: "ours, float32",
-    _OURS_IN_BFLOAT16: "ours, bfloat16",
-    _SB3: "Stable-Baselines3",
-    _TF_AGENTS: "TF-Agents' examples",
-    "dqn": "DQN",
-    "ppo": "PPO",
-    "sac": "SAC",
-    "pong": "Pong",
-    "cartpole": "CartPole",
-    "pendulum": "Pendulum",
-}
-_NAME = re.compile(r"(?P<words>\w+)_(?P<num_envs>\d+)")
 _STAGES = ("environment", "collect", "sample", "update", "training")
 
 
@@ -77,7 +72,7 @@ def _sides(results: Results) -> Iterator[tuple[str, str, Side]]:
 
 def _failures(results: Results) -> list[Block]:
     points = tuple(
-        f"{_work(work)}, {_title(name)}: {side['error']}"
+        f"{work_title(work)}, {title(name)}: {side['error']}"
         for work, name, side in _sides(results)
         if side["error"]
     )
@@ -85,19 +80,19 @@ def _failures(results: Results) -> list[Block]:
 
 
 def _speeds(results: Results) -> Table:
-    in_bfloat16 = any(name == _OURS_IN_BFLOAT16 for _, name, _ in _sides(results))
-    ours = (_OURS, _OURS_IN_BFLOAT16) if in_bfloat16 else (_OURS,)
-    peers = (_SB3, _TF_AGENTS)
+    in_bfloat16 = any(name == OURS_IN_BFLOAT16 for _, name, _ in _sides(results))
+    ours = (OURS, OURS_IN_BFLOAT16) if in_bfloat16 else (OURS,)
+    peers = (SB3, TF_AGENTS)
     rows = []
     for work, measured in results["works"].items():
         speed = {n: _speed(measured["sides"].get(n), "training") for n in (*ours, *peers)}
         if any(speed.values()):
             ratios = [_ratios([speed[name] for name in ours], speed[peer]) for peer in peers]
-            rows.append((_work(work), *map(_number, speed.values()), *ratios))
+            rows.append((work_title(work), *map(number, speed.values()), *ratios))
     columns = (
         Column("work", "text"),
-        *(Column(_title(name)) for name in (*ours, *peers)),
-        *(Column(f"ours : {_title(name)}") for name in peers),
+        *(Column(title(name)) for name in (*ours, *peers)),
+        *(Column(f"ours : {title(name)}") for name in peers),
     )
     return Table("Environment steps per second, training included", columns, tuple(rows))
 
@@ -128,17 +123,28 @@ def _stages(results: Results) -> Table:
     )
     rows = tuple(
         (
-            _work(work),
-            _title(name),
+            work_title(work),
+            title(name),
             *(_milliseconds(work, side, stage) for stage in _STAGES[:4]),
             _share_of_peak(results, name, side),
             _milliseconds(work, side, "training"),
-            _number(_steps_per_update(side)),
+            number(_steps_per_update(side)),
         )
         for work, name, side in _sides(results)
         if any(stage in side["stages"] for stage in _STAGES)
     )
-    return Table("Stages, each alone", columns, rows)
+    return Table(f"Stages, each alone{_what_updates_are(results)}", columns, rows)
+
+
+def _what_updates_are(results: Results) -> str:
+    """Of the works whose updates are more than one optimizer step on one batch; "" without any."""
+    names = map(parse, results["works"])
+    if not any(name and name.algorithm == "trpo" for name in names):
+        return ""
+    return (
+        " (an update of TRPO is all that it learns from a rollout: the policy's step and the "
+        "optimizer steps that fit the values)"
+    )
 
 
 def _budget(results: Results) -> Table:
@@ -156,12 +162,12 @@ def _budget(results: Results) -> Table:
             floor = _floor(results, name, side, step)
             times = (*step.stages, step.training, floor)
             shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
-            rows.append((_work(work), _title(name), *shown))
-    title = (
+            rows.append((work_title(work), title(name), *shown))
+    caption = (
         "Where the time of a vector step goes, ms (floor: the environment alone, and the updates' "
         "products and convolutions at the machine's matrix peak)"
     )
-    return Table(title, columns, tuple(rows))
+    return Table(caption, columns, tuple(rows))
 
 
 class _VectorStep(NamedTuple):
@@ -174,13 +180,13 @@ class _VectorStep(NamedTuple):
 
 def _vector_step(work: str, side: Side) -> _VectorStep | None:
     """None where a stage was not measured."""
-    name = _NAME.fullmatch(work)
+    name = parse(work)
     speeds = [_speed(side, stage) for stage in _STAGES]
     steps_per_update = _steps_per_update(side)
     if not name or not steps_per_update or not all(speeds):
         return None
     environment, collect, sample, update, training = (1 / speed for speed in speeds if speed)
-    num_envs = int(name["num_envs"])
+    num_envs = name.num_envs
     updates = num_envs / steps_per_update
     stages = (
         num_envs * environment,
@@ -205,9 +211,9 @@ def _milliseconds(work: str, side: Side, stage: str) -> str:
     speed = _speed(side, stage)
     if not speed:
         return ""
-    name = _NAME.fullmatch(work)
+    name = parse(work)
     is_counted_in_steps = side["stages"][stage]["rounds"][0]["unit"] == "environment steps"
-    units = int(name["num_envs"]) if name and is_counted_in_steps else 1
+    units = name.num_envs if name and is_counted_in_steps else 1
     return f"{1000 * units / speed:.3g}"
 
 
@@ -244,10 +250,10 @@ def _others(results: Results) -> Table:
     )
     rows = tuple(
         (
-            _work(work),
-            _title(name),
+            work_title(work),
+            title(name),
             stage,
-            _number(measured["per_second"]),
+            number(measured["per_second"]),
             f"{1 / measured['per_second']:.3g}",
             measured["rounds"][0]["unit"],
             _facts(measured["rounds"][-1]),
@@ -273,25 +279,7 @@ def _differences(results: Results) -> Iterator[Block]:
     told: dict[str, dict[str, list[str]]] = {}
     for work, name, side in _sides(results):
         for difference in side["facts"].get("differences", []):
-            told.setdefault(name, {}).setdefault(difference, []).append(_work(work))
+            told.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
     for name, works_of in told.items():
         points = tuple(f"{text} ({'; '.join(works)})" for text, works in works_of.items())
-        yield Notice(f"{_title(name)}, beside what its own loop and networks make of it", points)
-
-
-def _title(name: str) -> str:
-    return _TITLES.get(name, name)
-
-
-def _work(name: str) -> str:
-    """ "DQN Pong, 8 environments" for dqn_pong_8; others as they are."""
-    match = _NAME.fullmatch(name)
-    if not match:
-        return name
-    words = " ".join(_title(word) for word in match["words"].split("_"))
-    count = match["num_envs"]
-    return f"{words}, {count} environment{'' if count == '1' else 's'}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+        yield Notice(f"{title(name)}, beside what its own loop and networks make of it", points)

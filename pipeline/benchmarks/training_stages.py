@@ -33,7 +33,8 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
     """Builds what gin has bound and warms it up; facts of it, and its stages."""
     settings = configure_tensorflow()
     parts = build_components()
-    training = Training(parts, work.warm_up, output_dir)
+    steps_an_update = 1 + work.value_steps(parts.environment.batch_size)
+    training = Training(parts, work.warm_up, output_dir, steps_an_update)
     training(_WARM_UP_SECONDS)
     stages = Stages(parts)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
@@ -86,8 +87,17 @@ class _Deadline(Progress):
 class Training:
     """`pipeline.train`'s own loop, logs included, in pieces of some seconds."""
 
-    def __init__(self, parts: Components, warm_up: int, output_dir: pathlib.Path):
+    def __init__(
+        self, parts: Components, warm_up: int, output_dir: pathlib.Path, steps_an_update: int = 1
+    ):
+        """Args:
+        parts: what is trained.
+        warm_up: environment steps that a replay buffer holds before anything is timed.
+        output_dir: for the run's folder.
+        steps_an_update: what the agent counts in a call of its `train`.
+        """
         self._parts = parts
+        self._steps_an_update = steps_an_update
         self._deadline = _Deadline()
         folder = RunFolder(output_dir / "run")
         folder.open("fail", SEED)
@@ -96,7 +106,7 @@ class Training:
         self._loop.collect_randomly(warm_up if parts.experience.keeps_rows else 0)
 
     def __call__(self, seconds: float) -> Answer:
-        steps, updates = self._loop.env_steps, int(self._parts.agent.train_step_counter)
+        steps, updates = self._loop.env_steps, self._updates()
         started = time.perf_counter()
         self._deadline.at = started + seconds
         with contextlib.suppress(_TimeIsUp):
@@ -105,8 +115,11 @@ class Training:
             "seconds": time.perf_counter() - started,
             "count": self._loop.env_steps - steps,
             "unit": "environment steps",
-            "updates": int(self._parts.agent.train_step_counter) - updates,
+            "updates": self._updates() - updates,
         }
+
+    def _updates(self) -> int:
+        return int(self._parts.agent.train_step_counter) // self._steps_an_update
 
 
 def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
@@ -219,7 +232,7 @@ class Stages:
         return on_a_rollout
 
     def update(self) -> Stage:
-        """Updates on one batch."""
+        """Updates on one batch; of TRPO each is the policy's step and the fit of the values."""
         agent, experience = self._parts.agent, self._parts.experience
         if not experience.keeps_rows:
             self._fill()
@@ -253,10 +266,15 @@ class Stages:
         return tf.function(lambda times: repeated(body, tf.zeros([]), times), autograph=False)
 
 
-def count_flops(graph: tf.Graph) -> int:
-    """Floating-point operations of matrix products and convolutions, a multiply-add being two."""
+def count_flops(graph: tf.Graph) -> int | None:
+    """Floating-point operations of matrix products and convolutions, a multiply-add being two.
+
+    None where there are loops: how often they turn is not known before they do.
+    """
     from tensorflow.python.profiler import model_analyzer, option_builder
 
+    if any(operation.type in ("While", "StatelessWhile") for operation in graph.get_operations()):
+        return None
     options = option_builder.ProfileOptionBuilder(
         option_builder.ProfileOptionBuilder.float_operation()
     )

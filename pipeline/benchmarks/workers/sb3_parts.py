@@ -6,11 +6,14 @@ from typing import Any
 
 import ale_py
 import gymnasium
+import torch
 import works
-from stable_baselines3 import DQN, PPO, SAC
+from sb3_contrib import TRPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, WarpFrame
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
 gymnasium.register_envs(ale_py)
@@ -49,17 +52,16 @@ def _continuous(env: gymnasium.Env) -> gymnasium.Env:
 def create_model(work: works.Work, num_envs: int) -> BaseAlgorithm:
     """The algorithm with the hyperparameters of the work and SB3's defaults for the rest."""
     common = {
+        "policy": "CnnPolicy" if work.is_atari else "MlpPolicy",
         "env": make_env(work, num_envs),
         "learning_rate": work.learning_rate,
-        "batch_size": work.batch_size,
         "gamma": works.DISCOUNT,
         "seed": works.SEED,
         "device": "cpu",
     }
-    if work.algorithm == "ppo":
-        return _ppo(work, common)
-    common |= _replay(work, num_envs)
-    return (_dqn if work.algorithm == "dqn" else _sac)(work, common)
+    create = {"dqn": _dqn, "sac": _sac, "ppo": _ppo, "a2c": _a2c, "trpo": _trpo}[work.algorithm]
+    experience = _rollout(work) if work.uses_rollouts else _replay(work, num_envs)
+    return create(work, common | experience)
 
 
 def _replay(work: works.Work, num_envs: int) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def _replay(work: works.Work, num_envs: int) -> dict[str, Any]:
     if work.is_atari:
         capacity = min(capacity, works.stacks_in_memory(_REPLAY_SHARE))
     return {
+        "batch_size": work.batch_size,
         "buffer_size": capacity,
         "optimize_memory_usage": work.is_atari,
         "replay_buffer_kwargs": {"handle_timeout_termination": not work.is_atari},
@@ -76,48 +79,84 @@ def _replay(work: works.Work, num_envs: int) -> dict[str, Any]:
     }
 
 
-def _dqn(work: works.Work, common: dict[str, Any]) -> DQN:
-    return DQN(
-        "CnnPolicy" if work.is_atari else "MlpPolicy",
-        target_update_interval=work.target_update_period * work.env_steps_per_update,
-        exploration_initial_eps=works.EPSILON,
-        exploration_final_eps=works.EPSILON,
-        max_grad_norm=work.gradient_clip_norm or float("inf"),
-        policy_kwargs={
-            "net_arch": list(work.units),
-            "optimizer_kwargs": {"eps": work.adam_epsilon},
+def _rollout(work: works.Work) -> dict[str, Any]:
+    """Of the algorithms with a policy and a value."""
+    return {
+        "n_steps": work.rollout_steps,
+        "gae_lambda": work.gae_lambda,
+        "policy_kwargs": {
+            "net_arch": {"pi": list(work.units), "vf": list(work.units)},
+            **_optimizer(work),
         },
-        **common,
-    )
+    }
+
+
+def _optimizer(work: works.Work) -> dict[str, Any]:
+    if work.optimizer == "Adam":
+        return {
+            "optimizer_class": torch.optim.Adam,
+            "optimizer_kwargs": {"eps": work.optimizer_epsilon},
+        }
+    return {
+        "optimizer_class": RMSpropTFLike,
+        "optimizer_kwargs": {"eps": work.optimizer_epsilon, "alpha": works.RMSPROP_DECAY},
+    }
+
+
+def _losses(work: works.Work) -> dict[str, Any]:
+    return {
+        "ent_coef": work.entropy_coefficient,
+        "vf_coef": work.value_coefficient,
+        "max_grad_norm": work.gradient_clip_norm,
+    }
 
 
 def _ppo(work: works.Work, common: dict[str, Any]) -> PPO:
     return PPO(
-        "CnnPolicy" if work.is_atari else "MlpPolicy",
-        n_steps=works.ROLLOUT_STEPS,
-        n_epochs=works.NUM_EPOCHS,
-        gae_lambda=works.GAE_LAMBDA,
+        batch_size=work.batch_size,
+        n_epochs=work.num_epochs,
         clip_range=work.clip_ratio,
-        ent_coef=work.entropy_coefficient,
-        vf_coef=works.VALUE_COEFFICIENT,
-        max_grad_norm=work.gradient_clip_norm,
-        policy_kwargs={
-            "net_arch": {"pi": list(work.units), "vf": list(work.units)},
-            "optimizer_kwargs": {"eps": work.adam_epsilon},
-        },
+        **_losses(work),
+        **common,
+    )
+
+
+def _a2c(work: works.Work, common: dict[str, Any]) -> A2C:
+    return A2C(**_losses(work), **common)
+
+
+def _trpo(work: works.Work, common: dict[str, Any]) -> TRPO:
+    return TRPO(
+        target_kl=works.MAX_KL,
+        cg_max_steps=works.CG_ITERATIONS,
+        cg_damping=work.cg_damping,
+        line_search_max_iter=works.LINE_SEARCH_STEPS,
+        line_search_shrinking_factor=works.LINE_SEARCH_SHRINK,
+        n_critic_updates=work.value_epochs,
+        batch_size=work.value_batch_size,
+        **common,
+    )
+
+
+def _dqn(work: works.Work, common: dict[str, Any]) -> DQN:
+    return DQN(
+        target_update_interval=work.target_update_period * work.env_steps_per_update,
+        exploration_initial_eps=works.EPSILON,
+        exploration_final_eps=works.EPSILON,
+        max_grad_norm=work.gradient_clip_norm or float("inf"),
+        policy_kwargs={"net_arch": list(work.units), **_optimizer(work)},
         **common,
     )
 
 
 def _sac(work: works.Work, common: dict[str, Any]) -> SAC:
     return SAC(
-        "CnnPolicy" if work.is_atari else "MlpPolicy",
         tau=works.TARGET_UPDATE_TAU,
         ent_coef=f"auto_{work.initial_alpha}",
         policy_kwargs={
             "net_arch": list(work.units),
             "share_features_extractor": work.is_atari,
-            "optimizer_kwargs": {"eps": work.adam_epsilon},
+            **_optimizer(work),
         },
         **common,
     )

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 as its users assemble it: a worker of `throughput`.
+"""Stable-Baselines3, TRPO of its Contrib, as their users assemble them: a worker of `throughput`.
 
     .venv-peers/bin/python pipeline/benchmarks/workers/sb3_worker.py --work=dqn_pong_8 \
         --output_dir=/tmp/x
@@ -10,6 +10,7 @@ import importlib.metadata
 import itertools
 import os
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -21,7 +22,7 @@ from sb3_parts import create_model, make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
-_PACKAGES = ("stable-baselines3", "torch", "gymnasium", "ale-py", "numpy")
+_PACKAGES = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "ale-py", "numpy")
 _FOREVER = 10**9  # environment steps
 _PROBE_SECONDS = 3.0
 _DRAWN = 1_000  # random actions of every environment, before the clock runs
@@ -92,42 +93,55 @@ class Stages:
             return self.training(seconds)
 
     def _sample(self) -> list[Any]:
-        if self._work.algorithm == "ppo":
+        """A batch out of a replay buffer, or all batches of an epoch of a rollout."""
+        if self._work.uses_rollouts:
             return list(self.model.rollout_buffer.get(self._work.batch_size))
         return [self.model.replay_buffer.sample(self._work.batch_size)]
 
     def _fill_rollout(self) -> None:
         """What `Deadline` ends has begun to empty the rollout buffer."""
-        if self._work.algorithm == "ppo":
-            self.model.learn(works.ROLLOUT_STEPS * self._num_envs, reset_num_timesteps=False)
+        if self._work.uses_rollouts:
+            num_steps = self._work.rollout_steps * self._num_envs
+            self.model.learn(num_steps, reset_num_timesteps=False)
 
     def sample(self, seconds: float) -> Answer:
         self._fill_rollout()
         return repeat(lambda: len(self._sample()), seconds, "batches")
 
     def update(self, seconds: float) -> Answer:
+        """`train` without sampling its batches; those that fit TRPO's values are part of it."""
         self._fill_rollout()
-        batches = self._sample()
         updates = self._work.updates(self._num_envs)
-        if self._work.algorithm == "ppo":
-            train, source = self.model.train, (self.model.rollout_buffer, "get")
-            given: Any = batches
-        else:
-            train = partial(self.model.train, updates, self._work.batch_size)
-            source, given = (self.model.replay_buffer, "sample"), batches[0]
+        train, patch = (self._rollout_update if self._work.uses_rollouts else self._replay_update)()
 
         def act() -> int:
             train()
             return updates
 
-        with mock.patch.object(*source, lambda *unused, **also_unused: given):
+        with patch:
             return repeat(act, seconds, "updates")
 
+    def _rollout_update(self) -> tuple[Callable[[], None], Any]:
+        buffer, batches = self.model.rollout_buffer, self._sample()
+        get = buffer.get
+
+        def given(batch_size: int | None = None) -> Iterable[Any]:
+            return batches if batch_size == self._work.batch_size else get(batch_size)
+
+        return self.model.train, mock.patch.object(buffer, "get", given)
+
+    def _replay_update(self) -> tuple[Callable[[], None], Any]:
+        (batch,) = self._sample()
+        train = partial(self.model.train, self._work.updates(self._num_envs), self._work.batch_size)
+        given = mock.patch.object(self.model.replay_buffer, "sample", lambda *_, **__: batch)
+        return train, given
+
     def updates(self) -> int:
-        """Optimizer steps since the beginning, by the optimizer's own count."""
+        """Updates since the beginning, by the optimizer's own count of its steps."""
         model = self.model
         optimizer = (model.critic if self._work.algorithm == "sac" else model.policy).optimizer
-        return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        return steps // max(1, self._work.value_steps(self._num_envs))
 
     def num_parameters(self) -> int:
         """Trained ones."""
@@ -161,7 +175,11 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
     ]
     if work.is_atari and not work.continuous:
         told.append("FIRE is pressed, and then the third action, at the start of each game")
-    if work.is_atari and work.algorithm != "ppo":
+    if work.uses_rollouts:
+        told.append(
+            "a rollout has no rows between episodes, so it holds a few environment steps more"
+        )
+    elif work.is_atari:
         told.append(
             f"the replay buffer holds {stages.model.buffer_size:,} stacks of four frames, each "
             "stored once: a million would take 28 GB"
@@ -170,6 +188,20 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
         told.append("one random number a vector step decides whether all environments explore")
         if work.gradient_clip_norm is None:
             told.append("the gradient's norm is computed, though nothing limits it")
+    if work.algorithm == "a2c":
+        told.append(
+            "RMSpropTFLike, as RL Zoo chooses for Atari: the formula of ours; A2C's default is "
+            "torch's RMSprop"
+        )
+    if work.algorithm == "trpo":
+        told.append(
+            "conjugate gradients begin at small random numbers, not at 0, and end at an absolute "
+            "residual, ours at one relative to the first"
+        )
+        told.append(
+            "the divergence's gradient is kept as a graph; ours computes it anew for every product "
+            "with the Fisher matrix"
+        )
     if work.algorithm == "sac":
         told.append("temperature, critics and actor are updated one after another")
         if work.is_atari:

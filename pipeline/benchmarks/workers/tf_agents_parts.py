@@ -117,7 +117,7 @@ def create_agent(work: works.Work, env: TFPyEnvironment, step: tf.Variable) -> T
 
 
 def _adam(work: works.Work) -> Any:
-    return tf.compat.v1.train.AdamOptimizer(work.learning_rate, epsilon=work.adam_epsilon)
+    return tf.compat.v1.train.AdamOptimizer(work.learning_rate, epsilon=work.optimizer_epsilon)
 
 
 def _dense(units: int, activation: str | None = "relu") -> tf.keras.layers.Dense:
@@ -166,10 +166,10 @@ def _ppo(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> PPO
         actor_net=actor,
         value_net=value,
         importance_ratio_clipping=work.clip_ratio,
-        lambda_value=works.GAE_LAMBDA,
+        lambda_value=work.gae_lambda,
         discount_factor=works.DISCOUNT,
         entropy_regularization=work.entropy_coefficient,
-        value_pred_loss_coef=works.VALUE_COEFFICIENT,
+        value_pred_loss_coef=work.value_coefficient,
         gradient_clipping=work.gradient_clip_norm,
         num_epochs=1,
         use_gae=True,

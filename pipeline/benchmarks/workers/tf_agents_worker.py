@@ -67,7 +67,7 @@ class Stages:
         agent = self.agent
         if self.work.algorithm == "dqn":
             networks = [agent._q_network]
-        elif self.work.algorithm == "ppo":
+        elif self.work.uses_rollouts:
             networks = [agent.actor_net, agent._value_net]
         else:
             networks = [agent._actor_network, agent._critic_network_1, agent._critic_network_2]
@@ -190,7 +190,7 @@ class RolloutStages(Stages):
     """PPO: a rollout, whose first rows `PPOLearner` shuffles into minibatches."""
 
     def __init__(self, work: works.Work, num_envs: int, output_dir: str) -> None:
-        rows = works.ROLLOUT_STEPS
+        rows = work.rollout_steps
         # Twice as long, for rows between episodes are stored beside those that count.
         super().__init__(work, num_envs, 2 * rows, rows * num_envs)
         self._learner = PPOLearner(
@@ -200,7 +200,7 @@ class RolloutStages(Stages):
             experience_dataset_fn=self._rollout,
             normalization_dataset_fn=self._rollout,
             num_samples=1,
-            num_epochs=works.NUM_EPOCHS,
+            num_epochs=work.num_epochs,
             minibatch_size=work.batch_size,
             shuffle_buffer_size=rows * num_envs,
         )
@@ -221,7 +221,7 @@ class RolloutStages(Stages):
     def _rollout(self) -> tf.data.Dataset:
         dataset = self._buffer.as_dataset(
             sample_batch_size=self.num_envs,
-            num_steps=works.ROLLOUT_STEPS,
+            num_steps=self.work.rollout_steps,
             single_deterministic_pass=True,
         )
         return dataset.map(lambda rows, info: (self.agent.preprocess_sequence(rows), info))
@@ -250,9 +250,9 @@ def differences(stages: Stages) -> list[str]:
         "tf.compat.v1's Adam, as in the examples; threads and kernels "
         "(oneDNN or not) chosen as for ours, where the examples choose none",
     ]
-    if work.algorithm == "ppo":
+    if work.uses_rollouts:
         told.append(
-            f"learns from the first {works.ROLLOUT_STEPS} rows of each environment's rollout; "
+            f"learns from the first {work.rollout_steps} rows of each environment's rollout; "
             "the last and those between episodes have no advantage and are masked"
         )
         if work.is_atari:
@@ -279,7 +279,7 @@ def main() -> None:
     writer = tf.summary.create_file_writer(options.output_dir)
     updates = tf.compat.v1.train.get_or_create_global_step()
     with writer.as_default(), tf.summary.record_if(lambda: updates % _SUMMARY_INTERVAL == 0):
-        create = RolloutStages if work.algorithm == "ppo" else ReplayStages
+        create = RolloutStages if work.uses_rollouts else ReplayStages
         stages = create(work, num_envs, options.output_dir)
         stages.training(1.0)
         facts = {

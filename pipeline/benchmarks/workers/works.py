@@ -12,11 +12,12 @@ PONG = "ALE/Pong-v5"
 
 DISCOUNT = 0.99
 EPSILON = 0.01  # of the epsilon-greedy policy that collects
-GAE_LAMBDA = 0.95
-VALUE_COEFFICIENT = 0.5
-ROLLOUT_STEPS = 128  # vector steps
-NUM_EPOCHS = 4
 TARGET_UPDATE_TAU = 0.005
+RMSPROP_DECAY = 0.99
+MAX_KL = 0.01  # nats, of TRPO's step of the policy
+CG_ITERATIONS = 15
+LINE_SEARCH_STEPS = 10
+LINE_SEARCH_SHRINK = 0.8
 FRAME_STACK = 4
 STACK_BYTES = FRAME_STACK * 84 * 84
 SEED = 1
@@ -26,15 +27,21 @@ class Work(NamedTuple):
     """One line of the table, without the number of environments.
 
     Attributes:
-        algorithm: "dqn", "ppo" or "sac".
+        algorithm: "dqn", "sac", "ppo", "a2c", "trpo" or "nstep_q".
         environment: a gymnasium id.
-        batch_size: transitions an update; of PPO the minibatch, in environment steps.
+        batch_size: transitions an update; None: a whole rollout.
+        optimizer: "Adam", or "RMSprop" as in TensorFlow 1: epsilon inside the root.
         units: dense layers of a network that reads vectors, and of SAC's heads on images. Images
-            are read by the Nature CNN (Mnih et al. 2015).
-        env_steps_per_update: of DQN and SAC. PPO makes `NUM_EPOCHS` passes over each rollout of
-            `ROLLOUT_STEPS` vector steps.
-        target_update_period: of DQN, in updates.
+            are read by the Nature CNN (Mnih et al. 2015), by n-step Q, which has no peer, with the
+            smaller one of its paper (Mnih et al. 2016).
+        rollout_steps: vector steps of a rollout, which is learnt from `num_epochs` times and thrown
+            away; 0: it learns from a replay buffer.
+        env_steps_per_update: of what learns from a replay buffer.
+        target_update_period: of DQN in updates, of n-step Q in environment steps.
         gradient_clip_norm: global norm; None: no limit.
+        value_epochs: of TRPO, passes over the rollout that fit the values; all of them and the step
+            of the policy are one update.
+        value_batch_size: transitions of a step of that fit.
         initial_alpha: SAC's temperature, which is learnt.
         continuous: actions are the joystick's radius, angle and fire (Farebrother & Castro 2024).
         openai_protocol: Atari without sticky actions, with no-ops and lost lives, as in OpenAI
@@ -45,15 +52,23 @@ class Work(NamedTuple):
 
     algorithm: str
     environment: str
-    batch_size: int
+    batch_size: int | None
     learning_rate: float
-    adam_epsilon: float = 1e-7
+    optimizer_epsilon: float = 1e-7
+    optimizer: str = "Adam"
     units: tuple[int, ...] = ()
+    rollout_steps: int = 0
+    num_epochs: int = 1
+    gae_lambda: float = 0.95
+    value_coefficient: float = 0.5
     env_steps_per_update: int = 4
     target_update_period: int = 1
     gradient_clip_norm: float | None = None
     clip_ratio: float = 0.2
     entropy_coefficient: float = 0.0
+    cg_damping: float = 0.1
+    value_epochs: int = 0
+    value_batch_size: int = 128
     initial_alpha: float = 1.0
     continuous: bool = False
     openai_protocol: bool = False
@@ -64,6 +79,11 @@ class Work(NamedTuple):
     def is_atari(self) -> bool:
         """Whether it learns from frames."""
         return self.environment == PONG
+
+    @property
+    def uses_rollouts(self) -> bool:
+        """Whether it learns from one rollout after the other, and not from a replay buffer."""
+        return self.rollout_steps > 0
 
     @property
     def has_small_layers(self) -> bool:
@@ -79,16 +99,20 @@ class Work(NamedTuple):
 
     def vector_steps(self, num_envs: int) -> int:
         """Vector steps of an iteration: between updates, or in a rollout."""
-        if self.algorithm == "ppo":
-            return ROLLOUT_STEPS
+        if self.uses_rollouts:
+            return self.rollout_steps
         return max(1, self.env_steps_per_update // num_envs)
 
     def updates(self, num_envs: int) -> int:
         """Updates of an iteration."""
         env_steps = self.vector_steps(num_envs) * num_envs
-        if self.algorithm == "ppo":
-            return env_steps * NUM_EPOCHS // self.batch_size
+        if self.uses_rollouts:
+            return env_steps * self.num_epochs // (self.batch_size or env_steps)
         return env_steps // self.env_steps_per_update
+
+    def value_steps(self, num_envs: int) -> int:
+        """Optimizer steps in an update of TRPO, which fit the values; of all others 0."""
+        return self.value_epochs * (self.rollout_steps * num_envs // self.value_batch_size)
 
 
 WORKS = {
@@ -101,11 +125,33 @@ WORKS = {
         gradient_clip_norm=10.0,
     ),
     "ppo_pong": Work(
-        "ppo", PONG, 256, 2.5e-4, 1e-5, clip_ratio=0.1, entropy_coefficient=0.01,
-        gradient_clip_norm=0.5, openai_protocol=True,
+        "ppo", PONG, 256, 2.5e-4, 1e-5, rollout_steps=128, num_epochs=4, clip_ratio=0.1,
+        entropy_coefficient=0.01, gradient_clip_norm=0.5, openai_protocol=True,
     ),
     "ppo_cartpole": Work(
-        "ppo", "CartPole-v1", 256, 2.5e-4, 1e-5, units=(64, 64), gradient_clip_norm=0.5,
+        "ppo", "CartPole-v1", 256, 2.5e-4, 1e-5, units=(64, 64), rollout_steps=128, num_epochs=4,
+        gradient_clip_norm=0.5,
+    ),
+    "a2c_pong": Work(
+        "a2c", PONG, None, 7e-4, 1e-5, "RMSprop", rollout_steps=5, gae_lambda=1.0,
+        value_coefficient=0.25, entropy_coefficient=0.01, gradient_clip_norm=0.5,
+        openai_protocol=True,
+    ),
+    "a2c_cartpole": Work(
+        "a2c", "CartPole-v1", None, 7e-4, 1e-5, "RMSprop", units=(64, 64), rollout_steps=5,
+        gae_lambda=1.0, gradient_clip_norm=0.5,
+    ),
+    "trpo_cartpole": Work(
+        "trpo", "CartPole-v1", None, 1e-3, units=(64, 64), rollout_steps=512, gae_lambda=0.98,
+        cg_damping=1e-3, value_epochs=20,
+    ),
+    "nstep_q_pong": Work(
+        "nstep_q", PONG, None, 7e-4, 1e-5, "RMSprop", rollout_steps=5, gradient_clip_norm=10.0,
+        target_update_period=10_000, openai_protocol=True,
+    ),
+    "nstep_q_cartpole": Work(
+        "nstep_q", "CartPole-v1", None, 7e-4, 1e-5, "RMSprop", units=(128, 128), rollout_steps=5,
+        gradient_clip_norm=10.0, target_update_period=1_000,
     ),
     "sac_pong": Work(
         "sac", PONG, 32, 1e-4, units=(256,), initial_alpha=0.1, continuous=True,
