@@ -11,16 +11,17 @@ from pipeline.benchmarks import throughput_tables
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
-THROUGHPUT = ROOT / "docs/results/throughput/throughput.json"
+RESULTS = ROOT / "docs/results"
 
 _BETWEEN = "(?<=<!-- {name}: made by `make tables` -->\n).*?(?=<!-- {name}: end -->)"
 
 
 def rewritten(text: str) -> str:
     """`text` with every such part as the committed results have it."""
-    summary = throughput_tables.summary(json.loads(THROUGHPUT.read_text()))
+    measured = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("throughput*/*.json"))]
+    summary = "\n\n".join(throughput_tables.summary(results).strip() for results in measured)
     pattern = re.compile(_BETWEEN.format(name="throughput"), re.DOTALL)
-    replaced, count = pattern.subn(lambda _: f"\n{summary.strip()}\n\n", text)
+    replaced, count = pattern.subn(lambda _: f"\n{summary}\n\n", text)
     if count != 1:
         raise ValueError(f"README.md has {count} places for the throughput, not 1")
     return replaced
