@@ -94,6 +94,7 @@ def build(
         training_spec=agent.training_data_spec,
         seed=seed,
     )
+    _check_batches(agent, experience)
     evaluation_environment = build_evaluation_environment(seed, create_environment)
     evaluator = Evaluator(
         evaluation_environment, agent.policy, agent.collect_policy,
@@ -109,6 +110,14 @@ def check_warm_up(experience: Experience, num_env_steps: int) -> None:
         raise UserError(
             f"initialize_replay_buffer.num_env_steps = {num_env_steps:_}, but a rollout is not a "
             "replay buffer: bind it to 0 for an on-policy agent."
+        )
+
+
+def _check_batches(agent: Agent, experience: Experience) -> None:
+    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_updates != 1):
+        raise UserError(
+            "This agent makes one update of a whole rollout: bind train.create_experience = "
+            "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."
         )
 
 

@@ -1,5 +1,7 @@
 """The exceptions that stand for what the user can mend."""
 
+import math
+
 USER_ERROR_CODE = 2  # of a process that a UserError ends
 
 
@@ -12,3 +14,16 @@ class UserError(Exception):
 
 class WriteError(UserError):
     """A file cannot be written now: the disk is full, not writable, ... Trying again may help."""
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raises UserError unless the parameter `name` is a whole number, at least `least`."""
+    if type(value) is not int or value < least:
+        raise UserError(f"{name} = {value!r}: must be a whole number, at least {least}.")
+
+
+def check_number(name: str, value: object, above: float, at_most: float = math.inf) -> None:
+    """Raises UserError unless the parameter `name` is a number in (above, at_most]."""
+    if type(value) not in (int, float) or not above < value <= at_most:  # type: ignore[operator]
+        limit = f", at most {at_most}" if at_most < math.inf else ""
+        raise UserError(f"{name} = {value!r}: must be a number above {above}{limit}.")

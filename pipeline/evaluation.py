@@ -17,7 +17,7 @@ from tf_agents.trajectories import StepType
 
 from pipeline.collect import Carry, CollectDriver, initial_carry
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.failures import named_failures
 from pipeline.policies import EpsilonGreedyPolicy
 
@@ -58,7 +58,8 @@ class Evaluator:
           number of episodes.
 
         Raises:
-          UserError: `epsilon` is no probability, or there is no greedy choice among actions.
+          UserError: `epsilon` is no probability, there is no greedy choice among actions, or
+            `num_env_steps` is no whole number, at least 1.
         """
         environment.is_recorded = False  # every evaluation starts anew
         self._environment = environment
@@ -66,6 +67,8 @@ class Evaluator:
         if epsilon is not None:
             _check_epsilon(epsilon, greedy, policy)
             self._policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
+        if num_env_steps is not None:
+            check_whole("Evaluator.num_env_steps", num_env_steps)
         self._num_env_steps = num_env_steps
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
@@ -135,8 +138,8 @@ def _shares(total: int, num_envs: int) -> np.ndarray:
 
 
 def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> None:
-    if not 0 <= epsilon <= 1:
-        raise UserError(f"Evaluator.epsilon = {epsilon}: must be in [0, 1], or None.")
+    if type(epsilon) not in (int, float) or not 0 <= epsilon <= 1:
+        raise UserError(f"Evaluator.epsilon = {epsilon!r}: must be in [0, 1], or None.")
     if not greedy or not tensor_spec.is_discrete(policy.action_spec):
         raise UserError(
             f"Evaluator.epsilon = {epsilon} needs discrete actions and Evaluator.greedy = True: "

@@ -18,8 +18,8 @@ class LoopState(NamedTuple):
 
     Attributes:
       carry: of the collect driver.
-      loss_sums: float32 scalars by name, summed over the updates since the last log.
-      loss_count: float32 scalar, the number of those updates.
+      loss_sums: float32 scalars by name, summed over the batches since the last log.
+      loss_count: float32 scalar, the number of those batches.
       collect_seconds: float64 scalar, wall time spent collecting; for display only.
     """
 

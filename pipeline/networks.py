@@ -207,7 +207,7 @@ class ValueHead(tf.keras.layers.Layer):
 
     def __init__(self, kernel_initializer: Initializer = GlorotUniform):
         super().__init__()
-        self.value = tf.keras.layers.Dense(1, kernel_initializer=kernel_initializer())
+        self.value = tf.keras.layers.Dense(1, **layer_initializers(kernel_initializer))
 
     def call(self, features: tf.Tensor) -> tf.Tensor:
         return tf.squeeze(self.value(features), -1)
@@ -220,7 +220,7 @@ class CategoricalHead(tf.keras.layers.Layer):
         super().__init__()
         self._dtype_of_action = action_spec.dtype
         self.logits = tf.keras.layers.Dense(
-            num_actions(action_spec), kernel_initializer=kernel_initializer()
+            num_actions(action_spec), **layer_initializers(kernel_initializer)
         )
 
     def call(self, features: tf.Tensor) -> tfp.distributions.Distribution:
@@ -243,7 +243,7 @@ class GaussianHead(tf.keras.layers.Layer):
         super().__init__()
         self._shape = action_spec.shape
         size = int(np.prod(action_spec.shape))
-        self.mean = tf.keras.layers.Dense(size, kernel_initializer=kernel_initializer())
+        self.mean = tf.keras.layers.Dense(size, **layer_initializers(kernel_initializer))
         self.log_std = self.add_weight(
             "log_std", (size,), initializer=tf.keras.initializers.Constant(initial_log_std)
         )

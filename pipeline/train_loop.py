@@ -17,7 +17,7 @@ from pipeline.circumstances import DEFAULT_EXACTNESS, Circumstances, Exactness
 from pipeline.collect import initialize_replay_buffer
 from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import check_whole
 from pipeline.execution import Execution
 from pipeline.experience import Experience
 from pipeline.host_loop import HostLoop, Plan
@@ -94,9 +94,7 @@ def train(
 def _check_plan(plan: Plan) -> None:
     for name, value in plan._asdict().items():
         least = 0 if name.endswith("_interval") else 1
-        # A macro may stand for any value.
-        if type(value) is not int or value < least:
-            raise UserError(f"train.{name} = {value!r}: must be a whole number, at least {least}.")
+        check_whole(f"train.{name}", value, least)  # a macro may stand for any value
 
 
 def _already_finished(root_dir: str, env_steps: int) -> str:

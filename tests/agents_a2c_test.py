@@ -86,8 +86,6 @@ def reference_loss(
         log_prob = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi), -1)
         entropy = np.full(ROWS, np.sum(log_std + 0.5 * np.log(2 * np.pi * np.e)))
     advantage = as_float64(rows.policy_info.advantage[:, 0])
-    if settings["normalize_advantages"]:
-        advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
     target = as_float64(rows.policy_info.value_target[:, 0])
     each = (
         -log_prob * advantage
@@ -120,13 +118,8 @@ def parameters(agent: A2CAgent) -> tuple[list[tf.Variable], Any]:
     return [*policy, *log_std, *value], layers
 
 
-@pytest.mark.parametrize("normalize_advantages", [False, True])
-def test_loss_and_gradients_equal_numpy(action_spec, normalize_advantages: bool) -> None:
-    settings = {
-        "value_coefficient": 0.7,
-        "entropy_coefficient": 0.05,
-        "normalize_advantages": normalize_advantages,
-    }
+def test_loss_and_gradients_equal_numpy(action_spec) -> None:
+    settings = {"value_coefficient": 0.7, "entropy_coefficient": 0.05}
     agent = create(action_spec, **settings)
     rows, valid = batch(action_spec)
     assert not valid.all()
@@ -145,7 +138,7 @@ def test_loss_and_gradients_equal_numpy(action_spec, normalize_advantages: bool)
 
 
 def test_boundary_rows_never_enter(action_spec) -> None:
-    agent = create(action_spec, normalize_advantages=True, entropy_coefficient=0.1)
+    agent = create(action_spec, entropy_coefficient=0.1)
     rows, valid = batch(action_spec)
     kept = tf.nest.map_structure(lambda x: x[valid], rows)
     with_them = agent.gradients(tensors(rows), tf.ones(ROWS))
@@ -184,9 +177,9 @@ def n_step_return(rows: Trajectory, values: Array, final: float, start: int) -> 
             return total + weight * values[t]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) -> None:
-    agent, rng = create(), np.random.default_rng(seed)
+def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any]:
+    """Rows [5, 3] in which anything may happen, values after them, and what `prepare` adds."""
+    rng = np.random.default_rng(seed)
     rows = random_sequences(
         rng, FOUR_ACTIONS, random_events(rng, (3, 5)), rng.choice([FIRST, MID, LAST], 3)
     )
@@ -195,7 +188,22 @@ def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) ->
     rows = rows.replace(policy_info=info)
     final = restart(tf.constant(as_float32(rng.normal(size=(3, 3)))), 3)
     final_value = agent._actor_critic.value(final.observation).numpy()
-    prepared = agent.prepare(tensors(rows), final).policy_info
+    return rows, final_value, agent.prepare(tensors(rows), final).policy_info
+
+
+def test_advantages_are_standardised_over_the_transitions_of_a_rollout() -> None:
+    rows, _, plain = prepared_rollout(create(), 3)
+    _, _, standard = prepared_rollout(create(normalize_advantages=True), 3)
+    valid = rows.step_type != LAST
+    assert not valid.all()
+    kept = as_float64(plain.advantage)[valid]
+    assert_close(standard.advantage.numpy()[valid], (kept - kept.mean()) / kept.std())
+    assert_same(standard.value_target, plain.value_target)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) -> None:
+    rows, final_value, prepared = prepared_rollout(create(), seed)
     for t, env in np.argwhere(rows.step_type != LAST):
         one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
         expected = n_step_return(one, one.policy_info.value, final_value[env], t)

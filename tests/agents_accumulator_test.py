@@ -27,7 +27,7 @@ from numpy_references import (
     tensors,
     values_of,
 )
-from tf_agents.trajectories import Trajectory
+from tf_agents.trajectories import Trajectory, restart
 from tiny_runs import variables
 
 from pipeline.agents.a2c import create_a2c_agent
@@ -167,6 +167,27 @@ def test_a_target_network_that_follows_steps_waits_for_the_next_update() -> None
     assert_same(values_of(variables), before)
     updated = weights(agent)
     agent.train(part(batch, 0), tf.ones(ROWS))
+    assert_same(values_of(variables), updated)
+
+
+def test_a_target_network_waits_through_the_rollouts_of_an_update() -> None:
+    steps = env_steps()
+    agent = create("nstep_q", env_steps=steps, accumulate_updates=2, target_update_env_steps=100)
+    rows = tf.nest.map_structure(lambda x: x[:, :1], batch_for("nstep_q", agent, ROWS))
+    final = restart(tf.zeros([1, 3]), 1)
+
+    def learn_from_a_rollout() -> None:
+        prepared = agent.prepare(tensors(rows.replace(policy_info=())), final)
+        agent.train(prepared, tf.ones(ROWS))
+
+    variables = agent._target_q_network.variables
+    learn_from_a_rollout()
+    before = values_of(variables)
+    steps.assign(100)
+    learn_from_a_rollout()
+    assert_same(values_of(variables), before)
+    updated = weights(agent)
+    learn_from_a_rollout()
     assert_same(values_of(variables), updated)
 
 

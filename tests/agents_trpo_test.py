@@ -68,15 +68,18 @@ def rollout(agent: TRPOAgent, action_spec, seed: int = 0) -> tuple[Trajectory, A
     rng = np.random.default_rng(seed)
     starts = rng.choice([FIRST, MID, LAST], ROWS)
     rows = random_sequences(rng, action_spec, np.full((ROWS, 1), GO_ON), starts)
+    valid = starts != LAST
+    advantage = rng.normal(size=ROWS)
+    advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
     distribution, value = agent._actor_critic(tf.constant(rows.observation[:, 0]))
     action = distribution.sample(seed=[seed, 1]).numpy()
     info = OnPolicyInfo(
         distribution.log_prob(action).numpy()[:, None],
         value.numpy()[:, None],
-        as_float32(rng.normal(size=(ROWS, 1))),
+        as_float32(advantage)[:, None],
         as_float32(rng.normal(size=(ROWS, 1))),
     )
-    return rows.replace(action=action[:, None], policy_info=info), starts != LAST
+    return rows.replace(action=action[:, None], policy_info=info), valid
 
 
 def policy_parameters(agent: TRPOAgent, observation: Array) -> tuple[Array, Array | None]:
@@ -170,7 +173,6 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec) -> None:
     rows, valid = rollout(agent, action_spec)
     observation = rows.observation[:, 0]
     advantage = rows.policy_info.advantage[:, 0]
-    advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
     with tf.GradientTape() as tape:
         log_prob = agent._actor_critic.distribution(observation).log_prob(rows.action[:, 0])
         surrogate = tf.reduce_mean((log_prob * advantage)[valid])
@@ -200,7 +202,6 @@ def test_an_accepted_step_improves_within_the_bound(action_spec, seed: int) -> N
     assert 0.0 < kl <= 0.05 * (1 + 1e-4)
     assert_close(extra["kl"], kl, 1e-4)
     advantage = rows.policy_info.advantage[:, 0]
-    advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
     log_prob = agent._actor_critic.distribution(observation).log_prob(rows.action[:, 0])
     ratio = np.exp(log_prob - rows.policy_info.log_probability[:, 0])
     improvement = np.mean((ratio * advantage)[valid]) - np.mean(advantage[valid])
@@ -262,8 +263,8 @@ def test_the_value_function_learns_by_minibatches() -> None:
     losses = [
         float(agent.train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)
     ]
-    # One update of the policy, and 3 epochs of 40 // 12 minibatches.
-    assert agent.train_step_counter == 15 * (1 + 3 * 3)
+    # Three epochs of 40 // 12 minibatches; and a step of the policy, unless it is rejected.
+    assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -288,5 +289,32 @@ def test_user_errors() -> None:
         pytest.raises(UserError, match="ActorCritic.share_encoder = False"),
     ):
         create_trpo_agent(specs(), FOUR_ACTIONS, **shared)
-    with pytest.raises(UserError, match="fisher_fraction = 1.5: must be above 0"):
-        create(region={"fisher_fraction": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_kl", (0, -0.1, None)),
+        ("cg_iterations", (0, 2.5)),
+        ("cg_damping", (-1, 0)),
+        ("fisher_fraction", (0, 1.5)),
+        ("line_search_steps", (0, None)),
+        ("line_search_shrink", (0, 1.5)),
+    ],
+)
+def test_a_trust_region_that_makes_no_sense_is_refused(name: str, values: tuple) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"TrustRegion.{name} = {value}: must be a "):
+            create(region={name: value})
+
+
+@pytest.mark.parametrize("name", ["value_epochs", "value_minibatch_size"])
+@pytest.mark.parametrize("value", [0, -4, None])
+def test_a_fit_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} = {value}: must be a whole number"):
+        create(**{name: value})
+
+
+def test_gradients_are_not_accumulated() -> None:
+    with pytest.raises(UserError, match="collect a longer rollout"):
+        create().accumulate(2)

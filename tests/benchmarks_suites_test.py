@@ -52,7 +52,7 @@ def test_every_experiment_is_what_it_says(name, tmp_path):
             assert ast.literal_eval(settings.get("gymnasium_environment.kwargs", "{}")) == kwargs
 
 
-def test_classic_has_every_agent_that_fits():
+def test_classic_has_every_ready_run():
     experiments = suites.load("classic").experiments
     by_algorithm = {
         algorithm: {e.environment for e in experiments if e.algorithm == algorithm}

@@ -20,6 +20,7 @@ from experience_replay_buffer_test import (
     data_spec,
     valid_starts,
 )
+from numpy_references import bound
 
 from pipeline.errors import UserError
 from pipeline.experience.block_replay_buffer import BlockReplayBuffer
@@ -37,8 +38,12 @@ class LivesStream(Stream):
 
 
 def create_block(stack: int = 0, num_envs: int = 1, **kwargs: Any) -> BlockReplayBuffer:
-    settings = {"sequence_length": 2, "seed": 0, "batch_size": 8, "block_size": 32} | kwargs
-    return BlockReplayBuffer(data_spec(stack), num_envs, **settings)
+    given = {"batch_size": 8, "block_size": 32} | kwargs
+    block_size = given.pop("block_size")
+    with bound({f"ReplayBuffer.{name}": value for name, value in given.items()}):
+        return BlockReplayBuffer(
+            data_spec(stack), num_envs, sequence_length=2, seed=0, block_size=block_size
+        )
 
 
 def filled(stack: int = 0, num_rows: int = 60, **kwargs: Any):

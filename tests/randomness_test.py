@@ -207,9 +207,8 @@ def test_blocks_of_samples_are_drawn_statelessly() -> None:
     agent = build_agent(
         environment(ScriptedEnv([(3, "terminated")])), 1, 0, create_dqn_agent, env_steps()
     )
-    buffer = BlockReplayBuffer(
-        agent.collect_data_spec, 1, sequence_length=2, seed=0, capacity=40, batch_size=8
-    )
+    with bound({"ReplayBuffer.capacity": 40, "ReplayBuffer.batch_size": 8}):
+        buffer = BlockReplayBuffer(agent.collect_data_spec, 1, sequence_length=2, seed=0)
     graph = tf.function(buffer.next_batch, autograph=False).get_concrete_function().graph
     assert "StatelessRandomUniformIntV2" in operations(graph)
     assert not stateful_draws(graph)

@@ -16,7 +16,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import masked_mean, row_weights, standardize
+from pipeline.agents.agent import masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
@@ -27,6 +27,7 @@ class A2CAgent(OnPolicyAgent):
     """See `create_a2c_agent`."""
 
     loss_names = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
+    needs_whole_rollouts = True
 
     def __init__(
         self,
@@ -35,12 +36,10 @@ class A2CAgent(OnPolicyAgent):
         *,
         value_coefficient: float,
         entropy_coefficient: float,
-        normalize_advantages: bool,
         **kwargs,
     ):
         self._value_coefficient = value_coefficient
         self._entropy_coefficient = entropy_coefficient
-        self._normalize_advantages = normalize_advantages
         super().__init__(time_step_spec, action_spec, **kwargs)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
@@ -50,11 +49,10 @@ class A2CAgent(OnPolicyAgent):
         """
         weights = row_weights(experience, weights)
         rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
-        advantage = rows.policy_info.advantage
-        if self._normalize_advantages:
-            advantage = standardize(advantage, weights)
         distribution, value = self._actor_critic(rows.observation)
-        policy_loss = masked_mean(-distribution.log_prob(rows.action) * advantage, weights)
+        policy_loss = masked_mean(
+            -distribution.log_prob(rows.action) * rows.policy_info.advantage, weights
+        )
         value_loss = masked_mean((rows.policy_info.value_target - value) ** 2, weights)
         entropy = masked_mean(distribution.entropy(), weights)
         loss = (
@@ -83,7 +81,7 @@ def create_a2c_agent(
     entropy_coefficient: float = 0.0,  # of the entropy bonus
     discount: float = 0.99,  # gamma
     gae_lambda: float = 1.0,  # 1: n-step returns
-    normalize_advantages: bool = False,  # over the transitions of an update
+    normalize_advantages: bool = False,  # over the transitions of a rollout
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
     gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
     accumulate_updates: int = 1,  # rollouts whose gradients make one update
@@ -110,7 +108,7 @@ def create_a2c_agent(
         entropy_coefficient=entropy_coefficient,
         discount=discount,
         gae_lambda=gae_lambda,
-        normalize_advantages=normalize_advantages,
+        standardize_advantages=normalize_advantages,
     )
     agent.schedules = {"learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)

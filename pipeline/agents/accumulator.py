@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.errors import UserError
+from pipeline.errors import check_whole
 
 
 class Accumulator(tf.Module):
@@ -28,10 +28,7 @@ class Accumulator(tf.Module):
           UserError: `num_batches` is not a whole number, at least 1.
         """
         super().__init__(name="accumulator")
-        if type(num_batches) is not int or num_batches < 1:
-            raise UserError(
-                f"accumulate_updates = {num_batches!r}: must be a whole number, at least 1."
-            )
+        check_whole("accumulate_updates", num_batches)
         self.num_batches = num_batches
         self._of_means = of_means
         self._sums = [

@@ -39,8 +39,12 @@ class Agent(tf_agent.TFAgent):
     schedules: Mapping[str, Schedule] = {}
     #: Sums the gradients of several batches; None: every batch makes an update.
     accumulator: Accumulator | None = None
+    _optimizer: tf.keras.optimizers.legacy.Optimizer
+    _gradient_clip_norm: float | None
     #: Whether the loss is a mean over rows, or their sum.
     takes_mean: bool = True
+    #: Whether a batch has to be all that an iteration collects.
+    needs_whole_rollouts: bool = False
 
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
@@ -62,8 +66,14 @@ class Agent(tf_agent.TFAgent):
         return [v for network in self.trained.values() for v in network.trainable_variables]
 
     def apply(self, gradients: Gradients) -> None:
-        """One update: clips and applies `gradients`, counts, and moves target networks."""
-        raise NotImplementedError
+        """One update: clips and applies `gradients`, counts, and moves target networks.
+
+        This default is for agents with one `_optimizer` and `_gradient_clip_norm`. A target network
+        that follows environment steps moves before the first gradients of an update instead.
+        """
+        gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
+        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
+        self.train_step_counter.assign_add(1)
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         gradients, loss_info = self.gradients(experience, weights)

@@ -19,7 +19,6 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.agent import (
     Agent,
     Gradients,
-    clip_by_global_norm,
     masked_mean,
     row_weights,
 )
@@ -30,6 +29,7 @@ from pipeline.agents.q_values import (
     select_action,
 )
 from pipeline.agents.targets import PeriodicTarget
+from pipeline.errors import UserError
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import n_step_targets, take_rows
@@ -50,12 +50,14 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         epsilon: Callable[[], tf.Tensor],
         td_loss: Callable[[tf.Tensor], tf.Tensor],
         double_q: bool,
+        gradient_clip_norm: float | None,
         sum_losses: bool,
         **kwargs,
     ):
         self._epsilon = epsilon
         self._td_loss_fn = td_loss
         self._double_q = double_q
+        self._gradient_clip_norm = gradient_clip_norm
         self.takes_mean = not sum_losses
         self._periodic_target: PeriodicTarget | None = None
         super().__init__(
@@ -119,9 +121,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         return super()._train(experience, weights)
 
     def apply(self, gradients: Gradients) -> None:
-        gradients = clip_by_global_norm(gradients, self._gradient_clipping)
-        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
-        self.train_step_counter.assign_add(1)
+        super().apply(gradients)
         if self._periodic_target is None:
             self._update_target()
 
@@ -142,8 +142,8 @@ def create_dqn_agent(
     discount: float = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
     sum_losses: bool = False,  # over the batch, instead of their mean
-    target_update_period: int = 1,  # updates
-    target_update_env_steps: int | None = None,  # a whole copy so often, whatever the two beside
+    target_update_period: int | None = 1,  # updates; None: see below
+    target_update_env_steps: int | None = None,  # a whole copy so often, instead of by updates
     target_update_tau: float = 1.0,  # share of the online weights that a target update takes over
     gradient_clip_norm: float | None = None,  # global norm; None: no limit
     accumulate_updates: int = 1,  # batches whose gradients make one update
@@ -157,9 +157,14 @@ def create_dqn_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are not discrete.
+      UserError: the actions are not discrete, or it is not clear when the target network moves.
     """
     del num_envs, seed
+    if (target_update_period is None) == (target_update_env_steps is None):
+        raise UserError(
+            "Bind one of create_dqn_agent.target_update_period (updates) and "
+            "create_dqn_agent.target_update_env_steps, and the other to None."
+        )
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
@@ -173,9 +178,9 @@ def create_dqn_agent(
         sum_losses=sum_losses,
         n_step_update=n_step,
         gamma=discount,
-        target_update_period=target_update_period,
+        target_update_period=target_update_period or 1,
         target_update_tau=target_update_tau,
-        gradient_clipping=gradient_clip_norm,
+        gradient_clip_norm=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
     if target_update_env_steps is not None:

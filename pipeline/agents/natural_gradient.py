@@ -8,7 +8,7 @@ import gin
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from pipeline.errors import UserError
+from pipeline.errors import check_number, check_whole
 
 
 @gin.configurable
@@ -34,12 +34,14 @@ class TrustRegion:
         line_search_shrink: factor from one try to the next.
 
         Raises:
-          UserError: `fisher_fraction` is out of its range.
+          UserError: a value is out of its range.
         """
-        if not 0.0 < fisher_fraction <= 1.0:
-            raise UserError(
-                f"TrustRegion.fisher_fraction = {fisher_fraction}: must be above 0, at most 1."
-            )
+        check_number("TrustRegion.max_kl", max_kl, 0)
+        check_whole("TrustRegion.cg_iterations", cg_iterations)
+        check_number("TrustRegion.cg_damping", cg_damping, 0)
+        check_number("TrustRegion.fisher_fraction", fisher_fraction, 0, 1)
+        check_whole("TrustRegion.line_search_steps", line_search_steps)
+        check_number("TrustRegion.line_search_shrink", line_search_shrink, 0, 1)
         self.max_kl = max_kl
         self.cg_iterations = cg_iterations
         self.cg_damping = cg_damping

@@ -17,13 +17,7 @@ from tf_agents.policies import q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.agents.agent import (
-    Agent,
-    Gradients,
-    clip_by_global_norm,
-    masked_mean,
-    row_weights,
-)
+from pipeline.agents.agent import Agent, masked_mean, row_weights
 from pipeline.agents.q_values import (
     create_q_network,
     need_discrete_actions,
@@ -47,6 +41,7 @@ class NStepQAgent(Agent):
     """See `create_nstep_q_agent`."""
 
     loss_names = ("loss", "q_mean", "gradient_norm")
+    needs_whole_rollouts = True
 
     def __init__(
         self,
@@ -134,11 +129,6 @@ class NStepQAgent(Agent):
         loss = masked_mean(self._td_loss_fn(rows.policy_info.value_target - q_taken), weights)
         extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights)}
         return tf_agent.LossInfo(loss, extra)
-
-    def apply(self, gradients: Gradients) -> None:
-        gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
-        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
-        self.train_step_counter.assign_add(1)
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])

@@ -7,7 +7,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
-from pipeline.agents.agent import Agent, Gradients, clip_by_global_norm
+from pipeline.agents.agent import Agent, standardize
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import build_slots
 from pipeline.policies import GreedyPolicy
@@ -33,6 +33,7 @@ class OnPolicyAgent(Agent):
         reward_scaler: RewardScaler | None,
         discount: float,
         gae_lambda: float,
+        standardize_advantages: bool,
     ):
         """Args:
         time_step_spec: unbatched, from the environment.
@@ -42,6 +43,7 @@ class OnPolicyAgent(Agent):
         gradient_clip_norm: global norm; None: no limit.
         reward_scaler: None: rewards as they are.
         discount: gamma.
+        standardize_advantages: over the transitions of a rollout.
         gae_lambda: lambda of generalised advantages, in [0, 1]; 1 gives the returns of the rollout.
         """
         self._actor_critic = actor_critic
@@ -50,6 +52,7 @@ class OnPolicyAgent(Agent):
         self._reward_scaler = reward_scaler
         self._discount = discount
         self._lambda = gae_lambda
+        self._standardize_advantages = standardize_advantages
         collect_policy = ActorCriticPolicy(time_step_spec, action_spec, actor_critic, True)
         policy = ActorCriticPolicy(time_step_spec, action_spec, actor_critic, False)
         scalar = tf.TensorSpec((), tf.float32)
@@ -84,7 +87,11 @@ class OnPolicyAgent(Agent):
             self._lambda,
             valid,
         )
-        info = info._replace(advantage=advantage, value_target=advantage + info.value)
+        value_target = advantage + info.value
+        if self._standardize_advantages:
+            flat = standardize(tf.reshape(advantage, [-1]), tf.reshape(valid, [-1]))
+            advantage = tf.reshape(flat, advantage.shape)
+        info = info._replace(advantage=advantage, value_target=value_target)
         return rows.replace(policy_info=info)
 
     def finish(self, rows: Trajectory) -> None:
@@ -93,8 +100,3 @@ class OnPolicyAgent(Agent):
         if moments is not None:
             flat = tf.reshape(rows.observation, [-1, *rows.observation.shape[2:]])
             moments.update(flat, tf.reshape(valid_mask(rows.step_type), [-1]))
-
-    def apply(self, gradients: Gradients) -> None:
-        gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
-        self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
-        self.train_step_counter.assign_add(1)

@@ -20,7 +20,6 @@ from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.errors import UserError
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
-from pipeline.returns import valid_mask
 from pipeline.schedules import Schedule, as_schedule
 
 
@@ -73,16 +72,12 @@ class PPOAgent(OnPolicyAgent):
         self._value_coefficient = value_coefficient
         self._entropy_coefficient = entropy_coefficient
         self._normalize_advantages = normalize_advantages
-        super().__init__(time_step_spec, action_spec, **kwargs)
-
-    def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
-        rows = super().prepare(rows, final_time_step)
-        if self._normalize_advantages != "rollout":
-            return rows
-        advantage = rows.policy_info.advantage
-        valid = tf.reshape(valid_mask(rows.step_type), [-1])
-        advantage = tf.reshape(standardize(tf.reshape(advantage, [-1]), valid), advantage.shape)
-        return rows.replace(policy_info=rows.policy_info._replace(advantage=advantage))
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            standardize_advantages=normalize_advantages == "rollout",
+            **kwargs,
+        )
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """The loss of rows [B, 1]; boundary rows weigh nothing."""

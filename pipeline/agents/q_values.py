@@ -41,5 +41,5 @@ def need_discrete_actions(action_spec: tensor_spec.BoundedTensorSpec, algorithm:
         raise UserError(
             f"{algorithm} needs discrete actions, but the environment's are continuous "
             f"({action_spec.dtype.name}, shape {tuple(action_spec.shape)}). "
-            "Use agents/ppo or agents/sac."
+            "Use agents/ppo, agents/a2c, agents/trpo or agents/sac."
         )

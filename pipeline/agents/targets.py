@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from pipeline.errors import UserError
+from pipeline.errors import check_whole
 
 
 class PeriodicTarget(tf.Module):
@@ -25,11 +25,10 @@ class PeriodicTarget(tf.Module):
           count: gives the environment steps taken before this iteration, int64 [].
 
         Raises:
-          UserError: the period is below 1.
+          UserError: the period is no whole number, at least 1.
         """
         super().__init__("periodic_target")
-        if period < 1:
-            raise UserError(f"target_update_env_steps = {period}: must be at least 1, or None.")
+        check_whole("target_update_env_steps", period)
         self._online, self._target = online, target
         self._period = period
         self._count = count

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import gin
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import masked_mean, row_weights, standardize
+from pipeline.agents.agent import masked_mean, row_weights
 from pipeline.agents.natural_gradient import (
     TrustRegion,
     conjugate_gradient,
@@ -27,7 +28,7 @@ from pipeline.agents.natural_gradient import (
     unflatten,
 )
 from pipeline.agents.on_policy import OnPolicyAgent
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
 from pipeline.randomness import permutations, stateless_seed, stream_key
@@ -57,6 +58,7 @@ class TRPOAgent(OnPolicyAgent):
     beginning to end, so `train` makes it.
     """
 
+    needs_whole_rollouts = True
     loss_names = (
         "loss", "value_loss", "surrogate", "kl", "accepted", "step_fraction", "entropy",
     )  # fmt: skip
@@ -91,14 +93,17 @@ class TRPOAgent(OnPolicyAgent):
         loss = masked_mean((target - value) ** 2, weights)
         return tf_agent.LossInfo(loss, {"value_loss": loss})
 
+    def accumulate(self, num_batches: int) -> None:
+        """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
+        if num_batches != 1:
+            raise UserError("TRPO does not accumulate gradients: collect a longer rollout instead.")
+
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         """One step of the policy and the fit of the value function, on a whole rollout [B, 1]."""
         weights = row_weights(experience, weights)
         rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
-        distribution = self._actor_critic.distribution(rows.observation)
-        entropy = masked_mean(distribution.entropy(), weights)
-        step = self._step_policy(rows, weights)
-        self.train_step_counter.assign_add(1)
+        step, entropy = self._step_policy(rows, weights)
+        self.train_step_counter.assign_add(tf.cast(step.accepted, tf.int64))
         value_loss = self._fit_value(experience, weights)
         extra = {
             "loss": value_loss - step.surrogate,
@@ -111,37 +116,37 @@ class TRPOAgent(OnPolicyAgent):
         }
         return tf_agent.LossInfo(extra["loss"], extra)
 
-    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> PolicyStep:
-        """Algorithm 1 and appendix C of the paper."""
+    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[PolicyStep, tf.Tensor]:
+        """Algorithm 1 and appendix C of the paper; also the entropy before the step."""
         info = rows.policy_info
-        advantage = standardize(info.advantage, weights)
-        old = frozen(self._actor_critic.distribution(rows.observation))
 
-        def surrogate() -> tf.Tensor:
-            log_prob = self._actor_critic.distribution(rows.observation).log_prob(rows.action)
-            return masked_mean(tf.exp(log_prob - info.log_probability) * advantage, weights)
-
-        def mean_kl() -> tf.Tensor:
-            new = self._actor_critic.distribution(rows.observation)
-            return masked_mean(old.kl_divergence(new), weights)
+        def surrogate(policy: tfp.distributions.Distribution) -> tf.Tensor:
+            ratio = tf.exp(policy.log_prob(rows.action) - info.log_probability)
+            return masked_mean(ratio * info.advantage, weights)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._policy_variables)
-            before = surrogate()
+            policy = self._actor_critic.distribution(rows.observation)
+            before = surrogate(policy)
         gradient = flatten(tape.gradient(before, self._policy_variables))
-        product = self._fisher_product(rows.observation, weights)
+        old = frozen(policy)
+
+        def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
+            new = self._actor_critic.distribution(rows.observation)
+            return surrogate(new) - before, masked_mean(old.kl_divergence(new), weights)
+
+        product = self._fisher_product(rows.observation, weights, old)
         direction = conjugate_gradient(product, gradient, self._region.cg_iterations)
         curvature = tf.tensordot(direction, product(direction), 1)
         longest = tf.sqrt(tf.math.divide_no_nan(2.0 * self._region.max_kl, curvature)) * direction
-        return self._search(longest, lambda: (surrogate() - before, mean_kl()))
+        return self._search(longest, evaluate), masked_mean(policy.entropy(), weights)
 
     def _fisher_product(
-        self, observation: tf.Tensor, weights: tf.Tensor
+        self, observation: tf.Tensor, weights: tf.Tensor, old: tfp.distributions.Distribution
     ) -> Callable[[tf.Tensor], tf.Tensor]:
         """Products with the Fisher matrix over the first rows, which come in random order."""
         num_rows = max(1, round(self._region.fisher_fraction * weights.shape[0]))
-        observation, weights = observation[:num_rows], weights[:num_rows]
-        old = frozen(self._actor_critic.distribution(observation))
+        observation, weights, old = observation[:num_rows], weights[:num_rows], old[:num_rows]
 
         def mean_kl() -> tf.Tensor:
             new = self._actor_critic.distribution(observation)
@@ -232,8 +237,6 @@ def create_trpo_agent(
 ) -> TRPOAgent:
     """TRPO for discrete and continuous actions; see `TrustRegion` and `actor_critic.ActorCritic`.
 
-    Each batch has to be a whole rollout, in random order.
-
     Args:
       time_step_spec: unbatched, from the environment.
       action_spec: one discrete action in [0, n-1], or continuous actions.
@@ -242,8 +245,10 @@ def create_trpo_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: policy and value share an encoder.
+      UserError: policy and value share an encoder, or a value is out of its range.
     """
+    check_whole("create_trpo_agent.value_epochs", value_epochs)
+    check_whole("create_trpo_agent.value_minibatch_size", value_minibatch_size)
     actor_critic = ActorCritic(time_step_spec.observation, action_spec)
     if actor_critic.value_encoder is actor_critic.encoder:
         raise UserError(
@@ -264,6 +269,7 @@ def create_trpo_agent(
         value_minibatch_size=value_minibatch_size,
         discount=discount,
         gae_lambda=gae_lambda,
+        standardize_advantages=True,
     )
     agent.schedules = {"learning_rate": rate_schedule}
     return agent

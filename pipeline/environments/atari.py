@@ -174,6 +174,7 @@ def check_arguments(
     _check_game(arguments["game"], factory)
     for name, (low, high) in ranges.items():
         value = arguments[name]
-        if not low <= value <= high:
+        kinds = (int, float) if high == 1 or value == math.inf else (int,)
+        if type(value) not in kinds or not low <= value <= high:
             wanted = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
-            raise UserError(f"{factory}.{name} = {value}: must be {wanted}.")
+            raise UserError(f"{factory}.{name} = {value!r}: must be {wanted}.")

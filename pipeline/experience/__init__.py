@@ -58,7 +58,7 @@ class Experience(Protocol):
 
     @property
     def num_updates(self) -> int:
-        """Updates made in an iteration."""
+        """Batches handed out in an iteration, each for an update, or for a part of one."""
 
     @property
     def size(self) -> tf.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
 
 import gin
 import numpy as np
@@ -13,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from pipeline import data_files
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.experience import segments, storage
 from pipeline.experience.replay_buffer import DISCOUNT, NEXT_STEP_TYPE, STEP_TYPE, ReplayBuffer
 from pipeline.returns import valid_mask
@@ -22,7 +21,7 @@ _JSON = "block.json"
 _MAX_DRAWS = 100
 
 
-@gin.configurable(denylist=["data_spec", "num_envs"])
+@gin.configurable(denylist=["data_spec", "num_envs", "sequence_length", "seed", "training_spec"])
 class BlockReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer`, whose bindings hold here too, with three differences.
 
@@ -40,18 +39,26 @@ class BlockReplayBuffer(ReplayBuffer):
         data_spec: trajectory.Trajectory,
         num_envs: int,
         *,
+        sequence_length: int,
+        seed: int,
+        training_spec: trajectory.Trajectory | None = None,
         block_size: int = 512,
-        **kwargs: Any,
     ) -> None:
         """Args:
-            data_spec, num_envs: see `ReplayBuffer`.
+            data_spec, num_envs, sequence_length, seed, training_spec: see `ReplayBuffer`.
             block_size: sequences sampled at a time.
-            **kwargs: of `ReplayBuffer`.
 
         Raises:
             UserError: a block holds no batch; see also `ReplayBuffer`.
         """
-        super().__init__(data_spec, num_envs, **kwargs)
+        check_whole("BlockReplayBuffer.block_size", block_size)
+        super().__init__(
+            data_spec,
+            num_envs,
+            sequence_length=sequence_length,
+            seed=seed,
+            training_spec=training_spec,
+        )
         if block_size < self._batch_size:
             raise UserError(
                 f"BlockReplayBuffer.block_size = {block_size} holds no batch of "
