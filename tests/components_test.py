@@ -5,6 +5,7 @@ from tiny_runs import build_components, variables
 
 from pipeline.collect import CollectDriver
 from pipeline.components import build, build_evaluation_environment, configure_tensorflow
+from pipeline.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,15 @@ def test_the_parts_fit_each_other():
     assert parts.experience.collect_steps * 2 == 4 * parts.experience.num_updates
     assert parts.agent.train_sequence_length == 3  # n_step = 2, and the row to bootstrap from
     assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "nstep_q", "trpo"])
+@pytest.mark.parametrize(
+    "overrides", [{"Rollout__num_epochs": 2}, {"Rollout__minibatch_size": 2}], ids=str
+)
+def test_agents_that_learn_from_whole_rollouts_get_nothing_else(algorithm, overrides):
+    with pytest.raises(UserError, match="bind .* Rollout.minibatch_size = None"):
+        build_components(algorithm, **overrides)
 
 
 def test_schedules_read_the_counter_that_the_loop_moves():

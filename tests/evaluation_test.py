@@ -208,6 +208,13 @@ def test_epsilon_mixes_random_actions_into_the_greedy_ones():
     assert once == scripted.actions
 
 
+@pytest.mark.parametrize("value", [-1, 0, 100.0])
+def test_a_number_of_steps_is_a_whole_number(value):
+    env = environment(ScriptedEnv([(5, "terminated")]))
+    with pytest.raises(UserError, match=f"num_env_steps = {value}: must be a whole number, at le"):
+        evaluator(env, num_env_steps=value)
+
+
 def test_epsilon_needs_a_greedy_choice():
     env = environment(ScriptedEnv([(5, "terminated")]))
     with pytest.raises(UserError, match=r"Evaluator.epsilon = 1.5: must be in \[0, 1\]"):
