@@ -156,7 +156,8 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
 
 def test_a_target_network_that_follows_steps_waits_for_the_next_update() -> None:
     steps = env_steps()
-    agent = create("dqn", env_steps=steps, accumulate_updates=2, target_update_env_steps=100)
+    period = {"target_update_period": None, "target_update_env_steps": 100}
+    agent = create("dqn", env_steps=steps, accumulate_updates=2, **period)
     batch = batch_for("dqn", agent, 2 * ROWS)
     variables = agent._target_q_network.variables
     steps.assign(99)

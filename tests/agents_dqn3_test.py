@@ -82,7 +82,7 @@ def create(seed: int = 0, steps: tf.Variable | None = None, **kwargs) -> DqnAgen
     agent = create_dqn_agent(
         specs(), FOUR_ACTIONS, num_envs=1, seed=0, env_steps=counter,
         optimizer=CenteredRMSprop, learning_rate=2.5e-4, discount=GAMMA,
-        **({"sum_losses": True, "target_update_env_steps": 10} | kwargs),
+        **({"sum_losses": True, "target_update_period": None, "target_update_env_steps": 10} | kwargs),
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     randomize(rng, [*agent._q_network.variables, *agent._target_q_network.variables])

@@ -341,3 +341,10 @@ def test_select_action() -> None:
 def test_continuous_actions_are_refused() -> None:
     with pytest.raises(UserError, match=r"DQN needs discrete .*float32, shape \(2,\).*agents/sac"):
         create_dqn_agent(specs(), TWO_MOTORS, num_envs=1, seed=0, env_steps=env_steps())
+
+
+@pytest.mark.parametrize("periods", [(None, None), (5, 100)])
+def test_it_is_clear_when_the_target_network_moves(periods) -> None:
+    updates, steps = periods
+    with pytest.raises(UserError, match="Bind one of create_dqn_agent.target_update_period"):
+        create(target_update_period=updates, target_update_env_steps=steps)

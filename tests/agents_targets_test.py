@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -66,6 +67,7 @@ def test_when_it_copied_last_is_restored(tmp_path: pathlib.Path) -> None:
     assert second.copied_at([26, 30]) == [30]
 
 
-def test_a_period_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match="target_update_env_steps = 0: must be at least 1"):
-        Pair(0)
+@pytest.mark.parametrize("period", [0, 2.5, None])
+def test_a_period_that_is_no_count_is_refused(period: Any) -> None:
+    with pytest.raises(UserError, match=f"env_steps = {period}: must be a whole number, at lea"):
+        Pair(period)

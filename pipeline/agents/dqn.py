@@ -160,11 +160,7 @@ def create_dqn_agent(
       UserError: the actions are not discrete, or it is not clear when the target network moves.
     """
     del num_envs, seed
-    if (target_update_period is None) == (target_update_env_steps is None):
-        raise UserError(
-            "Bind one of create_dqn_agent.target_update_period (updates) and "
-            "create_dqn_agent.target_update_env_steps, and the other to None."
-        )
+    _check_target(target_update_period, target_update_env_steps)
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
@@ -188,3 +184,11 @@ def create_dqn_agent(
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)
     return agent
+
+
+def _check_target(target_update_period: int | None, target_update_env_steps: int | None) -> None:
+    if (target_update_period is None) == (target_update_env_steps is None):
+        raise UserError(
+            "Bind one of create_dqn_agent.target_update_period (updates) and "
+            "create_dqn_agent.target_update_env_steps, and the other to None."
+        )
