@@ -82,7 +82,8 @@ def create(seed: int = 0, steps: tf.Variable | None = None, **kwargs) -> DqnAgen
     agent = create_dqn_agent(
         specs(), FOUR_ACTIONS, num_envs=1, seed=0, env_steps=counter,
         optimizer=CenteredRMSprop, learning_rate=2.5e-4, discount=GAMMA,
-        **({"sum_losses": True, "target_update_period": None, "target_update_env_steps": 10} | kwargs),
+        target_update_period=None,
+        **({"sum_losses": True, "target_update_env_steps": 10} | kwargs),
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     randomize(rng, [*agent._q_network.variables, *agent._target_q_network.variables])
@@ -236,7 +237,7 @@ def test_the_target_network_follows_environment_steps() -> None:
     """Once the count has crossed 10, it is what the updates up to there have made, from the next
     update's gradients on; the updates' own period has no say."""
     steps = env_steps(0)
-    agent = create(0, steps, target_update_period=1)
+    agent = create(0, steps)
     batch = tensors(random_batch(0))
     train = tf.function(agent.train, autograph=False)
     first = values_of(agent._target_q_network.variables)
