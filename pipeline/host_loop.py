@@ -238,8 +238,9 @@ class HostLoop:
         self._checkpoints.mark_best(self._save(), return_mean)
 
     def _play(self, num_episodes: int) -> dict[str, Any]:
+        length = self._parts.evaluator.length(num_episodes)
+
         def look_around(done: int) -> bool:
-            length = self._parts.evaluator.length(num_episodes)
             self._progress.update({}, EVALUATING, (done, length))
             return self._stop.requested
 

@@ -25,7 +25,7 @@ from numpy_references import (
     env_steps,
     float64,
     numeric_gradients,
-    random_events,
+    random_rollout,
     random_sequences,
     randomize,
     specs,
@@ -180,10 +180,7 @@ def n_step_return(rows: Trajectory, values: Array, final: float, start: int) -> 
 def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any]:
     """Rows [5, 3] in which anything may happen, values after them, and what `prepare` adds."""
     rng = np.random.default_rng(seed)
-    rows = random_sequences(
-        rng, FOUR_ACTIONS, random_events(rng, (3, 5)), rng.choice([FIRST, MID, LAST], 3)
-    )
-    rows = tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
+    rows = random_rollout(rng, FOUR_ACTIONS, 5, 3)
     info = OnPolicyInfo(*(as_float32(rng.normal(size=(5, 3))) for _ in range(2)))
     rows = rows.replace(policy_info=info)
     final = restart(tf.constant(as_float32(rng.normal(size=(3, 3)))), 3)

@@ -30,6 +30,8 @@ from numpy_references import (
     dense_layers,
     env_steps,
     float64,
+    half_square,
+    huber,
     numeric_gradients,
     random_events,
     random_sequences,
@@ -50,10 +52,7 @@ from pipeline.schedules import linear_schedule
 
 GAMMA = 0.9
 SGD = tf.keras.optimizers.legacy.SGD
-REFERENCE_LOSSES = {
-    huber_loss: lambda error: np.where(abs(error) <= 1.0, 0.5 * error**2, abs(error) - 0.5),
-    squared_loss: lambda error: 0.5 * error**2,
-}
+REFERENCE_LOSSES = {huber_loss: huber, squared_loss: half_square}
 
 
 def create(steps: tf.Variable | None = None, **kwargs: Any) -> DqnAgent:

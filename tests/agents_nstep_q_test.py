@@ -22,8 +22,11 @@ from numpy_references import (
     dense_layers,
     env_steps,
     float64,
+    half_square,
+    huber,
     numeric_gradients,
     random_events,
+    random_rollout,
     random_sequences,
     randomize,
     specs,
@@ -53,9 +56,7 @@ def create(**kwargs: Any) -> NStepQAgent:
 def collected(seed: int) -> tuple[Trajectory, TimeStep]:
     """Rows [STEPS, ENVS] in which anything may happen, and the time step after them."""
     rng = np.random.default_rng(seed)
-    events = random_events(rng, (ENVS, STEPS))
-    rows = random_sequences(rng, FOUR_ACTIONS, events, rng.choice([FIRST, MID, LAST], ENVS))
-    rows = tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
+    rows = random_rollout(rng, FOUR_ACTIONS, STEPS, ENVS)
     return rows, restart(tf.constant(as_float32(rng.normal(size=(ENVS, 3)))), ENVS)
 
 
@@ -108,13 +109,7 @@ def training_rows(seed: int = 0, num_rows: int = 12) -> tuple[Trajectory, Array]
     return rows.replace(policy_info=info), starts != LAST
 
 
-def huber(x: Array) -> Array:
-    return np.where(np.abs(x) <= 1, 0.5 * x**2, np.abs(x) - 0.5)
-
-
-@pytest.mark.parametrize(
-    "td_loss, reference", [(squared_loss, lambda x: 0.5 * x**2), (huber_loss, huber)]
-)
+@pytest.mark.parametrize("td_loss, reference", [(squared_loss, half_square), (huber_loss, huber)])
 def test_loss_and_gradients_equal_numpy(td_loss: Any, reference: Any) -> None:
     agent = create(td_loss=td_loss)
     rows, valid = training_rows()

@@ -32,6 +32,7 @@ from numpy_references import (
     env_steps,
     float64,
     random_events,
+    random_rollout,
     random_sequences,
     randomize,
     specs,
@@ -294,9 +295,7 @@ def reference_advantages(rows: Trajectory, final_value: float, rewards: Array) -
 
 def collected_rows(rng: np.random.Generator, agent: PPOAgent, num_steps: int, num_envs: int):
     """Rows [T, N] as the driver hands them out, and the time step after them."""
-    events = random_events(rng, (num_envs, num_steps))
-    rows = random_sequences(rng, FOUR_ACTIONS, events, rng.choice([FIRST, MID, LAST], num_envs))
-    rows = tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
+    rows = random_rollout(rng, FOUR_ACTIONS, num_steps, num_envs)
     log_probability = as_float32(rng.normal(size=(num_steps, num_envs)))
     value = agent._actor_critic.value(tf.constant(rows.observation.reshape(-1, 3)))
     info = OnPolicyInfo(log_probability, value.numpy().reshape(num_steps, num_envs))

@@ -20,7 +20,7 @@ RESTORES = 2  # at random moments; one more where the first episode ended
 
 # Gin bindings, and vector steps between anchors: the pipeline's own, and few, so that games are
 # also seeded anew on the way.
-PROTOCOLS = {"sticky": ({}, atari._ANCHOR_INTERVAL), "openai": (OPENAI, 500)}
+PROTOCOLS = {"sticky": ({}, atari.ANCHOR_INTERVAL), "openai": (OPENAI, 500)}
 
 
 class Played(NamedTuple):
@@ -85,7 +85,7 @@ def is_same_after(env, folder, played: Played, moment: int) -> bool:
 def test_a_game_goes_on_from_wherever_it_was_saved(tmp_path, monkeypatch, capsys, game, protocol):
     generator = np.random.default_rng(zlib.crc32(f"{game}, {protocol}".encode()))
     settings, interval = PROTOCOLS[protocol]
-    monkeypatch.setattr(atari, "_ANCHOR_INTERVAL", interval)
+    monkeypatch.setattr(atari, "ANCHOR_INTERVAL", interval)
 
     def create():
         return atari_environment(int(generator.integers(2**31)), game=game, num_envs=2, **settings)

@@ -8,14 +8,12 @@ import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from host_loops import Run, Watching
-from tiny_runs import assert_same, saved, statements, variables
+from host_loops import Run
+from tiny_runs import assert_same, build_loaded, saved, statements, variables
 
 from pipeline import chunks, configuration
 from pipeline.components import build
-from pipeline.host_loop import HostLoop, Plan, Stopped
-from pipeline.run_folder import RunFolder
-from pipeline.shutdown import StopSignal
+from pipeline.host_loop import Plan, Stopped
 
 WARM_UP = 40
 BINDINGS = f"""
@@ -41,14 +39,12 @@ PLAN = Plan(
 
 class TinyRun(Run):
     def __init__(self, path):
+        super().__init__(path, PLAN)
+        self.warm_up = WARM_UP
+
+    def build(self, path, algorithm, **overrides):
         configuration.load(["dqn3_breakout"], statements(BINDINGS))
-        names = ("create_environment", "create_agent", "create_experience")
-        references = [gin.query_parameter(f"train.{name}") for name in names]
-        self.parts = build(3, *(reference.scoped_configurable_fn for reference in references))
-        self.folder = RunFolder(path)
-        path.mkdir(exist_ok=True)
-        self.progress, self.stop, self.warm_up = Watching(), StopSignal(), WARM_UP
-        self.loop = HostLoop(self.parts, PLAN, self.folder, self.progress, self.stop)
+        return build_loaded(3)
 
     def everything(self):
         agent, experience, environment = (

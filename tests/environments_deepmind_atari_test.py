@@ -305,4 +305,4 @@ def test_messages():
 
 
 def test_the_anchors_are_far_apart_for_loading_a_rom_takes_long():
-    assert create()._anchor_interval == deepmind_atari._ANCHOR_INTERVAL >= 1_000
+    assert create()._anchor_interval == deepmind_atari.ANCHOR_INTERVAL >= 1_000

@@ -131,7 +131,7 @@ def test_actions_of_every_kind_are_kept_exactly(tmp_path):
 @pytest.mark.parametrize("game", ["pong", "breakout", "qbert"])
 @pytest.mark.parametrize("protocol", [{}, OPENAI], ids=["sticky", "openai"])
 def test_atari_continues(tmp_path, monkeypatch, game, protocol):
-    monkeypatch.setattr(atari, "_ANCHOR_INTERVAL", 150)
+    monkeypatch.setattr(atari, "ANCHOR_INTERVAL", 150)
     first, _ = assert_continues(
         lambda: atari_environment(3, game=game, num_envs=3, max_episode_frames=800, **protocol),
         tmp_path,
@@ -145,7 +145,7 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
 # Lives are lost, no-ops waited and games ended before and after, by chance at the seam too.
 @pytest.mark.parametrize(("interval", "before"), [(10_000, 75), (130, 255), (30, 100)])
 def test_games_with_no_ops_after_lost_lives_continue(tmp_path, monkeypatch, interval, before):
-    monkeypatch.setattr(deepmind_atari, "_ANCHOR_INTERVAL", interval)
+    monkeypatch.setattr(deepmind_atari, "ANCHOR_INTERVAL", interval)
     first, again = assert_continues(
         lambda: deepmind_atari_environment(3, game="breakout", num_envs=2),
         tmp_path,

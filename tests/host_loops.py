@@ -45,13 +45,16 @@ class Run:
     """A host loop over a fresh process' worth of components, in a folder that may hold a run."""
 
     def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
-        self.parts = build_components(algorithm, path.parent, **overrides)
+        self.parts = self.build(path, algorithm, **overrides)
         self.folder = RunFolder(path)
         path.mkdir(exist_ok=True)
         self.progress = Watching()
         self.stop = StopSignal()  # never installed: tests request it themselves
         self.loop = HostLoop(self.parts, plan, self.folder, self.progress, self.stop)
         self.warm_up = WARM_UP if self.parts.experience.keeps_rows else 0
+
+    def build(self, path, algorithm, **overrides):
+        return build_components(algorithm, path.parent, **overrides)
 
     def train(self):
         self.loop.restore()

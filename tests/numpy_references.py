@@ -84,6 +84,18 @@ def random_sequences(
     )
 
 
+def random_rollout(
+    rng: np.random.Generator,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    num_steps: int,
+    num_envs: int,
+) -> Trajectory:
+    """Rows [T, N] of NumPy arrays in which anything may happen."""
+    events = random_events(rng, (num_envs, num_steps))
+    rows = random_sequences(rng, action_spec, events, rng.choice([FIRST, MID, LAST], num_envs))
+    return tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
+
+
 def random_leaf(rng: np.random.Generator, spec: tf.TensorSpec, outer: tuple[int, ...]) -> Array:
     shape = (*outer, *spec.shape)
     if spec.dtype.is_integer:
@@ -91,6 +103,14 @@ def random_leaf(rng: np.random.Generator, spec: tf.TensorSpec, outer: tuple[int,
     if spec is THREE_NUMBERS:
         return as_float32(rng.normal(size=shape))
     return as_float32(rng.uniform(spec.minimum, spec.maximum, shape))
+
+
+def huber(error: Array) -> Array:
+    return np.where(abs(error) <= 1.0, 0.5 * error**2, abs(error) - 0.5)
+
+
+def half_square(error: Array) -> Array:
+    return 0.5 * error**2
 
 
 def as_float32(values: Any) -> Array:

@@ -145,9 +145,15 @@ def gin_files(algorithm: str) -> list[str]:
 def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
     """The components of such a run, in this process; leaves gin's config loaded."""
     from pipeline import configuration
-    from pipeline.components import build
 
     configuration.load(gin_files(algorithm), bindings(algorithm, switches, **overrides))
+    return build_loaded(seed)
+
+
+def build_loaded(seed: int):
+    """The components that gin's config describes."""
+    from pipeline.components import build
+
     names = ("create_environment", "create_agent", "create_experience")
     references = [gin.query_parameter(f"train.{name}") for name in names]
     return build(seed, *(reference.scoped_configurable_fn for reference in references))

@@ -16,8 +16,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import masked_mean, row_weights
-from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.agents.agent import first_rows, masked_mean, row_weights
+from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
 from pipeline.schedules import Schedule, as_schedule
@@ -48,22 +48,16 @@ class A2CAgent(OnPolicyAgent):
         Mnih et al. 2016, algorithm S3.
         """
         weights = row_weights(experience, weights)
-        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        rows = first_rows(experience)
         distribution, value = self._actor_critic(rows.observation)
         policy_loss = masked_mean(
             -distribution.log_prob(rows.action) * rows.policy_info.advantage, weights
         )
         value_loss = masked_mean((rows.policy_info.value_target - value) ** 2, weights)
         entropy = masked_mean(distribution.entropy(), weights)
-        loss = (
-            policy_loss + self._value_coefficient * value_loss - self._entropy_coefficient * entropy
+        loss, extra = actor_critic_loss(
+            policy_loss, value_loss, entropy, self._value_coefficient, self._entropy_coefficient
         )
-        extra = {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-        }
         return tf_agent.LossInfo(loss, extra)
 
 

@@ -39,12 +39,13 @@ class Agent(tf_agent.TFAgent):
     schedules: Mapping[str, Schedule] = {}
     #: Sums the gradients of several batches; None: every batch makes an update.
     accumulator: Accumulator | None = None
-    _optimizer: tf.keras.optimizers.legacy.Optimizer
-    _gradient_clip_norm: float | None
     #: Whether the loss is a mean over rows, or their sum.
     takes_mean: bool = True
     #: Whether a batch has to be all that an iteration collects.
     needs_whole_rollouts: bool = False
+    # What the default `apply` needs.
+    _optimizer: tf.keras.optimizers.legacy.Optimizer
+    _gradient_clip_norm: float | None
 
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
@@ -120,6 +121,11 @@ def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
     """Weights [B] of sequences [B, T]: 0 where the first row is a boundary row."""
     valid = valid_mask(experience.step_type[:, 0])
     return valid if weights is None else valid * weights
+
+
+def first_rows(experience: Trajectory) -> Trajectory:
+    """The rows [B, ...] of sequences [B, 1, ...]."""
+    return tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
 
 
 def standardize(values: tf.Tensor, weights: tf.Tensor, epsilon: float = 1e-8) -> tf.Tensor:

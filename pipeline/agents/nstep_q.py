@@ -17,7 +17,7 @@ from tf_agents.policies import q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.agents.agent import Agent, masked_mean, row_weights
+from pipeline.agents.agent import Agent, first_rows, masked_mean, row_weights
 from pipeline.agents.q_values import (
     create_q_network,
     need_discrete_actions,
@@ -92,11 +92,11 @@ class NStepQAgent(Agent):
         self._between_updates(self._periodic_target.update)
         find = self._all_values if self._one_step else self._values_at_ends
         values, final_value = find(rows, final_time_step.observation)
-        valid = valid_mask(rows.step_type)
         discounts = self._discount * rows.discount
         if self._one_step:
             targets = rows.reward + discounts * tf.concat([values[1:], final_value[None]], 0)
         else:
+            valid = valid_mask(rows.step_type)
             targets = discounted_returns(rows.reward, discounts, final_value, valid, values)
         return rows.replace(policy_info=QLearningInfo(targets))
 
@@ -123,7 +123,7 @@ class NStepQAgent(Agent):
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """The mean loss of the errors of rows [B, 1]; boundary rows weigh nothing."""
         weights = row_weights(experience, weights)
-        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        rows = first_rows(experience)
         q_values, _ = self._q_network(rows.observation)
         q_taken = select_action(q_values, rows.action)
         loss = masked_mean(self._td_loss_fn(rows.policy_info.value_target - q_taken), weights)

@@ -14,6 +14,24 @@ from pipeline.policies import GreedyPolicy
 from pipeline.returns import generalized_advantage_estimation, valid_mask
 
 
+def actor_critic_loss(
+    policy_loss: tf.Tensor,
+    value_loss: tf.Tensor,
+    entropy: tf.Tensor,
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """policy_loss + c_v value_loss - c_e entropy, scalars, and all four by their names in a log."""
+    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
+    extra = {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+    }
+    return loss, extra
+
+
 class OnPolicyAgent(Agent):
     """An agent of policy and value that learns from one rollout after the other.
 

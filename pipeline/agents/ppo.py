@@ -15,8 +15,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import masked_mean, row_weights, standardize
-from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
+from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.errors import UserError
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
@@ -82,7 +82,7 @@ class PPOAgent(OnPolicyAgent):
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """The loss of rows [B, 1]; boundary rows weigh nothing."""
         weights = row_weights(experience, weights)
-        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        rows = first_rows(experience)
         info = rows.policy_info
         advantage = info.advantage
         if self._normalize_advantages == "minibatch":
@@ -97,12 +97,10 @@ class PPOAgent(OnPolicyAgent):
             value_loss(value, info.value, info.value_target, self._value_clip), weights
         )
         entropy = masked_mean(distribution.entropy(), weights)
-        loss = policy + self._value_coefficient * value - self._entropy_coefficient * entropy
-        extra = {
-            "loss": loss,
-            "policy_loss": policy,
-            "value_loss": value,
-            "entropy": entropy,
+        loss, extra = actor_critic_loss(
+            policy, value, entropy, self._value_coefficient, self._entropy_coefficient
+        )
+        extra |= {
             "clip_fraction": masked_mean(was_clipped, weights),
             "approximate_kl": masked_mean(info.log_probability - log_prob, weights),
         }

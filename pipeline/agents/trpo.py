@@ -18,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import masked_mean, row_weights
+from pipeline.agents.agent import first_rows, masked_mean, row_weights
 from pipeline.agents.natural_gradient import (
     TrustRegion,
     conjugate_gradient,
@@ -101,7 +101,7 @@ class TRPOAgent(OnPolicyAgent):
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         """One step of the policy and the fit of the value function, on a whole rollout [B, 1]."""
         weights = row_weights(experience, weights)
-        rows = tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+        rows = first_rows(experience)
         step, entropy = self._step_policy(rows, weights)
         self.train_step_counter.assign_add(tf.cast(step.accepted, tf.int64))
         value_loss = self._fit_value(experience, weights)

@@ -33,7 +33,7 @@ _RANGES = {
 }
 
 # Vector steps. A seeded reset loads the ROM anew, which takes as long as some 200 steps.
-_ANCHOR_INTERVAL = 5_000
+ANCHOR_INTERVAL = 5_000
 
 _FIXED_SETTINGS: dict[str, Any] = {
     "autoreset_mode": AutoresetMode.NEXT_STEP,
@@ -48,7 +48,7 @@ class AtariEnvironment(VectorEnvironment):
     """AtariVectorEnv takes its seeds as an array, and frees its threads when it is destroyed."""
 
     def __init__(self, vector_env: VectorEnv, *, name: str, seed: int):
-        super().__init__(vector_env, name=name, seed=seed, anchor_interval=_ANCHOR_INTERVAL)
+        super().__init__(vector_env, name=name, seed=seed, anchor_interval=ANCHOR_INTERVAL)
 
     def _reset_vector_env(
         self, seeds: list[int], mask: np.ndarray | None

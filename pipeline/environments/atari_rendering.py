@@ -13,7 +13,7 @@ import ale_py
 import numpy as np
 from ale_py import AtariVectorEnv, roms
 
-_FRAMES_PER_SECOND = 60
+FRAMES_PER_SECOND = 60
 
 Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
@@ -49,7 +49,7 @@ class RenderingAtariVectorEnv(AtariVectorEnv):
             **kwargs,
         )
         self.render_mode = "rgb_array"
-        self.metadata = self.metadata | {"render_fps": _FRAMES_PER_SECOND / frameskip}
+        self.metadata = self.metadata | {"render_fps": FRAMES_PER_SECOND / frameskip}
         self.ale = _MirroredInterface(
             self.ale, roms.get_rom_path(game), repeat_action_probability, use_fire_reset
         )

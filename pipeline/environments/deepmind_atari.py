@@ -18,15 +18,12 @@ from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 
 from pipeline.environments import deepmind_screen
-from pipeline.environments.atari import check_arguments
+from pipeline.environments.atari import ANCHOR_INTERVAL, check_arguments
+from pipeline.environments.atari_rendering import FRAMES_PER_SECOND
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
 _SIDE = 84  # pixels
-_FRAMES_PER_SECOND = 60
-
-# Vector steps. A seeded reset loads the ROM anew, which takes as long as some 200 steps.
-_ANCHOR_INTERVAL = 5_000
 
 _RANGES = {
     "num_envs": (1, math.inf),
@@ -80,7 +77,7 @@ class DeepMindAtariEnv(gymnasium.Env):
         self._lives = 0
         self.life_lost = False
         self.render_mode = render_mode
-        self.metadata = self.metadata | {"render_fps": _FRAMES_PER_SECOND / frame_skip}
+        self.metadata = self.metadata | {"render_fps": FRAMES_PER_SECOND / frame_skip}
         self.action_space = gymnasium.spaces.Discrete(len(self._actions))
         self.observation_space = gymnasium.spaces.Box(0, 255, self._stack.shape, np.uint8)
 
@@ -232,5 +229,5 @@ def deepmind_atari_environment(
         [make] * (1 if render else num_envs), autoreset_mode=AutoresetMode.NEXT_STEP
     )
     return DeepMindAtariEnvironment(
-        vector_env, name=f"Atari {game}", seed=seed, anchor_interval=_ANCHOR_INTERVAL
+        vector_env, name=f"Atari {game}", seed=seed, anchor_interval=ANCHOR_INTERVAL
     )

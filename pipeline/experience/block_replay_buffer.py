@@ -105,10 +105,8 @@ class BlockReplayBuffer(ReplayBuffer):
             return storage.gather(self._columns[STEP_TYPE], keys) == ts.StepType.LAST
 
         def redraw(streams: tf.Tensor, starts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            boundary, (others, positions) = (
-                is_boundary(streams, starts),
-                self._draw(self._block_size),
-            )
+            boundary = is_boundary(streams, starts)
+            others, positions = self._draw(self._block_size)
             return tf.where(boundary, others, streams), tf.where(boundary, positions, starts)
 
         return tf.while_loop(
