@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from pipeline.components import Components
 from pipeline.failures import named_failures
-from pipeline.iteration import LoopState
+from pipeline.iteration import Chunk, LoopState
 from pipeline.stopwatch import Stopwatch
 
 SECONDS_PER_CALL = 0.5  # the progress line and Ctrl-C wait for a call's end
@@ -19,25 +19,29 @@ class Chunks:
 
     def __init__(self, components: Components, stopwatch: Stopwatch):
         self._environment = components.environment
-        self._collect_steps = components.experience.collect_steps
+        self._collect_steps = components.runner.collect_steps
         self._stopwatch = stopwatch
+        self._built: Chunk | None = None
         self._iterations_per_call = 1
 
-    def build(self, chunk: tf.types.experimental.GenericFunction, state: LoopState) -> None:
+    def is_built(self, chunk: Chunk) -> bool:
+        """Whether it is the one last built."""
+        return chunk == self._built
+
+    def build(self, chunk: Chunk, state: LoopState) -> None:
         """Traces the graph; what fits into a call of it is not yet known."""
         no_iterations = tf.zeros([], tf.int64)
         chunk(state, no_iterations, no_iterations)
+        self._built = chunk
         self._iterations_per_call = 1
 
-    def run(
-        self, chunk: tf.types.experimental.GenericFunction, state: LoopState, until: int
-    ) -> LoopState:
+    def run(self, chunk: Chunk, state: LoopState, until: int) -> LoopState:
         """The state after one call, which ends at `until` environment steps if it gets so far.
 
         Raises:
           UserError: the environment failed.
         """
-        before = int(state.carry.vector_steps)
+        before = _total(state.carry.vector_steps)
         started = time.perf_counter()
         with named_failures(self._environment):
             state = chunk(
@@ -45,10 +49,14 @@ class Chunks:
                 tf.constant(self._iterations_per_call, tf.int64),
                 tf.constant(until, tf.int64),
             )
-            vector_steps = int(state.carry.vector_steps)
+            vector_steps = _total(state.carry.vector_steps)
         seconds = time.perf_counter() - started
         self._stopwatch.add(seconds)
         iterations = (vector_steps - before) // self._collect_steps
         fitting = int(iterations * SECONDS_PER_CALL / seconds)
         self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
         return state
+
+
+def _total(vector_steps: tf.Tensor) -> int:
+    return int(tf.reduce_sum(vector_steps))

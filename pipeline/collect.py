@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import gin
 import tensorflow as tf
-from tf_agents.environments import tf_environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import StepType, TimeStep, Trajectory, trajectory
 
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.metrics import EpisodeStatistics, initial_statistics, update_statistics
 from pipeline.policies import clip_action
 from pipeline.randomness import stateless_seed, stream_key
@@ -34,7 +34,7 @@ class Carry(NamedTuple):
     statistics: EpisodeStatistics
 
 
-def initial_carry(environment: tf_environment.TFEnvironment, policy: tf_policy.TFPolicy) -> Carry:
+def initial_carry(environment: VectorEnvironment, policy: tf_policy.TFPolicy) -> Carry:
     """The carry of a run that has taken no step yet; resets the environment."""
     return Carry(
         environment.reset(),
@@ -66,13 +66,13 @@ class CollectDriver:
 
     def __init__(
         self,
-        environment: tf_environment.TFEnvironment,
+        environment: VectorEnvironment,
         *,
         seed: int,
         reward_range: tuple[float, float] | None = None,
     ):
         """`reward_range`: what learners see of rewards is clipped to it; statistics are not."""
-        self._environment = environment
+        self.environment = environment
         self._key = stream_key(seed, "collect")
         self._reward_range = reward_range
 
@@ -97,8 +97,8 @@ class CollectDriver:
     def _step(self, policy, time_step, policy_state, vector_steps):
         seed = stateless_seed(self._key, vector_steps)
         policy_step = policy.action(time_step, policy_state, seed)
-        next_time_step = self._environment.step(
-            clip_action(policy_step.action, self._environment.action_spec())
+        next_time_step = self.environment.step(
+            clip_action(policy_step.action, self.environment.action_spec())
         )
         row = trajectory.from_transition(time_step, policy_step, next_time_step)
         return (next_time_step, policy_step.state, vector_steps + 1), row

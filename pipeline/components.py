@@ -16,6 +16,7 @@ from pipeline.errors import UserError
 from pipeline.evaluation import Evaluator
 from pipeline.execution import Execution
 from pipeline.experience import Experience
+from pipeline.iteration import Iterations, Runner
 from pipeline.randomness import stream_key
 
 EVALUATION = "evaluation"  # gin scope and random stream of all that only evaluation uses
@@ -71,7 +72,7 @@ class Components(NamedTuple):
     environment: VectorEnvironment
     agent: Agent
     experience: Experience
-    driver: CollectDriver
+    runner: Runner
     evaluator: Evaluator
     env_steps: tf.Variable
 
@@ -83,25 +84,20 @@ def build(
     create_experience: Callable[..., Experience],
 ) -> Components:
     """Everything that training needs, fresh: a checkpoint may be restored into it."""
-    tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
+    seed_weights(seed)
     environment = create_environment(stream_key(seed, "training"))
     env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
     agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
-    experience = create_experience(
-        agent.collect_data_spec,
-        environment.batch_size,
-        sequence_length=agent.train_sequence_length,
-        training_spec=agent.training_data_spec,
-        seed=seed,
-    )
-    _check_batches(agent, experience)
-    evaluation_environment = build_evaluation_environment(seed, create_environment)
-    evaluator = Evaluator(
-        evaluation_environment, agent.policy, agent.collect_policy,
-        seed=stream_key(seed, EVALUATION),
-    )  # fmt: skip
+    experience = build_experience(agent, environment.batch_size, seed, create_experience)
+    evaluator = build_evaluator(agent, seed, create_environment)
     driver = CollectDriver(environment, seed=seed)
-    return Components(environment, agent, experience, driver, evaluator, env_steps)
+    runner = Iterations(agent, experience, driver, env_steps)
+    return Components(environment, agent, experience, runner, evaluator, env_steps)
+
+
+def seed_weights(seed: int) -> None:
+    """Seeds what Keras draws when networks are built."""
+    tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
 
 
 def check_warm_up(experience: Experience, num_env_steps: int) -> None:
@@ -110,14 +106,6 @@ def check_warm_up(experience: Experience, num_env_steps: int) -> None:
         raise UserError(
             f"initialize_replay_buffer.num_env_steps = {num_env_steps:_}, but a rollout is not a "
             "replay buffer: bind it to 0 for an on-policy agent."
-        )
-
-
-def _check_batches(agent: Agent, experience: Experience) -> None:
-    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_updates != 1):
-        raise UserError(
-            "This agent makes one update of a whole rollout: bind train.create_experience = "
-            "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."
         )
 
 
@@ -135,6 +123,39 @@ def build_agent(
         num_envs=num_envs,
         seed=seed,
         env_steps=env_steps,
+    )
+
+
+def build_experience(
+    agent: Agent, num_envs: int, seed: int, create_experience: Callable[..., Experience]
+) -> Experience:
+    """The store for what `num_envs` environments collect for an agent.
+
+    Raises:
+      UserError: the agent learns from whole rollouts, and this store does not hand them out.
+    """
+    experience = create_experience(
+        agent.collect_data_spec,
+        num_envs,
+        sequence_length=agent.train_sequence_length,
+        training_spec=agent.training_data_spec,
+        seed=seed,
+    )
+    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_updates != 1):
+        raise UserError(
+            "This agent makes one update of a whole rollout: bind train.create_experience = "
+            "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."
+        )
+    return experience
+
+
+def build_evaluator(
+    agent: Agent, seed: int, create_environment: Callable[..., VectorEnvironment]
+) -> Evaluator:
+    """The evaluator of an agent, with environments of its own."""
+    environment = build_evaluation_environment(seed, create_environment)
+    return Evaluator(
+        environment, agent.policy, agent.collect_policy, seed=stream_key(seed, EVALUATION)
     )
 
 

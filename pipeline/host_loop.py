@@ -16,12 +16,12 @@ import tensorflow as tf
 from pipeline.checkpoints import Checkpoints, Part
 from pipeline.chunks import Chunks
 from pipeline.circumstances import Circumstances
-from pipeline.collect import initial_carry, interrupt_episodes
+from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import WriteError
 from pipeline.failures import hinting, named_failures, named_write_errors
 from pipeline.finiteness import bad_weights, check_losses, not_finite
-from pipeline.iteration import Iterations, LoopState, clear_losses, initial_state
+from pipeline.iteration import Chunk, LoopState, clear_losses
 from pipeline.metrics import metrics_record
 from pipeline.parts import HostState, Tensors, Variables, weights_sha256
 from pipeline.patience import Patience
@@ -65,12 +65,9 @@ class HostLoop:
         self._folder = folder
         self._progress = progress
         self._stop = stop
-        self._iterations = Iterations(
-            components.agent, components.experience, components.driver, components.env_steps
-        )
+        self._runner = components.runner
         with named_failures(components.environment):
-            carry = initial_carry(components.environment, components.agent.collect_policy)
-        self._state = initial_state(carry, components.agent.loss_names)
+            self._state = self._runner.initial_state()
         self._host = HostState(
             wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
         )
@@ -85,8 +82,10 @@ class HostLoop:
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
         self._logs = RunLogs(folder)
-        environments = (components.environment, components.evaluator.environment)
-        self._watchdog = Watchdog(environments, self._resume_hint)
+        environments = [driver.environment for driver in self._runner.drivers]
+        self._watchdog = Watchdog(
+            [*environments, components.evaluator.environment], self._resume_hint
+        )
         # Two, for a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
@@ -126,7 +125,7 @@ class HostLoop:
         """
         until = min(until, self._plan.num_env_steps)
         if self.env_steps < until:
-            self._advance(self._iterations.collect_randomly, until, WARMING_UP)
+            self._advance(self._runner.collect_randomly, until, WARMING_UP)
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._stopwatch.restart(self._state)
             self._save_patience.attempt(self._save)
@@ -144,7 +143,7 @@ class HostLoop:
         """
         self._handle_due()
         while self.env_steps < self._plan.num_env_steps:
-            self._advance(self._iterations.train, self._next_stop(), TRAINING)
+            self._advance(self._runner.train, self._next_stop(), TRAINING)
             self._handle_due()
         return self._finish()
 
@@ -153,7 +152,7 @@ class HostLoop:
         self._watchdog.close()
         self._logs.close()
         self._parts.evaluator.close()
-        self._parts.environment.close()
+        self._runner.close()
 
     def _wall_seconds(self) -> float:
         """Seconds that the run has taken, over all its processes from checkpoint to checkpoint."""
@@ -166,11 +165,9 @@ class HostLoop:
         self._state = state
         self._parts.env_steps.assign(state.carry.statistics.env_steps)
 
-    def _advance(
-        self, chunk: tf.types.experimental.GenericFunction, until: int, phase: str
-    ) -> None:
+    def _advance(self, chunk: Chunk, until: int, phase: str) -> None:
         """Runs chunks until the run has taken `until` environment steps."""
-        if chunk.experimental_get_tracing_count() == 0:  # eagerly it stays 0
+        if not self._chunks.is_built(chunk):
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
             self._chunks.build(chunk, self._state)
@@ -220,6 +217,7 @@ class HostLoop:
             **losses,
             **{name: float(value(counter)) for name, value in self._parts.agent.schedules.items()},
             **self._stopwatch.shares(self._state),
+            **self._runner.measurements(),
         )
 
     def _evaluate(self) -> None:
@@ -295,4 +293,5 @@ class HostLoop:
             "episodes": int(statistics.episodes),
             "wall_seconds": self._wall_seconds(),
             "weights_sha256": weights_sha256(self._parts.agent.trained),
+            **self._runner.description,
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from tf_agents.policies import tf_policy
 
 from pipeline.agents.agent import Agent
-from pipeline.collect import Carry, CollectDriver
+from pipeline.collect import Carry, CollectDriver, initial_carry
 from pipeline.experience import Experience
 from pipeline.policies import RandomPolicy
 
@@ -40,12 +41,51 @@ def clear_losses(state: LoopState) -> LoopState:
     return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.float32))
 
 
+class Chunk(Protocol):
+    """Some iterations in one call."""
+
+    def __call__(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor, /
+    ) -> LoopState:
+        """Goes on from `state` for at most `max_iterations`, int64 [], or until the run has taken
+        `until` environment steps, int64 []. A call of no iterations builds the graph."""
+
+
+class Runner(Protocol):
+    """Runs iterations for the host; `Iterations` does so for one agent and its environments.
+
+    Attributes:
+      train: a chunk of iterations.
+      collect_randomly: as `train`, with a random policy and no updates.
+      collect_steps: vector steps that an iteration takes.
+      drivers: those that it collects with.
+      description: what result.json says of it.
+    """
+
+    train: Chunk
+    collect_randomly: Chunk
+    collect_steps: int
+    drivers: Sequence[CollectDriver]
+    description: Mapping[str, Any]
+
+    def initial_state(self) -> LoopState:
+        """The state before the first iteration; resets the environments."""
+
+    def measurements(self) -> dict[str, Any]:
+        """What a record of metrics.jsonl says of it beside losses: numbers, or counts in a list."""
+
+    def close(self) -> None:
+        """Closes the environments, and ends all threads."""
+
+
 class Iterations:
     """Runs chunks of iterations, each chunk one call of a `tf.function` traced once.
 
     A chunk ends after `max_iterations`, at the first iteration that reaches `until` environment
     steps, or at the first with a loss that is not finite: nothing else moves its end.
     """
+
+    description: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -54,9 +94,12 @@ class Iterations:
         driver: CollectDriver,
         env_steps: tf.Variable,
     ):
+        """`env_steps`: int64, counts those of the run; iterations add theirs at their ends."""
+        self.drivers: Sequence[CollectDriver] = (driver,)
+        self._driver = driver
+        self.collect_steps = experience.collect_steps
         self._agent = agent
         self._experience = experience
-        self._driver = driver
         self._env_steps = env_steps
         policy = agent.collect_policy
         self._random_policy = RandomPolicy(
@@ -64,6 +107,19 @@ class Iterations:
         )
         self.train = tf.function(self._train_chunk, autograph=False)
         self.collect_randomly = tf.function(self._random_chunk, autograph=False)
+
+    def initial_state(self) -> LoopState:
+        """The state before the first iteration; resets the environments."""
+        carry = initial_carry(self._driver.environment, self._agent.collect_policy)
+        return initial_state(carry, self._agent.loss_names)
+
+    def measurements(self) -> dict[str, Any]:
+        """Nothing beside the losses."""
+        return {}
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._driver.environment.close()
 
     def _train_chunk(
         self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
@@ -80,15 +136,17 @@ class Iterations:
     def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
         def unfinished(count, state):
             finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
-            before_end = state.carry.statistics.env_steps < until
-            return (count < max_iterations) & before_end & finite
+            return (count < max_iterations) & (self._env_steps < until) & finite
 
         def body(count, state):
-            return count + 1, iteration(state)
+            before = state.carry.statistics.env_steps
+            state = iteration(state)
+            # Not earlier: schedules read the count at which the iteration begins.
+            self._env_steps.assign_add(state.carry.statistics.env_steps - before)
+            return count + 1, state
 
         count = tf.zeros([], tf.int64)
         _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
-        self._env_steps.assign(state.carry.statistics.env_steps)
         return state
 
     def _random_iteration(self, state: LoopState) -> LoopState:
@@ -103,8 +161,6 @@ class Iterations:
         return state
 
     def _collect(self, policy: tf_policy.TFPolicy, state: LoopState) -> LoopState:
-        # Schedules read the count at which the iteration begins, while it collects and updates.
-        self._env_steps.assign(state.carry.statistics.env_steps)
         started = tf.timestamp()
         with tf.control_dependencies([started]):
             carry, rows = self._driver.run(policy, state.carry, self._experience.collect_steps)

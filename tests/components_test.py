@@ -84,7 +84,7 @@ def test_evaluation_rewards_are_never_clipped():
     clipped, unclipped = (
         driver.run(parts.agent.collect_policy, carry_of(parts, environment), 3)[1].reward
         for driver, environment in (
-            (parts.driver, parts.environment),
+            (parts.runner.drivers[0], parts.environment),
             (parts.evaluator._driver, parts.evaluator._environment),
         )
     )

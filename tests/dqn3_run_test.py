@@ -120,7 +120,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert (experience.collect_steps, experience.num_updates) == (4, 1)
     assert (experience._batch_size, experience._block_size) == (32, 512)
     assert experience._stream_capacity == 1_000_000
-    assert parts.driver._reward_range == (-1, 1)
+    assert parts.runner.drivers[0]._reward_range == (-1, 1)
 
     assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
     assert agent._gradient_clipping is None

@@ -224,14 +224,11 @@ def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
 def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path, monkeypatch):
     run = Run(tmp_path / "run")
 
-    class Broken:
-        def experimental_get_tracing_count(self):
-            return 1
-
-        def __call__(self, *args):
+    def broken(state, max_iterations, until):
+        if max_iterations > 0:
             raise tf.errors.InternalError(None, None, "a defect")
 
-    monkeypatch.setattr(run.loop._iterations, "collect_randomly", Broken())
+    monkeypatch.setattr(run.loop._runner, "collect_randomly", broken)
     with pytest.raises(tf.errors.InternalError, match="a defect"):
         run.train()
 

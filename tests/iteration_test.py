@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 from tiny_runs import assert_same, build_components, saved, variables
 
-from pipeline.collect import initial_carry
-from pipeline.iteration import Iterations, clear_losses, initial_state
+from pipeline.iteration import clear_losses
 from pipeline.parts import Tensors
 
 # Updates that a batch makes: gradients of 5 batches are accumulated, or a batch is a whole rollout
@@ -19,11 +18,8 @@ class Run:
 
     def __init__(self, algorithm):
         self.parts = build_components(algorithm)
-        self.iterations = Iterations(
-            self.parts.agent, self.parts.experience, self.parts.driver, self.parts.env_steps
-        )
-        carry = initial_carry(self.parts.environment, self.parts.agent.collect_policy)
-        self.state = initial_state(carry, self.parts.agent.loss_names)
+        self.iterations = self.parts.runner
+        self.state = self.iterations.initial_state()
 
     @property
     def env_steps(self):

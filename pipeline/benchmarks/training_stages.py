@@ -173,6 +173,7 @@ class Stages:
         self._parts = parts
         self._carry = initial_carry(parts.environment, parts.agent.collect_policy)
         self._num_envs = parts.environment.batch_size
+        (self._driver,) = parts.runner.drivers
 
     def environment(self) -> Stage:
         """Vector steps with random actions, drawn before; resets are no environment steps."""
@@ -250,7 +251,7 @@ class Stages:
     def _collect_into(self, carry: Carry) -> Carry:
         parts = self._parts
         steps = parts.experience.collect_steps
-        carry, rows = parts.driver.run(parts.agent.collect_policy, carry, steps)
+        carry, rows = self._driver.run(parts.agent.collect_policy, carry, steps)
         parts.experience.add(tf.range(self._num_envs), rows)
         return carry
 

@@ -15,11 +15,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.trajectories import Trajectory
 
 from pipeline.agents.agent import Agent
-from pipeline.collect import Carry, initial_carry, initialize_replay_buffer
+from pipeline.collect import Carry, initialize_replay_buffer
 from pipeline.components import Components, check_warm_up
 from pipeline.execution import Execution
 from pipeline.failures import named_failures
-from pipeline.iteration import Iterations, initial_state
 from pipeline.parts import Variables
 
 #: The trained variables after an update, by name.
@@ -153,27 +152,26 @@ def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
 
 
 def _warmed_up(parts: Components) -> Carry:
-    iterations = Iterations(parts.agent, parts.experience, parts.driver, parts.env_steps)
-    carry = initial_carry(parts.environment, parts.agent.collect_policy)
+    state = parts.runner.initial_state()
 
     def warm_up(until: int) -> None:
-        nonlocal carry
+        nonlocal state
         check_warm_up(parts.experience, until)
         steps = tf.constant(until, tf.int64)
         if until:
-            state = initial_state(carry, parts.agent.loss_names)
-            carry = iterations.collect_randomly(state, steps, steps).carry
+            state = parts.runner.collect_randomly(state, steps, steps)
         parts.experience.check_ready()
 
     initialize_replay_buffer(warm_up)
-    return carry
+    return state.carry
 
 
 def _collect(parts: Components, carry: Carry) -> Carry:
     """The collecting half of an iteration."""
     policy, steps = parts.agent.collect_policy, parts.experience.collect_steps
     parts.env_steps.assign(carry.statistics.env_steps)
-    carry, rows = parts.driver.run(policy, carry, steps)
+    (driver,) = parts.runner.drivers
+    carry, rows = driver.run(policy, carry, steps)
     parts.experience.add(tf.range(rows.step_type.shape[1]), rows)
     parts.experience.begin(lambda rows: parts.agent.prepare(rows, carry.time_step))
     return carry
