@@ -6,9 +6,7 @@ import time
 
 import tensorflow as tf
 
-from pipeline.components import Components
-from pipeline.failures import named_failures
-from pipeline.iteration import Chunk, LoopState
+from pipeline.iteration import Chunk, LoopState, Runner
 from pipeline.stopwatch import Stopwatch
 
 SECONDS_PER_CALL = 0.5  # the progress line and Ctrl-C wait for a call's end
@@ -17,9 +15,8 @@ SECONDS_PER_CALL = 0.5  # the progress line and Ctrl-C wait for a call's end
 class Chunks:
     """Calls chunks of iterations, as many in a call as take about half a second."""
 
-    def __init__(self, components: Components, stopwatch: Stopwatch):
-        self._environment = components.environment
-        self._collect_steps = components.runner.collect_steps
+    def __init__(self, runner: Runner, stopwatch: Stopwatch):
+        self._collect_steps = runner.collect_steps
         self._stopwatch = stopwatch
         self._built: Chunk | None = None
         self._iterations_per_call = 1
@@ -36,20 +33,15 @@ class Chunks:
         self._iterations_per_call = 1
 
     def run(self, chunk: Chunk, state: LoopState, until: int) -> LoopState:
-        """The state after one call, which ends at `until` environment steps if it gets so far.
-
-        Raises:
-          UserError: the environment failed.
-        """
+        """The state after one call, which ends at `until` environment steps if it gets so far."""
         before = _total(state.carry.vector_steps)
         started = time.perf_counter()
-        with named_failures(self._environment):
-            state = chunk(
-                state,
-                tf.constant(self._iterations_per_call, tf.int64),
-                tf.constant(until, tf.int64),
-            )
-            vector_steps = _total(state.carry.vector_steps)
+        state = chunk(
+            state,
+            tf.constant(self._iterations_per_call, tf.int64),
+            tf.constant(until, tf.int64),
+        )
+        vector_steps = _total(state.carry.vector_steps)
         seconds = time.perf_counter() - started
         self._stopwatch.add(seconds)
         iterations = (vector_steps - before) // self._collect_steps

@@ -35,16 +35,28 @@ class Exactness(NamedTuple):
     """What to do with a run that would not go on bit for bit."""
 
     allow_inexact: bool = False  # go on although circumstances differ
-    require_exact: bool = False  # stop where environments cannot continue their episodes
+    require_exact: bool = False  # stop where the run cannot continue its episodes as they were
 
-    def check(self, folder: pathlib.Path, differences: list[str], divergence: str) -> None:
+    def check(
+        self,
+        folder: pathlib.Path,
+        differences: list[str],
+        divergence: str,
+        is_repeatable: bool = True,
+    ) -> None:
         """Raises UserError if a run is not to go on.
 
         Args:
           folder: of the run.
           differences: of circumstances.
           divergence: why environments cannot continue their episodes, "" if they can.
+          is_repeatable: whether the seed decides all that the run does.
         """
+        if self.require_exact and not is_repeatable:
+            raise UserError(
+                "Threads of asynchronous actors cannot be resumed exactly. Bind "
+                'asynchronous_runner.scheduler = "deterministic", or drop --require_exact_resume.'
+            )
         if differences and not self.allow_inexact:
             lines = "\n  ".join(differences)
             raise UserError(

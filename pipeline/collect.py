@@ -60,7 +60,7 @@ def interrupt_episodes(carry: Carry) -> Carry:
     )
 
 
-@gin.configurable(denylist=["environment", "seed"])
+@gin.configurable(denylist=["environment", "seed", "ends_with_episode"])
 class CollectDriver:
     """Steps N environments with a policy inside the graph. Holds no state: the carry does."""
 
@@ -70,11 +70,25 @@ class CollectDriver:
         *,
         seed: int,
         reward_range: tuple[float, float] | None = None,
+        ends_with_episode: bool = False,
     ):
-        """`reward_range`: what learners see of rewards is clipped to it; statistics are not."""
+        """Args:
+        environment: to be stepped.
+        seed: of the run.
+        reward_range: what learners see of rewards is clipped to it; statistics are not.
+        ends_with_episode: whether a single environment whose episode ends waits for the next call
+          of `run`, which then begins with a reset. The rows until the call's end are boundary rows,
+          and no steps.
+
+        Raises:
+          ValueError: there are several environments to wait.
+        """
+        if ends_with_episode and environment.batch_size != 1:
+            raise ValueError(f"{environment.batch_size} environments end their episodes apart")
         self.environment = environment
         self._key = stream_key(seed, "collect")
         self._reward_range = reward_range
+        self._ends_with_episode = ends_with_episode
 
     def run(
         self, policy: tf_policy.TFPolicy, carry: Carry, num_steps: int
@@ -84,7 +98,7 @@ class CollectDriver:
         Returns:
           The carry after them and the rows [num_steps, N, ...], rewards clipped.
         """
-        loop_vars = (carry.time_step, carry.policy_state, carry.vector_steps)
+        loop_vars = (self._first(carry.time_step), carry.policy_state, carry.vector_steps)
         collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
         loop_vars, rows = collect(policy, loop_vars, num_steps)
         statistics = update_statistics(
@@ -94,14 +108,29 @@ class CollectDriver:
             rows = rows.replace(reward=tf.clip_by_value(rows.reward, *self._reward_range))
         return Carry(*loop_vars, statistics), rows
 
+    def _first(self, time_step: TimeStep) -> TimeStep:
+        if not self._ends_with_episode:
+            return time_step
+        spec = self.environment.action_spec()
+        ignored = clip_action(tf.zeros([1, *spec.shape], spec.dtype), spec)
+        return tf.cond(
+            time_step.is_last()[0], lambda: self.environment.step(ignored), lambda: time_step
+        )
+
     def _step(self, policy, time_step, policy_state, vector_steps):
         seed = stateless_seed(self._key, vector_steps)
         policy_step = policy.action(time_step, policy_state, seed)
-        next_time_step = self.environment.step(
-            clip_action(policy_step.action, self.environment.action_spec())
-        )
+        action = clip_action(policy_step.action, self.environment.action_spec())
+        next_time_step = self._next_time_step(action, time_step)
         row = trajectory.from_transition(time_step, policy_step, next_time_step)
         return (next_time_step, policy_step.state, vector_steps + 1), row
+
+    def _next_time_step(self, action: tf.Tensor, time_step: TimeStep) -> TimeStep:
+        if not self._ends_with_episode:
+            return self.environment.step(action)
+        return tf.cond(
+            time_step.is_last()[0], lambda: time_step, lambda: self.environment.step(action)
+        )
 
     def _unrolled_steps(self, policy, loop_vars, num_steps: int):
         rows = []

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from pipeline.agents.agent import Agent
 from pipeline.collect import CollectDriver
+from pipeline.environments import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
 from pipeline.evaluation import Evaluator
@@ -69,7 +70,7 @@ def configure_tensorflow(
 class Components(NamedTuple):
     """What gin has built for a run."""
 
-    environment: VectorEnvironment
+    environment: TrainingEnvironment
     agent: Agent
     experience: Experience
     runner: Runner

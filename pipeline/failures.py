@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments import TrainingEnvironment
 from pipeline.errors import UserError, WriteError
 
 
 @contextlib.contextmanager
-def named_failures(environment: VectorEnvironment) -> Iterator[None]:
+def named_failures(environment: TrainingEnvironment) -> Iterator[None]:
     """What `environment` raises, eagerly or in a graph, becomes a UserError that names it."""
     try:
         yield

@@ -6,10 +6,12 @@ crossed a multiple of it since the last time; what was done when is part of the 
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,34 +20,20 @@ from pipeline.chunks import Chunks
 from pipeline.circumstances import Circumstances
 from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
-from pipeline.errors import WriteError
+from pipeline.errors import UserError, WriteError
 from pipeline.failures import hinting, named_failures, named_write_errors
 from pipeline.finiteness import bad_weights, check_losses, not_finite
-from pipeline.iteration import Chunk, LoopState, clear_losses
+from pipeline.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.metrics import metrics_record
 from pipeline.parts import HostState, Tensors, Variables, weights_sha256
 from pipeline.patience import Patience
+from pipeline.plan import Plan
 from pipeline.progress import EVALUATING, TRAINING, WARMING_UP, Progress
 from pipeline.run_folder import RunFolder
 from pipeline.run_logs import RunLogs
-from pipeline.shutdown import StopSignal
+from pipeline.shutdown import Stopped, StopSignal
 from pipeline.stopwatch import Stopwatch
 from pipeline.watchdog import Watchdog
-
-
-class Plan(NamedTuple):
-    """How long to train and what to do when, all in environment steps."""
-
-    num_env_steps: int
-    log_interval: int
-    eval_interval: int
-    checkpoint_interval: int
-    num_eval_episodes: int
-    num_final_episodes: int
-
-
-class Stopped(Exception):
-    """A signal has asked the run to stop, and its checkpoint has been written."""
 
 
 class HostLoop:
@@ -89,8 +77,8 @@ class HostLoop:
         # Two, for a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
-        self._stopwatch = Stopwatch(components.environment)
-        self._chunks = Chunks(components, self._stopwatch)
+        self._stopwatch = Stopwatch(components.environment, self._runner.at_once)
+        self._chunks = Chunks(self._runner, self._stopwatch)
         self._clock = time.monotonic()
 
     @property
@@ -108,6 +96,8 @@ class HostLoop:
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
         if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
+            for driver in self._runner.drivers:
+                driver.environment.abandon()
             self._parts.experience.truncate()
             self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
         self._logs.truncate_after(
@@ -143,7 +133,7 @@ class HostLoop:
         """
         self._handle_due()
         while self.env_steps < self._plan.num_env_steps:
-            self._advance(self._runner.train, self._next_stop(), TRAINING)
+            self._advance(self._runner.train, self._plan.next_stop(self.env_steps), TRAINING)
             self._handle_due()
         return self._finish()
 
@@ -171,20 +161,33 @@ class HostLoop:
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
             self._chunks.build(chunk, self._state)
-        agent, experience = self._parts.agent, self._parts.experience
         while self.env_steps < until:
             self._check_stop()
             with hinting(self._resume_hint):
-                self._state = self._chunks.run(chunk, self._state, until)
-                check_losses(self._state.loss_sums, agent, experience, self.env_steps)
+                with named_failures(self._parts.environment), self._saving_what_halts():
+                    self._state = self._chunks.run(chunk, self._state, until)
+                self._check_losses()
             self._progress.update(self._record(), phase)
 
-    def _next_stop(self) -> int:
-        """Where the next chunk must end: the nearest multiple of an interval, or the end."""
-        plan = self._plan
-        intervals = (plan.log_interval, plan.eval_interval, plan.checkpoint_interval)
-        stops = [(self.env_steps // i + 1) * i for i in intervals if i]
-        return min([plan.num_env_steps, *stops])
+    @contextlib.contextmanager
+    def _saving_what_halts(self) -> Iterator[None]:
+        try:
+            yield
+        except Halted as halted:
+            self._set_state(halted.state)
+            try:
+                self._check_losses()
+                self._save()
+            except UserError as error:
+                self._progress.message(f"no checkpoint could be made of what is left: {error}")
+            for other in halted.errors[1:]:
+                self._progress.message(f"another failure: {str(other).splitlines()[0]}")
+            raise halted.errors[0] from halted.errors[0].__cause__
+
+    def _check_losses(self) -> None:
+        check_losses(
+            self._state.loss_sums, self._parts.agent, self._parts.experience, self.env_steps
+        )
 
     def _due(self, name: str, interval: int) -> bool:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval

@@ -41,6 +41,20 @@ def clear_losses(state: LoopState) -> LoopState:
     return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.float32))
 
 
+class Halted(Exception):
+    """Parts of a run failed, and all else came to rest.
+
+    Attributes:
+      errors: that they failed with.
+      state: of the train loop, from which a checkpoint can be made.
+    """
+
+    def __init__(self, errors: list[Exception], state: LoopState):
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+        self.state = state
+
+
 class Chunk(Protocol):
     """Some iterations in one call."""
 
@@ -58,6 +72,8 @@ class Runner(Protocol):
       train: a chunk of iterations.
       collect_randomly: as `train`, with a random policy and no updates.
       collect_steps: vector steps that an iteration takes.
+      at_once: iterations that run at the same time.
+      is_repeatable: whether the seed decides all that it does.
       drivers: those that it collects with.
       description: what result.json says of it.
     """
@@ -65,6 +81,8 @@ class Runner(Protocol):
     train: Chunk
     collect_randomly: Chunk
     collect_steps: int
+    at_once: int
+    is_repeatable: bool
     drivers: Sequence[CollectDriver]
     description: Mapping[str, Any]
 
@@ -85,6 +103,8 @@ class Iterations:
     steps, or at the first with a loss that is not finite: nothing else moves its end.
     """
 
+    at_once = 1
+    is_repeatable = True
     description: Mapping[str, Any] = {}
 
     def __init__(
@@ -98,8 +118,8 @@ class Iterations:
         self.drivers: Sequence[CollectDriver] = (driver,)
         self._driver = driver
         self.collect_steps = experience.collect_steps
-        self._agent = agent
-        self._experience = experience
+        self.agent = agent
+        self.experience = experience
         self._env_steps = env_steps
         policy = agent.collect_policy
         self._random_policy = RandomPolicy(
@@ -110,8 +130,8 @@ class Iterations:
 
     def initial_state(self) -> LoopState:
         """The state before the first iteration; resets the environments."""
-        carry = initial_carry(self._driver.environment, self._agent.collect_policy)
-        return initial_state(carry, self._agent.loss_names)
+        carry = initial_carry(self._driver.environment, self.agent.collect_policy)
+        return initial_state(carry, self.agent.loss_names)
 
     def measurements(self) -> dict[str, Any]:
         """Nothing beside the losses."""
@@ -141,7 +161,7 @@ class Iterations:
         def body(count, state):
             before = state.carry.statistics.env_steps
             state = iteration(state)
-            # Not earlier: schedules read the count at which the iteration begins.
+            # Not earlier: schedules read the count before this iteration's own steps.
             self._env_steps.assign_add(state.carry.statistics.env_steps - before)
             return count + 1, state
 
@@ -153,37 +173,37 @@ class Iterations:
         return self._collect(self._random_policy, state)
 
     def _train_iteration(self, state: LoopState) -> LoopState:
-        state = self._collect(self._agent.collect_policy, state)
+        state = self._collect(self.agent.collect_policy, state)
         final_time_step = state.carry.time_step
-        self._experience.begin(lambda rows: self._agent.prepare(rows, final_time_step))
+        self.experience.begin(lambda rows: self.agent.prepare(rows, final_time_step))
         state = self._update(state)
-        self._experience.end(self._agent.finish)
+        self.experience.end(self.agent.finish)
         return state
 
     def _collect(self, policy: tf_policy.TFPolicy, state: LoopState) -> LoopState:
         started = tf.timestamp()
         with tf.control_dependencies([started]):
-            carry, rows = self._driver.run(policy, state.carry, self._experience.collect_steps)
+            carry, rows = self._driver.run(policy, state.carry, self.experience.collect_steps)
         with tf.control_dependencies([carry.time_step.observation]):
             seconds = tf.timestamp() - started
-        self._experience.add(tf.range(rows.step_type.shape[1]), rows)
+        self.experience.add(tf.range(rows.step_type.shape[1]), rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
 
     def _update(self, state: LoopState) -> LoopState:
-        if self._experience.num_updates == 1:
+        if self.experience.num_updates == 1:
             loss_sums = self._update_once(state.loss_sums)
         else:
             _, loss_sums = tf.while_loop(
-                lambda update, _: update < self._experience.num_updates,
+                lambda update, _: update < self.experience.num_updates,
                 lambda update, sums: (update + 1, self._update_once(sums)),
                 (tf.constant(0), state.loss_sums),
                 parallel_iterations=1,
             )
-        count = state.loss_count + float(self._experience.num_updates)
+        count = state.loss_count + float(self.experience.num_updates)
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        batch, weights, keys = self._experience.next_batch()
-        loss_info = self._agent.train(batch, weights)
-        self._experience.feedback(keys, loss_info)
+        batch, weights, keys = self.experience.next_batch()
+        loss_info = self.agent.train(batch, weights)
+        self.experience.feedback(keys, loss_info)
         return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}

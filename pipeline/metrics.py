@@ -1,15 +1,9 @@
-"""What a run measures of itself: episode statistics, kept in the graph, and the logs they go to."""
+"""What a run measures of itself: episode statistics, kept in the graph, and records of them."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import pathlib
-import socket
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +117,26 @@ def _across_episodes(
     )
 
 
+def merge_statistics(actors: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
+    """The statistics of several actors together; the window takes the newest of each in turn."""
+
+    def together(values: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat(values, axis=0)
+
+    empty = initial_statistics(len(actors))
+    # Windows end with their newest episodes.
+    lengths = tf.reshape(tf.stack([actor.last_lengths for actor in actors], axis=1), [-1])
+    returns = tf.reshape(tf.stack([actor.last_returns for actor in actors], axis=1), [-1])
+    return EpisodeStatistics(
+        episode_return=together([actor.episode_return for actor in actors]),
+        episode_length=together([actor.episode_length for actor in actors]),
+        last_returns=_append(empty.last_returns, returns[lengths > 0]),
+        last_lengths=_append(empty.last_lengths, lengths[lengths > 0]),
+        episodes=tf.add_n([actor.episodes for actor in actors]),
+        env_steps=tf.add_n([actor.env_steps for actor in actors]),
+    )
+
+
 def _append(window: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.concat([window, values], axis=0)[-WINDOW:], [WINDOW])
 
@@ -134,7 +148,7 @@ def metrics_record(
     wall_seconds: float,
     env_steps_per_second: float,
     **scalars: Any,
-) -> dict[str, float | int | None]:
+) -> dict[str, Any]:
     """One record of metrics.jsonl.
 
     Args:
@@ -143,7 +157,7 @@ def metrics_record(
         wall_seconds: seconds of training so far, over all processes of the run.
         env_steps_per_second: since the last record.
         **scalars: losses, values of schedules, shares of time; Python's, NumPy's, TensorFlow's, or
-            None where there is nothing to tell yet.
+            None where there is nothing to tell yet. Lists, such as counts of a histogram, are kept.
 
     Returns:
         Plain Python numbers. Means over no episode, NaN and inf are None, as they are in JSON.
@@ -166,108 +180,7 @@ def metrics_record(
     }
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: Any) -> float | list | None:
+    if isinstance(value, list):
+        return value
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-class EventLog:
-    """Scalars for TensorBoard, with environment steps as the step.
-
-    Every process writes an event file of its own. It starts with a `SessionLog.START` event, at
-    which TensorBoard forgets what it holds of later steps: a viewer that was open all the while
-    shows what one shows that is opened afterwards.
-    """
-
-    def __init__(self, folder: pathlib.Path | str) -> None:
-        self._folder = pathlib.Path(folder)
-        self._writer: tf.io.TFRecordWriter | None = None
-        self._first_step = 0
-        self._torn: pathlib.Path | None = None
-
-    def write(self, record: Mapping[str, Any], prefix: str = "") -> None:
-        """Writes the numbers of `record` at the step `record["env_steps"]`, and flushes.
-
-        Other values (None, text, lists) have no place in a scalar plot and are left out.
-
-        Raises:
-            OSError, tf.errors.OpError: it cannot be written; the next `write` starts another file.
-        """
-        values = [
-            tf.compat.v1.Summary.Value(tag=prefix + key, simple_value=float(value))
-            for key, value in record.items()
-            if key != "env_steps" and isinstance(value, int | float | np.number)
-        ]
-        step = int(record["env_steps"])
-        try:
-            if self._writer is None:
-                self._writer = self._open()
-            summary = tf.compat.v1.Summary(value=values)
-            self._write_event(self._writer, step=step, summary=summary)
-            self._writer.flush()
-        except (OSError, tf.errors.OpError):
-            self._abandon(step)
-            raise
-
-    def truncate_after(self, env_steps: int) -> None:
-        """Removes what was written of steps after `env_steps`; a resumed run will write it again.
-
-        Each event file is replaced in one step. TensorBoard's two back ends differ in what they
-        make of a restart; of files that say everything once they make the same.
-        """
-        self.close()
-        for path in self._files():
-            _truncate_events(path, env_steps)
-        self._first_step = env_steps + 1
-
-    def close(self) -> None:
-        """Closes the event file; the next `write` starts another."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _abandon(self, step: int) -> None:
-        """Gives the file up, whose last record, of this step, may be torn."""
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            self.close()
-        self._writer = None
-        self._torn = max(self._files(), default=None)
-        self._first_step = step + 1
-
-    def _files(self) -> list[pathlib.Path]:
-        return sorted(self._folder.glob("events.out.tfevents.*"))
-
-    def _open(self) -> tf.io.TFRecordWriter:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._torn is not None:
-            _truncate_events(self._torn, sys.maxsize)
-            self._torn = None
-        # TensorBoard reads files in order of name: later than the last, whatever the clock says.
-        stamps = [int(path.name.split(".")[3]) + 1 for path in self._files()]
-        stamp = max([int(time.time()), *stamps])
-        name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
-        writer = tf.io.TFRecordWriter(str(self._folder / name))
-        self._write_event(writer, file_version="brain.Event:2")
-        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        self._write_event(writer, step=self._first_step, session_log=start)
-        return writer
-
-    @staticmethod
-    def _write_event(writer: tf.io.TFRecordWriter, **fields: Any) -> None:
-        writer.write(tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString())
-
-
-def _truncate_events(path: pathlib.Path, env_steps: int) -> None:
-    temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
-    with tf.io.TFRecordWriter(str(temporary)) as writer:
-        for record in _records(path):
-            if tf.compat.v1.Event.FromString(record).step <= env_steps:
-                writer.write(record)
-    temporary.replace(path)
-
-
-def _records(path: pathlib.Path) -> Iterator[bytes]:
-    try:
-        yield from tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
-    except tf.errors.DataLossError:
-        # The last record of a process that was killed while it wrote; whole ones precede it.
-        return

@@ -74,7 +74,7 @@ def _compare_updates() -> None:
             raise UserError(f"nothing binds train.{name}: give a config such as ppo_cartpole.")
     configure_tensorflow()
     parts = build(_SEED.value, *(bound[name] for name in _BUILDERS))
-    with contextlib.closing(parts.environment), contextlib.closing(parts.evaluator):
+    with contextlib.closing(parts.runner), contextlib.closing(parts.evaluator):
         updates = Updates(parts, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)

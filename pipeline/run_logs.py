@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline.event_log import EventLog
 from pipeline.failures import named_write_errors
 from pipeline.jsonl import JsonlLog
-from pipeline.metrics import EventLog
 from pipeline.run_folder import RunFolder
 
 

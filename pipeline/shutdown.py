@@ -26,6 +26,10 @@ MESSAGE = "stopping: writing a checkpoint (Ctrl-C again to exit at once)"
 _active: StopSignal | None = None
 
 
+class Stopped(Exception):
+    """A signal has asked the run to stop, and its checkpoint has been written."""
+
+
 class StopSignal:
     """A context manager in which the first SIGINT or SIGTERM only sets a flag.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments import TrainingEnvironment
 from pipeline.iteration import LoopState
 
 
 class Stopwatch:
     """Where the time goes, since the last log."""
 
-    def __init__(self, environment: VectorEnvironment):
+    def __init__(self, environment: TrainingEnvironment, at_once: int):
+        """`at_once`: iterations that run at the same time; their seconds are shared among them."""
         self._environment = environment
+        self._at_once = at_once
         self._seconds = self._environment_seconds = self._collect_seconds = 0.0
         self._env_steps = 0
 
@@ -34,8 +36,9 @@ class Stopwatch:
         """Shares of that time: in the environment, in the rest of collecting, in updates."""
         if not self._seconds:
             return {}
-        environment = (self._environment.seconds - self._environment_seconds) / self._seconds
-        collect = (float(state.collect_seconds) - self._collect_seconds) / self._seconds
+        seconds = self._seconds * self._at_once
+        environment = (self._environment.seconds - self._environment_seconds) / seconds
+        collect = (float(state.collect_seconds) - self._collect_seconds) / seconds
         return {
             "environment_share": environment,
             "policy_share": max(collect - environment, 0.0),

@@ -73,8 +73,7 @@ def _train() -> int:
     cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
     from pipeline.circumstances import Exactness
-    from pipeline.host_loop import Stopped
-    from pipeline.shutdown import StopSignal
+    from pipeline.shutdown import Stopped, StopSignal
     from pipeline.train_loop import train
 
     configuration.apply(statements)

@@ -17,10 +17,10 @@ from pipeline.circumstances import DEFAULT_EXACTNESS, Circumstances, Exactness
 from pipeline.collect import initialize_replay_buffer
 from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import check_whole
 from pipeline.execution import Execution
 from pipeline.experience import Experience
-from pipeline.host_loop import HostLoop, Plan
+from pipeline.host_loop import HostLoop
+from pipeline.plan import Plan
 from pipeline.progress import Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
@@ -41,6 +41,7 @@ def train(
     create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
     create_agent: Callable[..., Agent] = gin.REQUIRED,
     create_experience: Callable[..., Experience] = gin.REQUIRED,
+    runner: Callable[..., Components] = build,  # @asynchronous_runner: many actors
     num_env_steps: int = gin.REQUIRED,  # of the whole run, warm-up included
     log_interval: int = 1_000,  # environment steps between records of metrics.jsonl
     eval_interval: int = 10_000,  # environment steps; 0: only at the end
@@ -63,20 +64,19 @@ def train(
       What result.json holds, of a finished run too; nothing if `dry_run`.
 
     Raises:
-      UserError: a number of the plan is too small; see also `HostLoop.train`.
-      Stopped: see `HostLoop.train`.
+      UserError, Stopped: see `Plan.check` and `HostLoop.train`.
     """
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
     )  # fmt: skip
-    _check_plan(plan)
+    plan.check()
     may_be_finished = not dry_run and restart_behavior == "resume"
     if may_be_finished and (result := RunFolder(root_dir).finished(seed, num_env_steps)):
         print(_already_finished(root_dir, result["env_steps"]))
         return result
     circumstances = Circumstances(configure_tensorflow(execution=execution))
-    components = build(seed, create_environment, create_agent, create_experience)
+    components = runner(seed, create_environment, create_agent, create_experience)
     if dry_run:
         initialize_replay_buffer(lambda until: None)
         return {}
@@ -91,10 +91,13 @@ def train(
             loop.close()
 
 
-def _check_plan(plan: Plan) -> None:
-    for name, value in plan._asdict().items():
-        least = 0 if name.endswith("_interval") else 1
-        check_whole(f"train.{name}", value, least)  # a macro may stand for any value
+def build_bound(seed: int) -> Components:
+    """What `train` would build from gin's bindings."""
+    bound = gin.get_bindings(train)
+    runner = bound.get("runner", build)
+    return runner(
+        seed, bound["create_environment"], bound["create_agent"], bound["create_experience"]
+    )
 
 
 def _already_finished(root_dir: str, env_steps: int) -> str:
@@ -121,7 +124,7 @@ def _run(
         # Only now has every configurable been called that the operative config lists.
         differences = circumstances.differences()
         divergence = components.environment.divergence
-        exactness.check(folder.path, differences, divergence)
+        exactness.check(folder.path, differences, divergence, components.runner.is_repeatable)
         for message in folder.describe(
             seed, components.environment.batch_size, circumstances.settings, loop.env_steps,
             [*differences, *([divergence] if divergence else [])],

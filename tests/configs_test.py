@@ -15,8 +15,16 @@ READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
 
-DISCRETE = {"agents/a2c", "agents/dqn", "agents/nstep_q", "agents/ppo", "agents/trpo"}
-CONTINUOUS = {"agents/a2c", "agents/ppo", "agents/sac", "agents/trpo"}
+DISCRETE = {
+    "agents/a2c",
+    "agents/a3c",
+    "agents/async_nstep_q",
+    "agents/dqn",
+    "agents/nstep_q",
+    "agents/ppo",
+    "agents/trpo",
+}
+CONTINUOUS = {"agents/a2c", "agents/a3c", "agents/ppo", "agents/sac", "agents/trpo"}
 
 
 def build(files, *bindings):
@@ -42,10 +50,17 @@ def test_the_configs_that_there_should_be():
         *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
         *(f"trpo_{name}" for name in ("cartpole", "lunarlander", "pendulum", "pong")),
         *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
+        *(f"a3c_{name}" for name in ("cartpole", "pong", "breakout", "atari")),
+        *(f"async_nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
+        "async_one_step_q_cartpole",
         *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "dqn3", "ppo", "sac")
           for game in ("pong", "breakout", "atari")),
     }  # fmt: skip
     assert all(comment for _, comment in configuration.list_configs())
+
+
+# Whose agent a run trains, where its name says otherwise.
+ALGORITHMS = {"nstep": "nstep_q", "dqn3": "dqn", "a3c": "a2c", "async": "nstep_q"}
 
 
 def factory_of(name):
@@ -58,7 +73,7 @@ def factory_of(name):
 def test_ready_run(name):
     game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
     build([name], *game)
-    algorithm = "nstep_q" if name.startswith("nstep_q") else name.split("_")[0].removesuffix("3")
+    algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
 

@@ -66,6 +66,8 @@ CASES = {
     "dqn": Case(62, 100, gymnasium_flags("dqn", **SMALL)),
     "ppo": Case(62, 100, gymnasium_flags("ppo", **SMALL)),
     "sac": Case(62, 100, gymnasium_flags("sac", **SMALL)),
+    "a3c": Case(20, 100, gymnasium_flags("a3c", **SMALL)),
+    "async_nstep_q": Case(20, 100, gymnasium_flags("async_nstep_q", **SMALL)),
     "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _REPLAY)),
     "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _ROLLOUT)),
     "sac_pong": Case(10, 60, atari_flags("sac_pong", _REPLAY)),

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from host_loops import Run
-from tiny_runs import assert_same, build_loaded, saved, statements, variables
+from tiny_runs import assert_same, saved, statements, variables
 
 from pipeline import chunks, configuration
 from pipeline.components import build
-from pipeline.host_loop import Plan, Stopped
+from pipeline.plan import Plan
+from pipeline.shutdown import Stopped
+from pipeline.train_loop import build_bound
 
 WARM_UP = 40
 BINDINGS = f"""
@@ -44,7 +46,7 @@ class TinyRun(Run):
 
     def build(self, path, algorithm, **overrides):
         configuration.load(["dqn3_breakout"], statements(BINDINGS))
-        return build_loaded(3)
+        return build_bound(3)
 
     def everything(self):
         agent, experience, environment = (

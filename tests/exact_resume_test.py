@@ -5,7 +5,7 @@ import pytest
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 
-from pipeline.host_loop import Stopped
+from pipeline.shutdown import Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,12 @@ def finished(run):
     return Records(run.folder.path)
 
 
+def learners(run):
+    """The agents that take gradients: one, or each actor's."""
+    runner = run.parts.runner
+    return [actor.agent for actor in getattr(runner, "_actors", [runner])]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "env_steps"),
     [
@@ -27,6 +33,8 @@ def finished(run):
         ("a2c", {}, 210),
         ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
         ("trpo", {}, 100),
+        ("a3c", {}, 210),
+        ("async_nstep_q", {}, 210),
     ],
 )
 def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):
@@ -36,7 +44,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     with pytest.raises(Stopped):
         stopped.train()
     stopped.loop.close()
-    accumulator = stopped.parts.agent.accumulator
-    assert accumulator is None or accumulator.summed > 0  # in the midst of an update
+    accumulators = [agent.accumulator for agent in learners(stopped) if agent.accumulator]
+    assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the midst of an update
     resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
     assert_same_end(resumed, twin)

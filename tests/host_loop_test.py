@@ -12,8 +12,8 @@ from tiny_runs import assert_same, saved, variables
 
 from pipeline import chunks, patience
 from pipeline.errors import UserError
-from pipeline.host_loop import Stopped
 from pipeline.progress import EVALUATING, TRAINING
+from pipeline.shutdown import Stopped
 
 
 @pytest.fixture(autouse=True)

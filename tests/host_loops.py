@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from tiny_runs import build_components
 
-from pipeline.host_loop import HostLoop, Plan
+from pipeline.host_loop import HostLoop
 from pipeline.jsonl import read_jsonl
+from pipeline.plan import Plan
 from pipeline.progress import TRAINING, Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal

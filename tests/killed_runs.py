@@ -80,7 +80,10 @@ class Phase:
         run_chunk, step = chunks_class.run, environment_class._step_rows
 
         def followed_chunk(chunks, chunk, state, until):
-            is_random = chunk.python_function.__name__ == "_random_chunk"
+            function = getattr(
+                chunk, "python_function", run_chunk
+            )  # actors have none, nor warm-ups
+            is_random = function.__name__ == "_random_chunk"
             self._collect_steps = chunks._collect_steps
             before, self.now = self.now, WARMING_UP if is_random else COLLECTING
             state = run_chunk(chunks, chunk, state, until)
@@ -104,9 +107,12 @@ def load():
     """Imports what trains, in the way of the binary."""
     flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
     cli.before_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
+    import pipeline.agents.a2c  # noqa: F401
     import pipeline.agents.dqn  # noqa: F401
+    import pipeline.agents.nstep_q  # noqa: F401
     import pipeline.agents.ppo  # noqa: F401
     import pipeline.agents.sac  # noqa: F401
+    import pipeline.asynchronous  # noqa: F401
     import pipeline.environments.atari  # noqa: F401
     from pipeline.chunks import Chunks
     from pipeline.environments.vector_environment import VectorEnvironment

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing import plugin_event_accumulator
 
-from pipeline import errors, jsonl, metrics
+from pipeline import errors, event_log, jsonl, metrics
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -255,7 +255,7 @@ def open_tensorboard(folder: pathlib.Path) -> plugin_event_accumulator.EventAccu
 
 
 def test_tensorboard_shows_each_record_once_after_resumes(tmp_path: pathlib.Path) -> None:
-    log = metrics.EventLog(tmp_path)
+    log = event_log.EventLog(tmp_path)
     for env_steps in (100, 200, 300, 400):
         log.write({"env_steps": env_steps, "loss": 1.0, "name": "x", "empty": None})
     log.write({"env_steps": 350, "return_mean": 7.0}, prefix="evaluation/")
@@ -264,7 +264,7 @@ def test_tensorboard_shows_each_record_once_after_resumes(tmp_path: pathlib.Path
     assert watching.Tags()["tensors"] == ["loss", "evaluation/return_mean"]
 
     for session, resumed_at in ((2.0, 200), (3.0, 300)):
-        log = metrics.EventLog(tmp_path)
+        log = event_log.EventLog(tmp_path)
         log.truncate_after(resumed_at)
         for env_steps in (resumed_at + 100, resumed_at + 200):
             log.write({"env_steps": env_steps, "loss": session})
@@ -277,14 +277,30 @@ def test_tensorboard_shows_each_record_once_after_resumes(tmp_path: pathlib.Path
     assert fresh.Tags()["tensors"] == ["loss"]
 
 
+def test_counts_are_histograms_in_tensorboard(tmp_path: pathlib.Path) -> None:
+    log = event_log.EventLog(tmp_path)
+    log.write({"env_steps": 100, "staleness_counts": [0, 2, 3], "returns": [1.0, 2.0]})
+    log.write({"env_steps": 200, "staleness_counts": []})
+    log.close()
+    (path,) = tmp_path.iterdir()
+    events = [tf.compat.v1.Event.FromString(x) for x in event_log._records(path)]
+    values = [(event.step, value) for event in events for value in event.summary.value]
+    ((step, value),) = values
+    assert (step, value.tag) == (100, "staleness_counts")
+    assert (value.histo.min, value.histo.max, value.histo.num) == (1, 2, 5)
+    assert (value.histo.sum, value.histo.sum_squares) == (8, 14)
+    assert list(value.histo.bucket_limit) == [0.5, 1.5, 2.5]
+    assert list(value.histo.bucket) == [0, 2, 3]
+
+
 def test_event_files_hold_each_record_once_after_a_kill(tmp_path: pathlib.Path) -> None:
-    log = metrics.EventLog(tmp_path)
+    log = event_log.EventLog(tmp_path)
     for env_steps in (100, 200, 300):
         log.write({"env_steps": env_steps, "loss": 1.0})
     (path,) = tmp_path.iterdir()
     torn = path.read_bytes()[:-5]
     path.write_bytes(torn)
-    resumed = metrics.EventLog(tmp_path)
+    resumed = event_log.EventLog(tmp_path)
     resumed.truncate_after(200)
     resumed.write({"env_steps": 300, "loss": 2.0})
     resumed.close()
@@ -295,8 +311,8 @@ def test_event_files_sort_by_age_under_a_clock_that_went_back(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for env_steps, clock in ((100, 2e9), (200, 1e9), (300, 1e9)):
-        monkeypatch.setattr(metrics.time, "time", lambda clock=clock: clock)
-        log = metrics.EventLog(tmp_path)
+        monkeypatch.setattr(event_log.time, "time", lambda clock=clock: clock)
+        log = event_log.EventLog(tmp_path)
         log.write({"env_steps": env_steps, "loss": 1.0})
         log.close()
     assert [step for step, _ in all_records(tmp_path)] == [100, 200, 300]

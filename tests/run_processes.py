@@ -154,7 +154,8 @@ def assert_same_end(run, twin):
 
 
 def files_of(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def assert_same_arrays(first, second, but_for=frozenset()):

@@ -8,7 +8,6 @@ import pathlib
 import tempfile
 import time
 
-import gin
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -100,6 +99,19 @@ _BINDINGS = {
         epsilon/linear_schedule.num_steps = 700
         mlp_encoder.units = (8,)
     """,
+    "a3c": """
+        asynchronous_runner.num_actors = 2
+        asynchronous_runner.scheduler = "deterministic"
+        mlp_encoder.units = (8,)
+    """,
+    "async_nstep_q": """
+        asynchronous_runner.num_actors = 2
+        asynchronous_runner.scheduler = "deterministic"
+        create_nstep_q_agent.target_update_env_steps = 70
+        create_nstep_q_agent.accumulate_updates = 5
+        epsilon/linear_schedule.num_steps = 700
+        mlp_encoder.units = (8,)
+    """,
     "sac": """
         create_sac_agent.actor_units = (8,)
         create_sac_agent.critic_units = (8,)
@@ -145,18 +157,10 @@ def gin_files(algorithm: str) -> list[str]:
 def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
     """The components of such a run, in this process; leaves gin's config loaded."""
     from pipeline import configuration
+    from pipeline.train_loop import build_bound
 
     configuration.load(gin_files(algorithm), bindings(algorithm, switches, **overrides))
-    return build_loaded(seed)
-
-
-def build_loaded(seed: int):
-    """The components that gin's config describes."""
-    from pipeline.components import build
-
-    names = ("create_environment", "create_agent", "create_experience")
-    references = [gin.query_parameter(f"train.{name}") for name in names]
-    return build(seed, *(reference.scoped_configurable_fn for reference in references))
+    return build_bound(seed)
 
 
 def variables(trackable: object) -> dict[str, np.ndarray]:
@@ -178,10 +182,16 @@ def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_files(folder: pathlib.Path) -> dict[str, object]:
-    """Contents of the npz and JSON files of a saved part, and the bytes of segments."""
+    """Contents of the npz and JSON files of a saved part, variables, and the bytes of segments."""
     contents: dict[str, object] = {}
+    if (folder / "variables.index").exists():
+        contents |= read_variables(folder)
     for path in folder.iterdir():
-        if path.suffix == ".json":
+        if path.is_dir():
+            contents |= {f"{path.name}/{key}": x for key, x in read_files(path).items()}
+        elif path.name.startswith("variables."):
+            continue
+        elif path.suffix == ".json":
             contents[path.name] = json.loads(path.read_text())
         elif path.suffix in (".rows", ".z"):
             contents[path.name] = np.fromfile(path, np.uint8)

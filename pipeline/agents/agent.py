@@ -43,6 +43,7 @@ class Agent(tf_agent.TFAgent):
     takes_mean: bool = True
     #: Whether a batch has to be all that an iteration collects.
     needs_whole_rollouts: bool = False
+    _send: Callable[[Gradients], None] | None = None
     # What the default `apply` needs.
     _optimizer: tf.keras.optimizers.legacy.Optimizer
     _gradient_clip_norm: float | None
@@ -78,12 +79,34 @@ class Agent(tf_agent.TFAgent):
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         gradients, loss_info = self.gradients(experience, weights)
+        apply = self._send or self.apply
         if self.accumulator is None:
-            self.apply(gradients)
+            apply(gradients)
         else:
             num_rows = tf.reduce_sum(row_weights(experience, weights))
-            self.accumulator.add(gradients, num_rows, self.apply)
+            self.accumulator.add(gradients, num_rows, apply)
         return loss_info
+
+    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
+        """Makes this the agent of an actor, with which others train the weights of `shared`.
+
+        A subclass that has more to share, such as a target network, takes it from `shared`.
+
+        Args:
+          shared: created like this one.
+          send: called in the graph with this agent's gradients; has `shared` apply them.
+
+        Raises:
+          UserError: the agent cannot learn in this way.
+        """
+        del shared
+        self._send = send
+
+    def copy_weights(self, shared: Agent) -> None:
+        """Assigns the trained weights of `shared`, in the graph."""
+        own, others = (tf.nest.flatten(agent.gradient_variables()) for agent in (self, shared))
+        for variable, other in zip(own, others, strict=True):
+            variable.assign(other, read_value=False)
 
     def _between_updates(self, act: Callable[[], tf.Operation]) -> None:
         """Calls `act` in the graph, unless gradients that have been summed wait for an update."""

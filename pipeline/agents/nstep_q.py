@@ -17,7 +17,7 @@ from tf_agents.policies import q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.agents.agent import Agent, first_rows, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
 from pipeline.agents.q_values import (
     create_q_network,
     need_discrete_actions,
@@ -86,6 +86,13 @@ class NStepQAgent(Agent):
         )
         self._target_q_network.set_weights(self._q_network.get_weights())
         build_slots(optimizer, self.gradient_variables())
+
+    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
+        """See `Agent.learn_for`; actors share the target network too."""
+        assert isinstance(shared, NStepQAgent)
+        super().learn_for(shared, send)
+        self._target_q_network = shared._target_q_network
+        self._periodic_target = shared._periodic_target
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Adds the targets to a rollout [T, N]; copies the target network before, if it is due."""

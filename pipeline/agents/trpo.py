@@ -18,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import first_rows, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
 from pipeline.agents.natural_gradient import (
     TrustRegion,
     conjugate_gradient,
@@ -97,6 +97,10 @@ class TRPOAgent(OnPolicyAgent):
         """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
         if num_batches != 1:
             raise UserError("TRPO does not accumulate gradients: collect a longer rollout instead.")
+
+    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
+        """Raises UserError: a step needs all of its rows, not their gradients."""
+        raise UserError("TRPO does not learn from the gradients of asynchronous actors: use A2C.")
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         """One step of the policy and the fit of the value function, on a whole rollout [B, 1]."""

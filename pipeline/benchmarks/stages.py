@@ -2,8 +2,8 @@
 
     python -m pipeline.benchmarks.stages --work=dqn_pong_8 --output_dir=/tmp/x
 
-A work of `workers/works.py`, perhaps with a precision (`dqn_pong_8:bfloat16`), is timed stage by
-stage (`training_stages`); the others are about the machine and the run around a training
+A work of `workers/works.py`, perhaps in a variant (`dqn_pong_8:bfloat16`), is timed stage by stage
+(`training_stages`); the others are about the machine and the run around a training
 (`machine_stages`).
 """
 
@@ -15,19 +15,22 @@ import pathlib
 from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
-_PRECISIONS = {"": "float32", "bfloat16": "mixed_bfloat16"}
+BFLOAT16, ASYNCHRONOUS = "bfloat16", "asynchronous"
+VARIANTS = ("", BFLOAT16, ASYNCHRONOUS)
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
 
 
-def gin_files(work: works.Work) -> list[str]:
+def gin_files(work: works.Work, variant: str = "") -> list[str]:
     """The shipped configs that a work is made of."""
+    runner = ["runners/asynchronous"] if variant == ASYNCHRONOUS else []
     if work.is_atari:
-        return [f"{work.algorithm}_pong"]
-    return [f"agents/{work.algorithm}", "environments/gymnasium"]
+        return [f"{work.algorithm}_pong", *runner]
+    return [f"agents/{work.algorithm}", "environments/gymnasium", *runner]
 
 
-def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
-    """What makes those configs do exactly the work."""
+def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
+    """What makes those configs do exactly the work; asynchronous actors are as many as its
+    environments."""
     of_algorithm = {
         "dqn": _dqn, "sac": _sac, "ppo": _ppo, "a2c": _actor_critic, "trpo": _trpo,
         "nstep_q": _nstep_q,
@@ -41,7 +44,16 @@ def gin_bindings(work: works.Work, num_envs: int, precision: str) -> list[str]:
         f"configure_tensorflow.onednn = {not work.has_small_layers}",
         *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
-        *_environment(work, num_envs, precision),
+        *_environment(work, num_envs, variant),
+        *(_actors(num_envs) if variant == ASYNCHRONOUS else []),
+    ]
+
+
+def _actors(count: int) -> list[str]:
+    return [
+        f"asynchronous_runner.num_actors = {count}",
+        f"configure_tensorflow.inter_op = {count}",
+        "configure_tensorflow.intra_op = 1",
     ]
 
 
@@ -49,11 +61,12 @@ def _agent(work: works.Work) -> str:
     return f"create_{work.algorithm}_agent"
 
 
-def _environment(work: works.Work, num_envs: int, precision: str) -> list[str]:
+def _environment(work: works.Work, num_envs: int, variant: str) -> list[str]:
     if work.is_atari:
+        precision = "mixed_bfloat16" if variant == BFLOAT16 else "float32"
         return [
             f"atari_environment.num_envs = {num_envs}",
-            f'encoder_precision.policy = "{_PRECISIONS[precision]}"',
+            f'encoder_precision.policy = "{precision}"',
         ]
     return [
         f'gymnasium_environment.name = "{work.environment}"',
@@ -145,10 +158,11 @@ def main() -> None:
     channel = protocol.Channel()
     flags = protocol.arguments()
     output_dir = pathlib.Path(flags.output_dir)
-    name, _, precision = flags.work.partition(":")
+    name, _, variant = flags.work.partition(":")
     if name.rpartition("_")[0] in works.WORKS:
         work, num_envs = works.parse(name)
-        statements = configuration.read(gin_files(work), gin_bindings(work, num_envs, precision))
+        bindings = gin_bindings(work, num_envs, variant)
+        statements = configuration.read(gin_files(work, variant), bindings)
         cli.before_tensorflow(configuration.uses_onednn(statements))
         from pipeline.benchmarks import training_stages
 

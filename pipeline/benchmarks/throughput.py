@@ -26,6 +26,7 @@ import gin
 
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
+from pipeline.benchmarks.stages import VARIANTS
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.benchmarks.workers.works import WORKS as TRAININGS
@@ -96,7 +97,7 @@ def throughput(
 
     Args:
         works: names as in dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this
-            pipeline once more in that precision.
+            pipeline once more in that precision, a2c_pong_8:asynchronous with 8 actors.
         seconds: that a stage takes in a round, at least.
         rounds: of turns through the sides.
     """
@@ -129,14 +130,15 @@ def _check_works(names: Sequence[str]) -> None:
         try:
             if work not in _SOLITARY:
                 parse(work)
-            is_known = variant in ("", "bfloat16")
+            is_known = variant in VARIANTS
         except ValueError:
             is_known = False
         if not is_known:
             raise UserError(
                 f"throughput.works = {names!r}: {name!r} is none. Choose from "
-                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8 or dqn_pong_8:bfloat16: "
-                f"WORK_N stands for N environments, WORK one of {', '.join(TRAININGS)}."
+                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16 or "
+                "a2c_pong_8:asynchronous: WORK_N stands for N environments or actors, WORK one of "
+                f"{', '.join(TRAININGS)}."
             )
 
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from pipeline.benchmarks.wording import agent
 
-OURS, OURS_IN_BFLOAT16, SB3, TF_AGENTS = "ours", "ours:bfloat16", "sb3", "tf_agents"
+OURS, OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS = "ours", "ours:bfloat16", "ours:asynchronous"
+SB3, TF_AGENTS = "sb3", "tf_agents"
 _TITLES = {
     OURS: "ours, float32",
     OURS_IN_BFLOAT16: "ours, bfloat16",
+    OURS_ASYNCHRONOUS: "ours, asynchronous actors",
     SB3: "Stable-Baselines3",
     TF_AGENTS: "TF-Agents' examples",
     "pong": "Pong",

@@ -16,6 +16,7 @@ from pipeline.benchmarks.document import (
 )
 from pipeline.benchmarks.throughput_names import (
     OURS,
+    OURS_ASYNCHRONOUS,
     OURS_IN_BFLOAT16,
     SB3,
     TF_AGENTS,
@@ -80,14 +81,15 @@ def _failures(results: Results) -> list[Block]:
 
 
 def _speeds(results: Results) -> Table:
-    in_bfloat16 = any(name == OURS_IN_BFLOAT16 for _, name, _ in _sides(results))
-    ours = (OURS, OURS_IN_BFLOAT16) if in_bfloat16 else (OURS,)
-    peers = (SB3, TF_AGENTS)
+    known = {name for _, name, _ in _sides(results)}
+    ours = [OURS, *(x for x in (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS) if x in known)]
+    peers = [x for x in (SB3, TF_AGENTS) if x in known or OURS_ASYNCHRONOUS not in known]
     rows = []
     for work, measured in results["works"].items():
         speed = {n: _speed(measured["sides"].get(n), "training") for n in (*ours, *peers)}
         if any(speed.values()):
-            ratios = [_ratios([speed[name] for name in ours], speed[peer]) for peer in peers]
+            compared = [speed.get(name) for name in (OURS, OURS_IN_BFLOAT16)]
+            ratios = [_ratios(compared, speed[peer]) for peer in peers]
             rows.append((work_title(work), *map(number, speed.values()), *ratios))
     columns = (
         Column("work", "text"),

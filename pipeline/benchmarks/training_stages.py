@@ -15,13 +15,15 @@ from tf_agents.trajectories import StepType
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.benchmarks.workers.works import SEED, Work
 from pipeline.collect import Carry, initial_carry
-from pipeline.components import Components, build, configure_tensorflow
-from pipeline.host_loop import HostLoop, Plan
+from pipeline.components import Components, configure_tensorflow
+from pipeline.host_loop import HostLoop
+from pipeline.iteration import Iterations
+from pipeline.plan import Plan
 from pipeline.policies import RandomPolicy
 from pipeline.progress import Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
-from pipeline.train_loop import train
+from pipeline.train_loop import build_bound
 
 _CALL_SECONDS = 0.3  # of a graph call, so that its overhead is nothing beside it
 _WARM_UP_SECONDS = 3.0
@@ -36,6 +38,8 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
     steps_an_update = 1 + work.value_steps(parts.environment.batch_size)
     training = Training(parts, work.warm_up, output_dir, steps_an_update)
     training(_WARM_UP_SECONDS)
+    if not isinstance(parts.runner, Iterations):  # actors have no stages that run alone
+        return settings, {"training": training}
     stages = Stages(parts)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
     facts = {
@@ -54,9 +58,7 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
 def build_components() -> Components:
     """What `train` would build from gin's bindings."""
     gin.bind_parameter("train.num_env_steps", _FOREVER)
-    bound = gin.get_bindings(train)
-    names = ("create_environment", "create_agent", "create_experience")
-    return build(SEED, *(bound[name] for name in names))
+    return build_bound(SEED)
 
 
 class _TimeIsUp(Exception):
@@ -171,9 +173,9 @@ class Stages:
 
     def __init__(self, parts: Components):
         self._parts = parts
-        self._carry = initial_carry(parts.environment, parts.agent.collect_policy)
         self._num_envs = parts.environment.batch_size
         (self._driver,) = parts.runner.drivers
+        self._carry = initial_carry(self._driver.environment, parts.agent.collect_policy)
 
     def environment(self) -> Stage:
         """Vector steps with random actions, drawn before; resets are no environment steps."""
@@ -182,7 +184,7 @@ class Stages:
         action = random_policy.action(self._carry.time_step, (), tf.constant([1, 2])).action
 
         def body(total: tf.Tensor) -> tf.Tensor:
-            step_type = self._parts.environment.step(action).step_type
+            step_type = self._driver.environment.step(action).step_type
             return total + tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
 
         graph = self._sum_of(body)

@@ -63,6 +63,10 @@ class Episodes:
         self._mid = np.full(vector_env.num_envs, ts.StepType.MID, np.int32)
         self._last = np.zeros(vector_env.num_envs, np.bool_)
 
+    def abandon(self) -> None:
+        """Gives up the episodes in flight: the next `step` or `reset` starts new ones."""
+        self._pending_reset = True
+
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes the number of the reset, the actions since, and a digest of the current rows."""
         rows = None if self._pending_reset or self._rows is None else _sha256(self._rows)

@@ -1,0 +1,262 @@
+"""Asynchronous actors on one machine (Mnih et al. 2016, "Asynchronous methods for deep RL").
+
+Every actor has an environment and a copy of the weights of its own. It repeats: copy the shared
+weights, collect a rollout, take its gradients, apply them to the shared weights with the shared
+optimizer (algorithms 1, S2 and S3). Actors are threads, each inside graph calls in which nothing
+but the environment's step is Python; or they take turns in one thread, which can be repeated.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, cast
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from pipeline.actors import (
+    Actor,
+    ActorEnvironments,
+    ActorExperience,
+    join_states,
+    split_state,
+    sum_states,
+    with_counts,
+)
+from pipeline.agents.agent import Agent
+from pipeline.collect import CollectDriver
+from pipeline.components import (
+    Components,
+    build_agent,
+    build_evaluator,
+    build_experience,
+    seed_weights,
+)
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError, check_whole
+from pipeline.experience import Experience
+from pipeline.iteration import Chunk, Halted, LoopState
+from pipeline.randomness import stream_key
+from pipeline.schedules import Schedule
+
+SCHEDULERS = ("threads", "deterministic")
+
+Outcome = tuple[LoopState, list[Exception]]
+
+_NO_LIMIT = tf.int64.max
+
+_actor_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("actor_key", default=None)
+
+
+@gin.configurable
+def actor_epsilon(
+    values: Sequence[float] = (0.1, 0.01, 0.5),
+    probabilities: Sequence[float] = (0.4, 0.3, 0.3),
+) -> float:
+    """The final epsilon that an actor draws when it is built (Mnih et al. 2016, section 5.1).
+
+    Where no actor is being built it is the mean, as for the agent that is evaluated.
+
+    Raises:
+      UserError: the values are no chances, or the probabilities are not those of the values.
+    """
+    are_chances = all(0 <= number <= 1 for number in (*values, *probabilities))
+    total = sum(probabilities)
+    if not are_chances or len(values) != len(probabilities) or abs(total - 1) > 1e-6:
+        raise UserError(
+            f"actor_epsilon(values={values}, probabilities={probabilities}): each must be between "
+            "0 and 1, with one probability for each value, which sum to 1."
+        )
+    shares = np.asarray(probabilities) / total
+    key = _actor_key.get()
+    if key is None:
+        return float(np.dot(values, shares))
+    generator = np.random.default_rng(stream_key(key, "epsilon"))
+    return float(generator.choice(values, p=shares))
+
+
+class Actors:
+    """Runs actors, in threads or in turns: see `iteration.Runner`."""
+
+    def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
+        self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
+        self.collect_steps = sum(actor.collect_steps for actor in actors)
+        self.is_repeatable = scheduler == "deterministic"
+        self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}
+        self.train: Chunk = functools.partial(self._run, [actor.train for actor in actors])
+        self.collect_randomly: Chunk = functools.partial(
+            self._run, [actor.collect_randomly for actor in actors]
+        )
+        self._actors = actors
+        self._env_steps = env_steps
+        self._seed = seed
+        self._schedule = self._in_threads if scheduler == "threads" else self._in_turns
+        self.at_once = len(actors) if scheduler == "threads" else 1
+        self._threads = futures.ThreadPoolExecutor(len(actors), "actor")
+        self._split = tf.function(split_state, autograph=False)
+        self._join = tf.function(join_states, autograph=False)
+        self._sum = tf.function(sum_states, autograph=False)
+
+    def initial_state(self) -> LoopState:
+        """The actors' states before their first iterations, as that of one loop."""
+        return sum_states([actor.initial_state() for actor in self._actors])
+
+    def measurements(self) -> dict[str, Any]:
+        """How many updates of others came between a copy of the weights and its own, so far."""
+        counts = sum(actor.staleness.numpy() for actor in self._actors)
+        total = counts.sum()
+        mean = float(counts @ np.arange(len(counts)) / total) if total else None
+        return {"staleness_mean": mean, "staleness_counts": np.trim_zeros(counts, "b").tolist()}
+
+    def close(self) -> None:
+        """Ends the threads, and closes the environments."""
+        self._threads.shutdown()
+        for actor in self._actors:
+            actor.close()
+
+    def _run(
+        self,
+        chunks: Sequence[Chunk],
+        state: LoopState,
+        max_iterations: tf.Tensor,
+        until: tf.Tensor,
+    ) -> LoopState:
+        """A chunk of all actors' iterations, after which every actor is at a rollout's end.
+
+        Raises:
+          Halted: an actor failed.
+        """
+        states = self._split(state)
+        if max_iterations == 0:  # traces all graphs, before there is a thread
+            for chunk, own in zip(chunks, states, strict=True):
+                chunk(own, max_iterations, until)
+            return state
+        states[0] = with_counts(states[0], state)
+        together, errors = self._schedule(chunks, states, int(max_iterations), int(until))
+        if not errors:
+            return together
+        # What the failed call has counted before it failed is in no state.
+        statistics = together.carry.statistics._replace(env_steps=self._env_steps.read_value())
+        carry = together.carry._replace(statistics=statistics)
+        raise Halted(errors, together._replace(carry=carry))
+
+    def _in_threads(
+        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
+    ) -> Outcome:
+        """All actors at once, until the run has taken as many steps as `rounds` of all of them."""
+        until = min(until, int(self._env_steps) + rounds * self.collect_steps)
+        calls = [
+            self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
+            for actor, chunk, state in zip(self._actors, chunks, states, strict=True)
+        ]
+        outcomes = [call.result() for call in calls]
+        errors = [error for _, error in outcomes if error]
+        return self._sum([state for state, _ in outcomes]), errors
+
+    def _in_turns(
+        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
+    ) -> Outcome:
+        """One iteration of each actor a round, in an order that is drawn anew every round."""
+        counts = states[0]
+        for _ in range(rounds):
+            if int(self._env_steps) >= until:
+                break
+            for number in self._order(states):
+                state = with_counts(states[number], counts)
+                state, error = _attempt(self._actors[number], chunks[number], state, 1, _NO_LIMIT)
+                counts = states[number] = state
+                if error:
+                    return self._join(states, counts), [error]
+        return self._join(states, counts), []
+
+    def _order(self, states: Sequence[LoopState]) -> np.ndarray:
+        turn = int(states[0].carry.vector_steps) // self._actors[0].collect_steps
+        generator = np.random.default_rng(stream_key(self._seed, "turns", turn))
+        return generator.permutation(len(self._actors))
+
+
+def _attempt(
+    actor: Actor, chunk: Chunk, state: LoopState, max_iterations: int, until: int
+) -> tuple[LoopState, Exception | None]:
+    """The state after a chunk, or with its episode given up, and the error that it ended with."""
+    limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+    try:
+        return chunk(state, *limits), None
+    except Exception as error:
+        return actor.give_up(state), error
+
+
+@gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])
+def asynchronous_runner(
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    create_experience: Callable[..., Experience],
+    *,
+    num_actors: int = 4,
+    scheduler: str = "threads",  # or "deterministic": in turns, and resumed bit for bit
+    use_locking: bool = False,  # whether copies and updates of all weights exclude each other
+) -> Components:
+    """Builds a run of asynchronous actors: bind `train.runner` to it.
+
+    Without `use_locking`, as in the paper, an actor may copy weights of which another has updated
+    only some. A single variable is never torn: TensorFlow's kernels lock each while they write it.
+    Target networks are outside of that lock.
+
+    Raises:
+      UserError: a parameter is out of range, or the agent does not learn from rollouts.
+    """
+    check_whole("asynchronous_runner.num_actors", num_actors)
+    if scheduler not in SCHEDULERS:
+        raise UserError(
+            f"asynchronous_runner.scheduler = {scheduler!r}: must be one of {SCHEDULERS}."
+        )
+    seed_weights(seed)
+    keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
+    environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
+    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    shared = build_agent(environments[0], num_actors, seed, create_agent, env_steps)
+    if not shared.needs_whole_rollouts:
+        raise UserError(
+            "Asynchronous actors learn from rollouts: bind train.create_agent to "
+            "@create_a2c_agent or @create_nstep_q_agent."
+        )
+    lock = tf.CriticalSection() if use_locking else None
+    actors = []
+    for key, environment in zip(keys, environments, strict=True):
+        agent = _build_agent(key, environment, create_agent, env_steps)
+        experience = build_experience(agent, 1, key, create_experience)
+        driver = CollectDriver(environment, seed=key, ends_with_episode=True)
+        actors.append(Actor(shared, agent, experience, driver, env_steps, lock))
+    shared.schedules = {
+        name: _mean([actor.agent.schedules[name] for actor in actors]) for name in shared.schedules
+    }
+    return Components(
+        ActorEnvironments(environments),
+        shared,
+        cast(Experience, ActorExperience(actors)),  # the host asks no more of it
+        Actors(actors, env_steps, scheduler, seed),
+        build_evaluator(shared, seed, create_environment),
+        env_steps,
+    )
+
+
+def _build_agent(
+    key: int,
+    environment: VectorEnvironment,
+    create_agent: Callable[..., Agent],
+    env_steps: tf.Variable,
+) -> Agent:
+    token = _actor_key.set(key)
+    try:
+        return build_agent(environment, 1, key, create_agent, env_steps)
+    finally:
+        _actor_key.reset(token)
+
+
+def _mean(schedules: Sequence[Schedule]) -> Schedule:
+    return lambda counter: tf.reduce_mean([schedule(counter) for schedule in schedules])

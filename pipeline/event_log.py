@@ -1,0 +1,138 @@
+"""Scalars for TensorBoard, in files that a resumed run sets right."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+class EventLog:
+    """Scalars for TensorBoard, with environment steps as the step.
+
+    Every process writes an event file of its own. It starts with a `SessionLog.START` event, at
+    which TensorBoard forgets what it holds of later steps: a viewer that was open all the while
+    shows what one shows that is opened afterwards.
+    """
+
+    def __init__(self, folder: pathlib.Path | str) -> None:
+        self._folder = pathlib.Path(folder)
+        self._writer: tf.io.TFRecordWriter | None = None
+        self._first_step = 0
+        self._torn: pathlib.Path | None = None
+
+    def write(self, record: Mapping[str, Any], prefix: str = "") -> None:
+        """Writes the numbers of `record` at the step `record["env_steps"]`, and flushes.
+
+        A list `..._counts` says how often there was 0, 1, 2, ... and is written as a histogram.
+        Other values (None, text, lists) have no place in a plot and are left out.
+
+        Raises:
+            OSError, tf.errors.OpError: it cannot be written; the next `write` starts another file.
+        """
+        values = [
+            tf.compat.v1.Summary.Value(tag=prefix + key, simple_value=float(value))
+            for key, value in record.items()
+            if key != "env_steps" and isinstance(value, int | float | np.number)
+        ]
+        values += [
+            tf.compat.v1.Summary.Value(tag=prefix + key, histo=_histogram(value))
+            for key, value in record.items()
+            if key.endswith("_counts") and sum(value)
+        ]
+        step = int(record["env_steps"])
+        try:
+            if self._writer is None:
+                self._writer = self._open()
+            summary = tf.compat.v1.Summary(value=values)
+            self._write_event(self._writer, step=step, summary=summary)
+            self._writer.flush()
+        except (OSError, tf.errors.OpError):
+            self._abandon(step)
+            raise
+
+    def truncate_after(self, env_steps: int) -> None:
+        """Removes what was written of steps after `env_steps`; a resumed run will write it again.
+
+        Each event file is replaced in one step. TensorBoard's two back ends differ in what they
+        make of a restart; of files that say everything once they make the same.
+        """
+        self.close()
+        for path in self._files():
+            _truncate_events(path, env_steps)
+        self._first_step = env_steps + 1
+
+    def close(self) -> None:
+        """Closes the event file; the next `write` starts another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _abandon(self, step: int) -> None:
+        """Gives the file up, whose last record, of this step, may be torn."""
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            self.close()
+        self._writer = None
+        self._torn = max(self._files(), default=None)
+        self._first_step = step + 1
+
+    def _files(self) -> list[pathlib.Path]:
+        return sorted(self._folder.glob("events.out.tfevents.*"))
+
+    def _open(self) -> tf.io.TFRecordWriter:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._torn is not None:
+            _truncate_events(self._torn, sys.maxsize)
+            self._torn = None
+        # TensorBoard reads files in order of name: later than the last, whatever the clock says.
+        stamps = [int(path.name.split(".")[3]) + 1 for path in self._files()]
+        stamp = max([int(time.time()), *stamps])
+        name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
+        writer = tf.io.TFRecordWriter(str(self._folder / name))
+        self._write_event(writer, file_version="brain.Event:2")
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write_event(writer, step=self._first_step, session_log=start)
+        return writer
+
+    @staticmethod
+    def _write_event(writer: tf.io.TFRecordWriter, **fields: Any) -> None:
+        writer.write(tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _histogram(counts: Sequence[int]) -> tf.compat.v1.HistogramProto:
+    """Of `counts[i]` times the value i."""
+    values, weights = np.arange(len(counts)), np.asarray(counts)
+    return tf.compat.v1.HistogramProto(
+        min=float(values[weights > 0].min()),
+        max=float(values[weights > 0].max()),
+        num=float(weights.sum()),
+        sum=float(weights @ values),
+        sum_squares=float(weights @ values**2),
+        bucket_limit=values + 0.5,
+        bucket=weights,
+    )
+
+
+def _truncate_events(path: pathlib.Path, env_steps: int) -> None:
+    temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
+    with tf.io.TFRecordWriter(str(temporary)) as writer:
+        for record in _records(path):
+            if tf.compat.v1.Event.FromString(record).step <= env_steps:
+                writer.write(record)
+    temporary.replace(path)
+
+
+def _records(path: pathlib.Path) -> Iterator[bytes]:
+    try:
+        yield from tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    except tf.errors.DataLossError:
+        # The last record of a process that was killed while it wrote; whole ones precede it.
+        return

@@ -1,0 +1,57 @@
+"""Runs of actors in threads, started and stopped by the thousand."""
+
+import faulthandler
+import random
+import threading
+
+import gin
+import pytest
+from host_loops import PLAN, Run
+from tiny_runs import build_components
+
+from pipeline.asynchronous import Actors
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.shutdown import Stopped
+
+pytestmark = pytest.mark.crash
+
+STARTS = 1_000
+SECONDS = 120  # that a start and a stop may take, together
+LONG = PLAN._replace(num_env_steps=10**9, eval_interval=0, log_interval=500)
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+    faulthandler.cancel_dump_traceback_later()
+
+
+class RunOf(Run):
+    """A run of components that were built before."""
+
+    def __init__(self, path, parts):
+        self._built = parts
+        super().__init__(path, LONG)
+
+    def build(self, path, algorithm, **overrides):
+        return self._built
+
+
+def test_no_start_or_stop_of_two_actors_ends_in_a_deadlock(tmp_path, monkeypatch):
+    # Building takes seconds; it is threads that are started and stopped here.
+    monkeypatch.setattr(VectorEnvironment, "close", lambda self: None)
+    parts = build_components("a3c", asynchronous_runner__scheduler="threads")
+    moments = random.Random(1)
+    env_steps = 0
+    for _ in range(STARTS):
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        runner = Actors(parts.runner._actors, parts.env_steps, "threads", seed=1)
+        run = RunOf(tmp_path / "run", parts._replace(runner=runner))
+        run.stop_at(env_steps + moments.randrange(1, 60))
+        with pytest.raises(Stopped):
+            run.train()
+        run.loop.close()
+        assert run.loop.env_steps > env_steps
+        env_steps = run.loop.env_steps
+        assert not any(thread.name.startswith("actor") for thread in threading.enumerate())
