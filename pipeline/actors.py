@@ -59,7 +59,7 @@ class Actor(Iterations):
         return state._replace(carry=interrupt_episodes(state.carry))
 
     def _train_iteration(self, state: LoopState) -> LoopState:
-        copied = self._exclusively(self._copy)
+        copied = self._exclusively(self._copy, self.agent)
         # An executor may put off what nothing waits for, and the count belongs to the copy.
         with tf.control_dependencies([copied]):
             carry = state.carry._replace(vector_steps=tf.identity(state.carry.vector_steps))
@@ -68,10 +68,10 @@ class Actor(Iterations):
     def _copy(self) -> tf.Tensor:
         updates = self._updates_when_copied.assign(self._shared.train_step_counter)
         self.agent.copy_weights(self._shared)
-        return _when_written(self.agent, updates)
+        return updates
 
     def _send(self, gradients: Gradients) -> None:
-        self._exclusively(lambda: self._apply(gradients))
+        self._exclusively(lambda: self._apply(gradients), self._shared)
 
     def _apply(self, gradients: Gradients) -> tf.Tensor:
         with tf.control_dependencies([g for g in tf.nest.flatten(gradients) if g is not None]):
@@ -79,14 +79,16 @@ class Actor(Iterations):
         index = tf.minimum(by_others, _STALENESS_BINS - 1)
         self.staleness.assign_add(tf.one_hot(index, _STALENESS_BINS, dtype=tf.int64))
         self._shared.apply(gradients)
-        return _when_written(self._shared, by_others)
+        return by_others
 
-    def _exclusively(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return act() if self._lock is None else self._lock.execute(act)
+    def _exclusively(self, act: Callable[[], tf.Tensor], written: Agent) -> tf.Tensor:
+        if self._lock is None:
+            return act()
+        return self._lock.execute(lambda: _when_written(written, act()))
 
 
 def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:
-    """The value, once all weights are written; a lock is held until what it guards is known."""
+    """The value, once all weights are written: a lock is held until what it guards is known."""
     weights = tf.nest.flatten(agent.gradient_variables())
     with tf.control_dependencies([x.read_value() for x in (*weights, agent.train_step_counter)]):
         return tf.identity(value)

@@ -30,11 +30,6 @@ class LoopState(NamedTuple):
     collect_seconds: tf.Tensor
 
 
-def initial_state(carry: Carry, loss_names: tuple[str, ...]) -> LoopState:
-    """The state before the first iteration."""
-    return clear_losses(LoopState(carry, dict.fromkeys(loss_names), None, tf.zeros([], tf.float64)))
-
-
 def clear_losses(state: LoopState) -> LoopState:
     """The state after a log."""
     zeros = {name: tf.zeros([], tf.float32) for name in state.loss_sums}
@@ -131,7 +126,8 @@ class Iterations:
     def initial_state(self) -> LoopState:
         """The state before the first iteration; resets the environments."""
         carry = initial_carry(self._driver.environment, self.agent.collect_policy)
-        return initial_state(carry, self.agent.loss_names)
+        loss_sums = dict.fromkeys(self.agent.loss_names)
+        return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
 
     def measurements(self) -> dict[str, Any]:
         """Nothing beside the losses."""

@@ -28,13 +28,13 @@ from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
 from pipeline.agents.trpo import create_trpo_agent
-from pipeline.collect import CollectDriver, initial_carry
+from pipeline.collect import CollectDriver
 from pipeline.components import build_agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.experience.block_replay_buffer import BlockReplayBuffer
 from pipeline.experience.replay_buffer import ReplayBuffer
 from pipeline.experience.rollout import Rollout
-from pipeline.iteration import Iterations, initial_state
+from pipeline.iteration import Iterations
 from pipeline.randomness import stateless_seed, stream_key
 
 SEED = tf.TensorSpec([2], tf.int32)
@@ -147,9 +147,7 @@ class Run:
         self.agent = build_agent(self.environment, 2, 0, create_agent, steps)
         self.driver = CollectDriver(self.environment, seed=0)
         self.iterations = Iterations(self.agent, self._experience(), self.driver, steps)
-        self.state = initial_state(
-            initial_carry(self.environment, self.agent.collect_policy), self.agent.loss_names
-        )
+        self.state = self.iterations.initial_state()
 
     def _experience(self) -> Any:
         agent, common = self.agent, {"training_spec": self.agent.training_data_spec, "seed": 0}
