@@ -45,14 +45,15 @@ def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
         *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
         *_environment(work, num_envs, variant),
-        *(_actors(num_envs) if variant == ASYNCHRONOUS else []),
+        *(_actors(work, num_envs) if variant == ASYNCHRONOUS else []),
     ]
 
 
-def _actors(count: int) -> list[str]:
+def _actors(work: works.Work, count: int) -> list[str]:
+    threads = min(count, 4 if work.is_atari else 2)  # as in the configs of a3c
     return [
         f"asynchronous_runner.num_actors = {count}",
-        f"configure_tensorflow.inter_op = {count}",
+        f"configure_tensorflow.inter_op = {threads}",
         "configure_tensorflow.intra_op = 1",
     ]
 
