@@ -42,8 +42,8 @@ test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz re
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning
 
-tables: $(INSTALLED) ## write the README's tables from docs/results
-	$(BIN)/python tests/readme_tables.py
+tables: $(INSTALLED) ## write the tables of README and docs from docs/results
+	$(BIN)/python tests/page_tables.py
 
 format: $(INSTALLED) ## sort imports, mend what ruff can, format
 	$(BIN)/ruff check --fix .

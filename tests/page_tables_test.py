@@ -1,0 +1,33 @@
+"""README.md and docs/ say what the committed results say."""
+
+import json
+
+import page_tables
+import pytest
+
+
+@pytest.mark.parametrize("page", page_tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_committed_results(page):
+    text = page.read_text()
+    assert page_tables.rewritten(text) == text
+
+
+def test_a_page_shows_every_measurement():
+    shown = [folder for page in page_tables.PAGES for folder in page_tables.shown(page.read_text())]
+    assert sorted(shown) == sorted(path.name for path in page_tables.RESULTS.glob("throughput*"))
+
+
+def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        results = json.loads((folder / "throughput.json").read_text())
+        for work in results["works"].values():
+            for side in work["sides"].values():
+                for stage in side["stages"].values():
+                    stage["per_second"] *= 2
+        (tmp_path / folder.name).mkdir()
+        (tmp_path / folder.name / "throughput.json").write_text(json.dumps(results))
+    monkeypatch.setattr(page_tables, "RESULTS", tmp_path)
+    pages = [page.read_text() for page in page_tables.PAGES]
+    changed = [text for text in pages if page_tables.rewritten(text) != text]
+    assert changed == [text for text in pages if page_tables.shown(text)]
+    assert changed
