@@ -1,7 +1,8 @@
 """Draws learning curves: python -m pipeline.plot --root_dir=runs/a --root_dir=runs/b.
 
 Runs whose folders differ in a trailing _seed3, -seed3, _3 or -3 alone share a colour: a thin line
-for each, a thick one for their mean.
+for each, a thick one for their mean. --x=wall_seconds draws them against time, --y any number that
+metrics.jsonl holds.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ from matplotlib.ticker import FuncFormatter
 from pipeline import cli, errors, jsonl
 from pipeline.run_folder import RunFolder
 
-_ROOT_DIRS = flags.DEFINE_multi_string("root_dir", [], "Folder of a run; give it once per run.")
-_OUTPUT = flags.DEFINE_string("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
-
 _SEED_SUFFIX = re.compile(r"[_-](seed[_-]?)?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
+_RETURN = "return_mean_100"
+_LABELS = {
+    "env_steps": "environment steps",
+    "wall_seconds": "seconds since the start",
+    _RETURN: "return (line: mean of last 100 episodes, dots: evaluation)",
+}
+
+_ROOT_DIRS = flags.DEFINE_multi_string("root_dir", [], "Folder of a run; give it once per run.")
+_X = flags.DEFINE_enum("x", "env_steps", ["env_steps", "wall_seconds"], "What to draw against.")
+_Y = flags.DEFINE_string("y", _RETURN, "What to draw: a field of metrics.jsonl.")
+_OUTPUT = flags.DEFINE_string("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
 
 
 class Run(NamedTuple):
@@ -34,14 +43,17 @@ class Run(NamedTuple):
     Attributes:
         name: of its folder.
         config: the gin files it was started with, or "" if unknown.
-        curve: [K, 2] float64, environment steps and the mean return of the last 100 episodes.
-        evaluations: [E, 3] float64, environment steps, mean and standard deviation of returns.
+        curve: [K, 2] float64, `x` and `y`.
+        evaluations: [E, 3] float64, `x`, mean and standard deviation of returns; none where `y` is
+            no return.
     """
 
     name: str
     config: str
     curve: np.ndarray
     evaluations: np.ndarray
+    x: str = "env_steps"
+    y: str = _RETURN
 
     @property
     def group(self) -> str:
@@ -49,32 +61,43 @@ class Run(NamedTuple):
         return _SEED_SUFFIX.sub("", self.name) or self.name
 
 
-def read_run(root_dir: pathlib.Path) -> Run:
+def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> Run:
     """Reads metrics.jsonl, and eval.jsonl and run.json if they are there.
 
+    Args:
+        root_dir: folder of the run.
+        x: the field of metrics.jsonl to draw against, one that grows.
+        y: the field of metrics.jsonl to draw.
+
     Raises:
-        UserError: there is no folder, or no finished episode in its metrics.jsonl.
+        UserError: there is no folder, or nothing to draw in its metrics.jsonl.
     """
     if not root_dir.is_dir():
         raise errors.UserError(f"no folder {root_dir}; --root_dir names the folder of a run")
     records = jsonl.read_jsonl(root_dir / "metrics.jsonl")
-    curve = _columns(records, "env_steps", "return_mean_100")
+    curve = _columns(records, x, y)
     if not len(curve):
-        raise errors.UserError(
-            f"{root_dir / 'metrics.jsonl'} has no finished episode; train the run further"
-        )
-    evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl")
-    return Run(
-        name=root_dir.resolve().name,
-        config=_config(root_dir),
-        curve=curve,
-        evaluations=_columns(evaluations, "env_steps", "return_mean", "return_std"),
-    )
+        raise errors.UserError(f"{root_dir / 'metrics.jsonl'} {_lack(records, y)}")
+    evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl") if y == _RETURN else []
+    points = _columns(evaluations, "env_steps", "return_mean", "return_std")
+    points[:, 0] = np.interp(points[:, 0], *_columns(records, "env_steps", x).T)
+    return Run(root_dir.resolve().name, _config(root_dir), curve, points, x, y)
+
+
+def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
+    if y == _RETURN:
+        return "has no finished episode; train the run further"
+    fields = {key for record in records for key, value in record.items() if _is_number(value)}
+    return f"has no number {y!r} to draw; it has {', '.join(sorted(fields)) or 'none'}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _columns(records: Sequence[dict[str, Any]], *keys: str) -> np.ndarray:
     rows = [[record.get(key) for key in keys] for record in records]
-    rows = [row for row in rows if None not in row]
+    rows = [row for row in rows if all(map(_is_number, row))]
     return np.array(rows, np.float64).reshape(-1, len(keys))
 
 
@@ -97,7 +120,8 @@ def draw(runs: Sequence[Run]) -> Figure:
         groups.setdefault(run_.group, []).append(run_)
     for index, (name, members) in enumerate(groups.items()):
         _draw_group(axes, name, members, color=f"C{index}")
-    _decorate(axes, title=", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
+    axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
+    _decorate(axes, runs[0].x, runs[0].y)
     return figure
 
 
@@ -125,7 +149,7 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> No
 
 
 def _mean_curve(members: Sequence[Run]) -> np.ndarray:
-    """[K, 2]: over the environment steps that all members have seen, interpolated between logs."""
+    """[K, 2]: over what all members have seen of `x`, interpolated between logs."""
     first = max(member.curve[0, 0] for member in members)
     last = min(member.curve[-1, 0] for member in members)
     steps = np.unique(np.concatenate([member.curve[:, 0] for member in members]))
@@ -146,10 +170,9 @@ def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
     return rows[together]
 
 
-def _decorate(axes: Axes, title: str) -> None:
-    axes.set_title(title)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return (line: mean of last 100 episodes, dots: evaluation)")
+def _decorate(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(_LABELS.get(x, x))
+    axes.set_ylabel(_LABELS.get(y, y))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.spines[["top", "right"]].set_visible(False)
@@ -168,7 +191,8 @@ def short_number(value: float) -> str:
 def main(_: Sequence[str]) -> None:
     if not _ROOT_DIRS.value:
         raise errors.UserError("no run to draw; name one or more: --root_dir=runs/NAME")
-    figure = draw([read_run(pathlib.Path(root_dir)) for root_dir in _ROOT_DIRS.value])
+    folders = map(pathlib.Path, _ROOT_DIRS.value)
+    figure = draw([read_run(folder, _X.value, _Y.value) for folder in folders])
     output = pathlib.Path(_OUTPUT.value)
     formats = sorted(figure.canvas.get_supported_filetypes())
     if output.suffix.removeprefix(".") not in formats:

@@ -136,6 +136,42 @@ def test_folder_without_a_finished_episode(tmp_path: pathlib.Path) -> None:
         make_run(tmp_path / "begun", {100: None})
 
 
+def make_timed_run(folder: pathlib.Path) -> pathlib.Path:
+    """Of 10 environment steps a second at first, then 5; a return from the second record on."""
+    make_run(folder, {0: 1.0}, {150: (12.0, 3.0)})
+    records = [
+        {"env_steps": 100, "wall_seconds": 10.0, "speed": 10, "note": "text"},
+        {"env_steps": 200, "wall_seconds": 30.0, "speed": 5, "return_mean_100": 20.0},
+        {"env_steps": 300, "wall_seconds": 50.0, "speed": None, "return_mean_100": 30.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+    return folder
+
+
+def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), x="wall_seconds")])
+    assert lines(figure)["a"].tolist() == [[30, 20], [50, 30]]
+    assert evaluation_bars(figure) == [[[20, 9], [20, 15]]]
+    assert figure.axes[0].get_xlabel() == "seconds since the start"
+
+
+def test_any_number_of_the_log_is_drawn_without_evaluations(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), y="speed")])
+    assert lines(figure)["a"].tolist() == [[100, 10], [200, 5]]
+    assert not figure.axes[0].containers
+    assert figure.axes[0].get_ylabel() == "speed"
+
+
+def test_what_is_no_number_of_the_log_is_named(tmp_path: pathlib.Path) -> None:
+    folder = make_timed_run(tmp_path / "a")
+    numbers = "env_steps, return_mean_100, speed, wall_seconds"
+    for y in ("note", "losses"):
+        with pytest.raises(
+            errors.UserError, match=f"has no number '{y}' to draw; it has {numbers}"
+        ):
+            plot.read_run(folder, y=y)
+
+
 def run_binary(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "pipeline.plot", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -154,6 +190,7 @@ def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
     [
         ([], "no run to draw"),
         (["--root_dir=missing/run"], "no folder missing/run"),
+        (["--root_dir={run}", "--y=speed"], "{run}/metrics.jsonl has no number 'speed' to draw"),
         (["--root_dir={run}", "--output=curve.gif2"], "--output=curve.gif2: the name must end in"),
     ],
 )
@@ -163,5 +200,5 @@ def test_binary_names_the_mistake(
     make_run(tmp_path / "a", {1000: 1.0})
     ended = run_binary(*(argument.format(run=tmp_path / "a") for argument in arguments))
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"error: {message}")
+    assert ended.stderr.startswith(f"error: {message}".format(run=tmp_path / "a"))
     assert "Traceback" not in ended.stderr
