@@ -41,6 +41,17 @@ def test_a_work_is_what_is_trained(name, num_envs):
     assert any(v.dtype == tf.float32 for v in parts.agent.variables)
 
 
+@pytest.mark.parametrize(
+    ("variant", "scheduler"), [("asynchronous", "threads"), ("in_turns", "deterministic")]
+)
+def test_a_variant_runs_as_many_actors_as_the_work_has_environments(variant, scheduler):
+    work = WORKS["a2c_cartpole"]
+    configuration.load(stages.gin_files(work, variant), stages.gin_bindings(work, 3, variant))
+    parts = training_stages.build_components()
+    assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
+    parts.runner.close()
+
+
 def measured(work, output_dir):
     """What the worker says when it is ready, and its answer for every stage."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}

@@ -15,14 +15,15 @@ import pathlib
 from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
-BFLOAT16, ASYNCHRONOUS = "bfloat16", "asynchronous"
-VARIANTS = ("", BFLOAT16, ASYNCHRONOUS)
+BFLOAT16 = "bfloat16"
+_SCHEDULERS = {"asynchronous": "threads", "in_turns": "deterministic"}  # of asynchronous actors
+VARIANTS = ("", BFLOAT16, *_SCHEDULERS)
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
 
 
 def gin_files(work: works.Work, variant: str = "") -> list[str]:
     """The shipped configs that a work is made of."""
-    runner = ["runners/asynchronous"] if variant == ASYNCHRONOUS else []
+    runner = ["runners/asynchronous"] if variant in _SCHEDULERS else []
     if work.is_atari:
         return [f"{work.algorithm}_pong", *runner]
     return [f"agents/{work.algorithm}", "environments/gymnasium", *runner]
@@ -45,14 +46,15 @@ def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
         *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
         *_environment(work, num_envs, variant),
-        *(_actors(work, num_envs) if variant == ASYNCHRONOUS else []),
+        *(_actors(work, num_envs, _SCHEDULERS[variant]) if variant in _SCHEDULERS else []),
     ]
 
 
-def _actors(work: works.Work, count: int) -> list[str]:
+def _actors(work: works.Work, count: int, scheduler: str) -> list[str]:
     threads = min(count, 4 if work.is_atari else 2)  # as in the configs of a3c
     return [
         f"asynchronous_runner.num_actors = {count}",
+        f'asynchronous_runner.scheduler = "{scheduler}"',
         f"configure_tensorflow.inter_op = {threads}",
         "configure_tensorflow.intra_op = 1",
     ]

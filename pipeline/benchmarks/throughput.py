@@ -97,7 +97,8 @@ def throughput(
 
     Args:
         works: names as in dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this
-            pipeline once more in that precision, a2c_pong_8:asynchronous with 8 actors.
+            pipeline once more in that precision, a2c_pong_8:asynchronous with 8 actors in threads,
+            a2c_pong_8:in_turns with 8 in turns.
         seconds: that a stage takes in a round, at least.
         rounds: of turns through the sides.
     """
@@ -136,9 +137,9 @@ def _check_works(names: Sequence[str]) -> None:
         if not is_known:
             raise UserError(
                 f"throughput.works = {names!r}: {name!r} is none. Choose from "
-                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16 or "
-                "a2c_pong_8:asynchronous: WORK_N stands for N environments or actors, WORK one of "
-                f"{', '.join(TRAININGS)}."
+                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
+                "a2c_pong_8:asynchronous or a2c_pong_8:in_turns: WORK_N stands for N environments "
+                f"or actors, WORK one of {', '.join(TRAININGS)}."
             )
 
 

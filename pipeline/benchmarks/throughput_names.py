@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from pipeline.benchmarks.wording import agent
 
-OURS, OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS = "ours", "ours:bfloat16", "ours:asynchronous"
+OURS, OURS_IN_BFLOAT16 = "ours", "ours:bfloat16"
+OURS_ASYNCHRONOUS, OURS_IN_TURNS = "ours:asynchronous", "ours:in_turns"
 SB3, TF_AGENTS = "sb3", "tf_agents"
 _TITLES = {
     OURS: "ours, float32",
     OURS_IN_BFLOAT16: "ours, bfloat16",
     OURS_ASYNCHRONOUS: "ours, asynchronous actors",
+    OURS_IN_TURNS: "ours, actors in turns",
     SB3: "Stable-Baselines3",
     TF_AGENTS: "TF-Agents' examples",
     "pong": "Pong",

@@ -18,6 +18,7 @@ from pipeline.benchmarks.throughput_names import (
     OURS,
     OURS_ASYNCHRONOUS,
     OURS_IN_BFLOAT16,
+    OURS_IN_TURNS,
     SB3,
     TF_AGENTS,
     number,
@@ -82,8 +83,10 @@ def _failures(results: Results) -> list[Block]:
 
 def _speeds(results: Results) -> Table:
     known = {name for _, name, _ in _sides(results)}
-    ours = [OURS, *(x for x in (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS) if x in known)]
-    peers = [x for x in (SB3, TF_AGENTS) if x in known or OURS_ASYNCHRONOUS not in known]
+    actors = {OURS_ASYNCHRONOUS, OURS_IN_TURNS}
+    variants = (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS, OURS_IN_TURNS)
+    ours = [OURS, *(x for x in variants if x in known)]
+    peers = [x for x in (SB3, TF_AGENTS) if x in known or not actors & known]
     rows = []
     for work, measured in results["works"].items():
         speed = {n: _speed(measured["sides"].get(n), "training") for n in (*ours, *peers)}
