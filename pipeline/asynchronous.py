@@ -49,6 +49,10 @@ Outcome = tuple[LoopState, list[Exception]]
 
 _NO_LIMIT = tf.int64.max
 
+_split = tf.function(split_state, autograph=False)
+_join = tf.function(join_states, autograph=False)
+_sum = tf.function(sum_states, autograph=False)
+
 _actor_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("actor_key", default=None)
 
 
@@ -97,9 +101,6 @@ class Actors:
         self._schedule = self._in_threads if scheduler == "threads" else self._in_turns
         self.at_once = len(actors) if scheduler == "threads" else 1
         self._threads = futures.ThreadPoolExecutor(len(actors), "actor")
-        self._split = tf.function(split_state, autograph=False)
-        self._join = tf.function(join_states, autograph=False)
-        self._sum = tf.function(sum_states, autograph=False)
 
     def initial_state(self) -> LoopState:
         """The actors' states before their first iterations, as that of one loop."""
@@ -130,7 +131,7 @@ class Actors:
         Raises:
           Halted: an actor failed.
         """
-        states = self._split(state)
+        states = _split(state)
         if max_iterations == 0:  # traces all graphs, before there is a thread
             for chunk, own in zip(chunks, states, strict=True):
                 chunk(own, max_iterations, until)
@@ -155,7 +156,7 @@ class Actors:
         ]
         outcomes = [call.result() for call in calls]
         errors = [error for _, error in outcomes if error]
-        return self._sum([state for state, _ in outcomes]), errors
+        return _sum([state for state, _ in outcomes]), errors
 
     def _in_turns(
         self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
@@ -170,8 +171,8 @@ class Actors:
                 state, error = _attempt(self._actors[number], chunks[number], state, 1, _NO_LIMIT)
                 counts = states[number] = state
                 if error:
-                    return self._join(states, counts), [error]
-        return self._join(states, counts), []
+                    return _join(states, counts), [error]
+        return _join(states, counts), []
 
     def _order(self, states: Sequence[LoopState]) -> np.ndarray:
         turn = int(states[0].carry.vector_steps) // self._actors[0].collect_steps
