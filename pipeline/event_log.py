@@ -66,8 +66,9 @@ class EventLog:
         make of a restart; of files that say everything once they make the same.
         """
         self.close()
-        for path in self._files():
-            _truncate_events(path, env_steps)
+        for path in reversed(self._files()):
+            if _truncate_events(path, env_steps):
+                break  # those before were cut, and are older, when this one was begun
         self._first_step = env_steps + 1
 
     def close(self) -> None:
@@ -121,13 +122,18 @@ def _histogram(counts: Sequence[int]) -> tf.compat.v1.HistogramProto:
     )
 
 
-def _truncate_events(path: pathlib.Path, env_steps: int) -> None:
+def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
+    """Whether the file was begun at or before `env_steps`."""
     temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
+    is_older = False
     with tf.io.TFRecordWriter(str(temporary)) as writer:
         for record in _records(path):
-            if tf.compat.v1.Event.FromString(record).step <= env_steps:
+            event = tf.compat.v1.Event.FromString(record)
+            if event.step <= env_steps:
                 writer.write(record)
+                is_older |= event.HasField("session_log")
     temporary.replace(path)
+    return is_older
 
 
 def _records(path: pathlib.Path) -> Iterator[bytes]:

@@ -307,6 +307,26 @@ def test_event_files_hold_each_record_once_after_a_kill(tmp_path: pathlib.Path) 
     assert all_records(tmp_path) == [(100, 1.0), (200, 1.0), (300, 2.0)]
 
 
+def test_a_resume_reads_back_to_the_event_file_that_it_goes_on_from(tmp_path: pathlib.Path) -> None:
+    for begun in (0, 100, 200):
+        log = event_log.EventLog(tmp_path)
+        log.truncate_after(begun)
+        log.write({"env_steps": begun + 100, "loss": 1.0})
+        log.close()
+    first, second, third = sorted(tmp_path.iterdir())
+
+    def rewritten(env_steps: int) -> list[bool]:
+        before = [path.stat().st_ino for path in (first, second, third)]
+        event_log.EventLog(tmp_path).truncate_after(env_steps)
+        after = [path.stat().st_ino for path in (first, second, third)]
+        return [old != new for old, new in zip(before, after, strict=True)]
+
+    assert rewritten(250) == [False, False, True]
+    assert all_records(tmp_path) == [(100, 1.0), (200, 1.0)]
+    assert rewritten(150) == [False, True, True]
+    assert all_records(tmp_path) == [(100, 1.0)]
+
+
 def test_event_files_sort_by_age_under_a_clock_that_went_back(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
