@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
 
 class EventLog:
@@ -137,8 +138,5 @@ def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
 
 
 def _records(path: pathlib.Path) -> Iterator[bytes]:
-    try:
-        yield from tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
-    except tf.errors.DataLossError:
-        # The last record of a process that was killed while it wrote; whole ones precede it.
-        return
+    """Whole ones: the last of a process that was killed while it wrote is left out."""
+    return RawEventFileLoader(str(path)).Load()
