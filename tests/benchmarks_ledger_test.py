@@ -47,13 +47,13 @@ def test_another_budget_is_refused(tmp_path):
 
 
 def test_another_binding_is_refused(tmp_path):
-    run(tmp_path, make_suite(), bindings=["create_dqn_agent.n_step = 3"])
-    with pytest.raises(UserError, match="create_dqn_agent.n_step: 3 then, 1 now\n"):
+    run(tmp_path, make_suite(), bindings=["create_dqn_agent.discount = 0.5"])
+    with pytest.raises(UserError, match="create_dqn_agent.discount: 0.5 then, 0.99 now\n"):
         run(tmp_path, make_suite(2))
     with pytest.raises(UserError, match="fake.x: nothing then, 1 now\n"):
-        run(tmp_path, make_suite(), bindings=["create_dqn_agent.n_step = 3", "fake.x = 1"])
+        run(tmp_path, make_suite(), bindings=["create_dqn_agent.discount = 0.5", "fake.x = 1"])
     # The same value from another place is no difference.
-    assert run(tmp_path, make_suite(1, "create_dqn_agent.n_step=3")) == (2, [], 0)
+    assert run(tmp_path, make_suite(1, "create_dqn_agent.discount=0.5")) == (2, [], 0)
 
 
 def test_what_a_refused_call_asked_for_is_not_noted(tmp_path):
