@@ -124,7 +124,7 @@ def _histogram(counts: Sequence[int]) -> tf.compat.v1.HistogramProto:
 
 
 def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
-    """Whether the file was begun at or before `env_steps`."""
+    """Cuts what came after `env_steps`; whether the file was begun at or before them."""
     temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
     is_older = False
     with tf.io.TFRecordWriter(str(temporary)) as writer:

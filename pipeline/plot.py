@@ -80,7 +80,8 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
         raise errors.UserError(f"{root_dir / 'metrics.jsonl'} {_lack(records, y)}")
     evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl") if y == _RETURN else []
     points = _columns(evaluations, "env_steps", "return_mean", "return_std")
-    points[:, 0] = np.interp(points[:, 0], *_columns(records, "env_steps", x).T)
+    if x != "env_steps":
+        points[:, 0] = np.interp(points[:, 0], *_columns(records, "env_steps", x).T)
     return Run(root_dir.resolve().name, _config(root_dir), curve, points, x, y)
 
 

@@ -155,6 +155,11 @@ def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: path
     assert figure.axes[0].get_xlabel() == "seconds since the start"
 
 
+def test_an_evaluation_after_the_last_record_is_where_it_was(tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "a", {100: 10.0, 200: 20.0}, {50: (4.0, 1.0), 250: (12.0, 3.0)})
+    assert run.evaluations[:, 0].tolist() == [50, 250]
+
+
 def test_any_number_of_the_log_is_drawn_without_evaluations(tmp_path: pathlib.Path) -> None:
     figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), y="speed")])
     assert lines(figure)["a"].tolist() == [[100, 10], [200, 5]]
