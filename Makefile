@@ -35,7 +35,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (1 to 2 hours)
+test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash
 	$(BIN)/python -m pytest tests/fuzz_test.py tests/fuzz_gin_test.py --hypothesis-profile=thorough
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import warnings
 
 import tensorflow as tf
 
@@ -18,8 +17,6 @@ class Execution(enum.Enum):
     def configure(self) -> None:
         """Applies to every call of a `tf.function` from now on, whenever it was traced."""
         tf.config.run_functions_eagerly(self is Execution.EAGER)
-        # Logs are read by tf.data, which stays a graph and computes nothing.
-        warnings.filterwarnings("ignore", "Even though the .*run_functions_eagerly", UserWarning)
         # The whole optimizer: without constant folding and arithmetic optimization alone, some
         # networks keep a difference, which remapping makes.
         options = {"disable_meta_optimizer": self is Execution.EXACT_GRAPH}

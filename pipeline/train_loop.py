@@ -103,7 +103,8 @@ def build_bound(seed: int) -> Components:
 def _already_finished(root_dir: str, env_steps: int) -> str:
     return (
         f"{root_dir} is already finished, after {env_steps:_} environment steps. Raise "
-        "train.num_env_steps to go on, or start over with --restart_behavior=restart."
+        "train.num_env_steps to go on (with --allow_inexact_resume where a schedule spans the "
+        "whole run), or start over with --restart_behavior=restart."
     )
 
 
