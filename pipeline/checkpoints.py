@@ -2,10 +2,10 @@
 
     checkpoints/
         step-0000010000/        the number counts environment steps
-            agent/ replay/ ...  one folder a part, written by the part
-            manifest.json       size and SHA-256 of every file, and a SHA-256 of itself
+            agent/ host/ ...    one folder a part, written by the part
+            manifest.json       size and SHA-256 of every file, and a SHA-256 of itself; what the
+                                weights returned, if they were evaluated
         step-0000010000.1/      saved again at the same step: supersedes the one above
-        best.json               names the checkpoint that evaluated best
         .tmp-...                being written or removed; swept at the next start
 
 A checkpoint is written under a temporary name, synced to the disk, and renamed. So neither a killed
@@ -16,17 +16,16 @@ for two contents. Restoring believes nothing that the manifest does not confirm.
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import pathlib
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from pipeline import data_files, manifest
+from pipeline import manifest
 from pipeline.errors import UserError, WriteError
 
-_BEST = "best.json"
 _START_OVER = "--restart_behavior=restart starts over (and moves the old run aside)."
 
 
@@ -55,6 +54,13 @@ class Restored:
     path: pathlib.Path
     env_steps: int
     warnings: list[str]
+
+
+class Best(NamedTuple):
+    """The checkpoint whose evaluation returned most, the earlier of equals."""
+
+    path: pathlib.Path
+    return_mean: float
 
 
 class Checkpoints:
@@ -87,11 +93,15 @@ class Checkpoints:
             for path in folder.glob(".tmp-*"):
                 _remove(path)
 
-    def save(self, env_steps: int) -> pathlib.Path:
+    def save(self, env_steps: int, return_mean: float | None = None) -> pathlib.Path:
         """Commits all parts as the newest checkpoint, then removes those that need not stay.
 
         An older checkpoint of the same step is superseded. Those of later steps are removed: they
         were damaged, `restore` has passed over them, and the run has since gone another way.
+
+        Args:
+            env_steps: names the checkpoint.
+            return_mean: of these very weights' evaluation, if there was one; see `best`.
 
         Raises:
             CheckpointError: the disk is full, not writable, ...
@@ -100,46 +110,33 @@ class Checkpoints:
         name = _Name(env_steps, max(same, default=-1) + 1)
         temporary = self._folder / f".tmp-{name}"
         try:
-            self._write(temporary, env_steps)
+            self._write(temporary, {"env_steps": env_steps, "return_mean": return_mean})
             path = temporary.rename(self._folder / str(name))
             self._newest = path
             manifest.sync(self._folder)
             self._prune(name)
         except OSError as error:
-            raise self._write_error(f"the checkpoint of step {env_steps}", error) from error
+            raise CheckpointError(
+                f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}.\n"
+                "The checkpoints before it are intact: the same command resumes from the newest."
+            ) from error
         finally:
             # What cannot be removed now is swept at the next start.
             shutil.rmtree(temporary, ignore_errors=True)
         return path
 
-    def mark_best(self, path: pathlib.Path, return_mean: float) -> None:
-        """Keeps this checkpoint until another is marked; releases the one marked before.
+    def best(self) -> Best | None:
+        """None if there is no checkpoint of weights that were evaluated.
 
         Raises:
-            CheckpointError: the disk is full, not writable, ...
+            UserError: another version of the program has written them.
         """
-        temporary = self._folder / f".tmp-{_BEST}"
-        try:
-            temporary.write_text(json.dumps({"checkpoint": path.name, "return_mean": return_mean}))
-            manifest.sync(temporary)
-            temporary.rename(self._folder / _BEST)
-            manifest.sync(self._folder)
-        except OSError as error:
-            raise self._write_error(_BEST, error) from error
-
-    def best(self) -> pathlib.Path | None:
-        """The checkpoint last marked as best, if it is there.
-
-        Raises:
-            UserError: best.json is damaged.
-        """
-        mark = self._best_mark()
-        return mark[0] if mark else None
-
-    def best_return(self) -> float | None:
-        """The mean return that `best` was marked with."""
-        mark = self._best_mark()
-        return mark[1] if mark else None
+        best: Best | None = None
+        for name in map(str, self._list()):
+            mark = None if name in self._damaged else _mark(self._folder / name)
+            if mark and (best is None or mark.return_mean > best.return_mean):
+                best = mark
+        return best
 
     def latest(self) -> pathlib.Path | None:
         """The newest checkpoint, verified or not."""
@@ -194,14 +191,13 @@ class Checkpoints:
             raise UserError(f"{lines}\n{_START_OVER}" if self._writable else lines)
         return None
 
-    def _write(self, temporary: pathlib.Path, env_steps: int) -> None:
+    def _write(self, temporary: pathlib.Path, header: dict[str, Any]) -> None:
         temporary.mkdir()
         earlier = self._newest if self._newest and self._newest.is_dir() else None
         for name, part in self._parts.items():
             (temporary / name).mkdir()
             part.save(temporary / name, earlier / name if earlier else None)
-        header = {"env_steps": env_steps, "parts": list(self._parts)}
-        manifest.seal(temporary, header, earlier)
+        manifest.seal(temporary, {**header, "parts": list(self._parts)}, earlier)
 
     def _prune(self, saved: _Name) -> None:
         names = self._list()
@@ -210,7 +206,7 @@ class Checkpoints:
         keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
         best = self.best()
         if best is not None:
-            keep.add(best.name)
+            keep.add(best.path.name)
         superseded = {*map(str, past)} - keep
         for name in map(str, names):
             if name not in superseded | self._damaged:
@@ -246,23 +242,6 @@ class Checkpoints:
         """Oldest first."""
         return sorted(x for x in map(_Name.parse, self._folder.glob("step-*")) if x)
 
-    def _best_mark(self) -> tuple[pathlib.Path, float] | None:
-        path = self._folder / _BEST
-        if not path.exists():
-            return None
-        try:
-            mark = data_files.read_object(path, "checkpoint", "return_mean")
-            checkpoint, return_mean = self._folder / mark["checkpoint"], float(mark["return_mean"])
-            return (checkpoint, return_mean) if checkpoint.is_dir() else None
-        except (OSError, ValueError, TypeError, OverflowError) as error:
-            raise UserError(f"{path} is damaged; remove it to go on without: {error}") from error
-
-    def _write_error(self, what: str, error: OSError) -> CheckpointError:
-        return CheckpointError(
-            f"Cannot write {what} to {self._folder}: {error}.\n"
-            "The checkpoints before it are intact: the same command resumes from the newest."
-        )
-
 
 class _Name(NamedTuple):
     """A checkpoint's folder name; sorts from old to new."""
@@ -277,6 +256,15 @@ class _Name(NamedTuple):
     def parse(cls, path: pathlib.Path) -> _Name | None:
         match = re.fullmatch(r"step-(\d+)(?:\.(\d+))?", path.name)
         return cls(int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _mark(path: pathlib.Path) -> Best | None:
+    """None if the weights were not evaluated, or their return is no number."""
+    try:
+        value = manifest.header_of(path).get("return_mean")
+    except manifest.Damaged:
+        return None
+    return Best(path, value) if isinstance(value, float) and not math.isnan(value) else None
 
 
 def _verified(path: pathlib.Path, names: Collection[str] | None) -> tuple[int, list[str]]:

@@ -120,7 +120,7 @@ class Circumstances:
         bindings = {
             s.name: repr(s.value)
             for s in statements
-            if isinstance(s, Binding) and s.name not in harmless
+            if isinstance(s, Binding) and f"{s.selector}.{s.parameter}" not in harmless
         }
         threads = {
             f"threads.{kind}": str(count or os.cpu_count())

@@ -24,7 +24,8 @@ class Carry(NamedTuple):
     Attributes:
       time_step: TimeStep [N] that the next action answers.
       policy_state: nest [N, ...] of a recurrent policy; () otherwise.
-      vector_steps: int64 scalar, vector steps taken; numbers the policy's draws.
+      vector_steps: int64, vector steps taken; numbers the policy's draws. A scalar; of several
+        actors, between calls, [K].
       statistics: of episodes, over unclipped rewards.
     """
 

@@ -133,7 +133,7 @@ def build_experience(
     """The store for what `num_envs` environments collect for an agent.
 
     Raises:
-      UserError: the agent learns from whole rollouts, and this store does not hand them out.
+      UserError: this store does not hand out what the agent learns from.
     """
     experience = create_experience(
         agent.collect_data_spec,
@@ -142,12 +142,27 @@ def build_experience(
         training_spec=agent.training_data_spec,
         seed=seed,
     )
+    _check_experience(agent, experience)
+    return experience
+
+
+def _check_experience(agent: Agent, experience: Experience) -> None:
+    length = agent.train_sequence_length
+    if length > 1 and not experience.keeps_rows:
+        raise UserError(
+            f"This agent learns from sequences of {length} rows: bind train.create_experience = "
+            "@ReplayBuffer."
+        )
     if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_updates != 1):
         raise UserError(
             "This agent makes one update of a whole rollout: bind train.create_experience = "
             "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."
         )
-    return experience
+    if agent.training_data_spec != agent.collect_data_spec and experience.keeps_rows:
+        raise UserError(
+            "This agent learns from what only a rollout as a whole tells, such as advantages: bind "
+            "train.create_experience = @Rollout."
+        )
 
 
 def build_evaluator(

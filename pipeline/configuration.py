@@ -58,7 +58,8 @@ _FLAGS = {
     "execution": "--eager or --exact_graph",
 }
 
-# How `int` and `int | None` read in a signature, as text or as types.
+# How they read in a signature, as text or as types.
+_NUMBERS = {"float", "float | None", "int | float", "Schedule | float"}
 _WHOLE_NUMBERS = {"int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]"}
 
 # Where each (scope, complete selector, parameter) of gin's global config was bound, in order.
@@ -188,7 +189,7 @@ def _bind(binding: Binding) -> None:
     if binding.parameter:
         configurable = _configurable(binding.selector, binding.origin)
         _check_parameter(configurable, binding)
-        binding = _with_whole_number(configurable, binding)
+        binding = _with_number(configurable, binding)
         selector = configurable.selector
     for leaf in leaves(binding.value):
         if isinstance(leaf, Reference):
@@ -250,22 +251,21 @@ def _parameters(configurable: gin_config.Configurable) -> list[str]:
     return [name for name in names if _is_open(configurable, name)]
 
 
-def _with_whole_number(configurable: gin_config.Configurable, binding: Binding) -> Binding:
-    """A float such as 2e4 becomes the int that an int parameter needs; other values are refused."""
+def _with_number(configurable: gin_config.Configurable, binding: Binding) -> Binding:
+    """A float such as 2e4 becomes the int that an int parameter needs; what is none is refused."""
     value = binding.value
     parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
-    if parameter is None or not _is_whole_number(parameter.annotation):
+    annotation = parameter.annotation if parameter else ""
+    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if kind not in _NUMBERS | _WHOLE_NUMBERS or isinstance(value, Reference | Macro | None):
         return binding
-    if isinstance(value, float) and value.is_integer():
+    if kind in _WHOLE_NUMBERS and isinstance(value, float) and value.is_integer():
         return binding._replace(value=int(value))
-    if isinstance(value, bool) or not isinstance(value, int | Reference | Macro | None):
-        raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be a whole number.")
+    is_whole = kind in _WHOLE_NUMBERS
+    if type(value) is not int and (is_whole or type(value) is not float):
+        wanted = "a whole number" if is_whole else "a number"
+        raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be {wanted}.")
     return binding
-
-
-def _is_whole_number(annotation: Any) -> bool:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return text in _WHOLE_NUMBERS
 
 
 def _check_macros(bindings: Iterable[Binding]) -> None:

@@ -7,10 +7,8 @@ crossed a multiple of it since the last time; what was done when is part of the 
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -57,7 +55,7 @@ class HostLoop:
         with named_failures(components.environment):
             self._state = self._runner.initial_state()
         self._host = HostState(
-            wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
+            wall_seconds=0.0, evaluations=0, evaluated=0, return_mean=None, logged=0, checkpointed=0
         )
         parts: dict[str, Part] = {
             "agent": Variables(agent=components.agent),
@@ -100,12 +98,14 @@ class HostLoop:
                 driver.environment.abandon()
             self._parts.experience.truncate()
             self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
-        self._logs.truncate_after(
-            self._host["logged"], self._host["evaluated"], self.env_steps if restored else -1
-        )
         self._stopwatch.restart(self._state)
         self._clock = time.monotonic()
         return restored is not None
+
+    def cut_logs(self) -> None:
+        """Removes what came after the checkpoint: once it is clear that the run goes on from it."""
+        newest = self.env_steps or -1  # without a checkpoint nothing stays
+        self._logs.truncate_after(self._host["logged"], self._host["evaluated"], newest)
 
     def collect_randomly(self, until: int) -> None:
         """Warms up to `until` environment steps; a checkpoint follows, for it may have been long.
@@ -194,11 +194,13 @@ class HostLoop:
 
     def _handle_due(self) -> None:
         """Logs, evaluates and checkpoints, in this order, what is due."""
-        if self._due("logged", self._plan.log_interval):
+        is_unlogged_end = self._host["logged"] < self.env_steps >= self._plan.num_env_steps
+        if is_unlogged_end or self._due("logged", self._plan.log_interval):
             self._log()
         if self._due("evaluated", self._plan.eval_interval):
             self._evaluate()
-        if self._due("checkpointed", self._plan.checkpoint_interval):
+        is_due = self._due("checkpointed", self._plan.checkpoint_interval)
+        if is_due or self._save_patience.is_failing:
             self._save_patience.attempt(self._save)
 
     def _log(self) -> None:
@@ -230,13 +232,11 @@ class HostLoop:
         self._host |= {
             "evaluations": self._host["evaluations"] + 1,
             "evaluated": self.env_steps,
+            "return_mean": result["return_mean"],
         }
-        best, mean = self._checkpoints.best_return(), result["return_mean"]
-        if best is None or mean > best:
-            self._save_patience.attempt(partial(self._save_best, mean))
-
-    def _save_best(self, return_mean: float) -> None:
-        self._checkpoints.mark_best(self._save(), return_mean)
+        best = self._checkpoints.best()
+        if best is None or result["return_mean"] > best.return_mean:
+            self._save_patience.attempt(self._save)
 
     def _play(self, num_episodes: int) -> dict[str, Any]:
         length = self._parts.evaluator.length(num_episodes)
@@ -256,17 +256,19 @@ class HostLoop:
         with hinting(self._resume_hint):
             self._logs.flush()
 
-    def _save(self) -> pathlib.Path:
+    def _save(self) -> None:
         # A loss is taken before the update that it makes: weights may be bad where losses are not.
         bad = bad_weights(self._parts.agent)
         if bad:
             with hinting(self._resume_hint):
                 raise not_finite(bad, self._parts.agent, self.env_steps)
         self._flush()  # or a resume from this checkpoint would miss records
+        is_evaluated = self._host["evaluated"] == self.env_steps
+        return_mean = self._host["return_mean"] if is_evaluated else None
         before = self._host["checkpointed"]
         self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
         try:
-            return self._checkpoints.save(self.env_steps)
+            self._checkpoints.save(self.env_steps, return_mean)
         except WriteError:
             self._host["checkpointed"] = before
             raise
@@ -282,8 +284,6 @@ class HostLoop:
         return f"The checkpoint {latest} is intact." if latest else "There is no checkpoint yet."
 
     def _finish(self) -> dict[str, Any]:
-        if self._host["logged"] != self.env_steps:
-            self._log()
         self._log_patience.insist(self._flush)
         if self._host["checkpointed"] != self.env_steps:
             self._save_patience.insist(self._save)

@@ -73,6 +73,16 @@ def verify(folder: pathlib.Path, subfolders: Collection[str] | None = None) -> d
     return body["header"]
 
 
+def header_of(folder: pathlib.Path) -> dict[str, Any]:
+    """What the manifest says of the folder, whose files are not looked at.
+
+    Raises:
+        Damaged: the manifest is missing or changed.
+        UserError: another version of the program has written it.
+    """
+    return _read(folder / _NAME)["header"]
+
+
 def sync(path: pathlib.Path) -> None:
     """Returns when the file's contents, or the folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -166,10 +166,7 @@ def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
 
 
 class HeadedNetwork(network.Network):
-    """A head on an encoder: [B, *observation] -> what the head makes of [B, features].
-
-    `encode` and `head` may be called apart, so that several heads share one pass of the encoder.
-    """
+    """A head on an encoder: [B, *observation] -> what the head makes of [B, features]."""
 
     def __init__(
         self,
@@ -182,12 +179,9 @@ class HeadedNetwork(network.Network):
         self.encoder = encoder
         self.head = head
 
-    def encode(self, observation: tf.Tensor) -> tf.Tensor:
-        return self.encoder(observation)
-
     def call(self, observation, step_type=None, network_state=(), training=False):
         del step_type, training  # no recurrent or train-only layers
-        return self.head(self.encode(observation)), network_state
+        return self.head(self.encoder(observation)), network_state
 
 
 @gin.configurable(denylist=["num_actions"])
@@ -227,11 +221,12 @@ class CategoricalHead(tf.keras.layers.Layer):
         return tfp.distributions.Categorical(self.logits(features), dtype=self._dtype_of_action)
 
 
+@gin.configurable(denylist=["action_spec", "kernel_initializer"])
 class GaussianHead(tf.keras.layers.Layer):
     """[B, features] -> a diagonal Gaussian whose standard deviation does not depend on the state.
 
     Schulman et al. 2017, section 6.1. Actions are not squashed: the collect driver clips what
-    the environment gets.
+    the environment gets. The deviation is learnt, from exp(initial_log_std) on.
     """
 
     def __init__(

@@ -39,13 +39,18 @@ class Patience:
         self._next_try = 0.0
         self._wait = _FIRST_WAIT
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call of `write` failed."""
+        return self._failing_since is not None
+
     def attempt(self, write: Callable[[], object]) -> bool:
         """Calls `write`, unless a wait is under way; whether it has written.
 
         Raises:
           WriteError: it fails, and has failed for too long.
         """
-        if self._failing_since is not None and time.monotonic() < self._next_try:
+        if self.is_failing and time.monotonic() < self._next_try:
             return False
         try:
             write()

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from pipeline import cli, errors, jsonl
+from pipeline.benchmarks.wording import short
 from pipeline.run_folder import RunFolder
 
 _SEED_SUFFIX = re.compile(r"[_-](seed[_-]?)?\d+$")
@@ -175,18 +176,10 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(_LABELS.get(x, x))
     axes.set_ylabel(_LABELS.get(y, y))
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-
-
-def short_number(value: float) -> str:
-    """500k for 500000, 1.5M for 1500000."""
-    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:g}{suffix}"
-    return f"{value:g}"
 
 
 def main(_: Sequence[str]) -> None:
@@ -198,8 +191,11 @@ def main(_: Sequence[str]) -> None:
     formats = sorted(figure.canvas.get_supported_filetypes())
     if output.suffix.removeprefix(".") not in formats:
         raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output)
+    except OSError as error:
+        raise errors.UserError(f"--output={output}: cannot write it: {error.strerror}.") from error
     print(f"wrote {output}")
 
 

@@ -76,7 +76,7 @@ class EpsilonGreedyPolicy(_DerivedPolicy):
 
 
 class RandomPolicy(tf_policy.TFPolicy):
-    """Uniform over bounded actions, standard normal where a bound is infinite."""
+    """Uniform over actions with finite bounds; if any is infinite, standard normal and clipped."""
 
     def __init__(self, time_step_spec, action_spec, info_spec=()):
         super().__init__(time_step_spec, action_spec, info_spec=info_spec, clip=False)

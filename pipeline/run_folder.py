@@ -178,8 +178,9 @@ class RunFolder:
         path = self.path / "operative_config.gin"
         before = path.read_text() if path.exists() else text
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
-        if changed:
-            path.rename(path.with_name(f"operative_config.until-{env_steps}.gin"))
+        aside = path.with_name(f"operative_config.until-{env_steps}.gin")
+        if changed and not aside.exists():  # else no step was kept that was taken under this one
+            path.rename(aside)
         write_text(path, text)
         lines = "\n  ".join(changed)
         warning = f"warning: the configuration differs from that of the last start:\n  {lines}"

@@ -138,8 +138,12 @@ def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
     create_environment = bound["create_environment"]
     environment = build_evaluation_environment(seed, create_environment)
     env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
-    agent = build_agent(environment, run.num_envs, run.seed, bound["create_agent"], env_steps)
-    checkpoint = run.restore(Variables(agent=agent))
+    try:
+        agent = build_agent(environment, run.num_envs, run.seed, bound["create_agent"], env_steps)
+        checkpoint = run.restore(Variables(agent=agent))
+    except Exception:
+        environment.close()
+        raise
     env_steps.assign(checkpoint.env_steps)  # schedules, such as epsilon's, read it
     return RestoredAgent(agent, environment, create_environment, checkpoint)
 

@@ -87,13 +87,13 @@ class SavedRun:
         return checkpoints.at(int(digits))
 
     def _best(self, checkpoints: Checkpoints) -> pathlib.Path:
-        path = checkpoints.best()
-        if path is None:
+        best = checkpoints.best()
+        if best is None:
             raise UserError(
                 f"{self._folder.path} has no best checkpoint yet: it was never evaluated while it"
                 " trained (train.eval_interval). Use latest."
             )
-        return path
+        return best.path
 
     def _no_checkpoint(self) -> str:
         return f"{self._folder.path} has no checkpoint yet."

@@ -19,7 +19,12 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 @gin.configurable
-def linear_schedule(initial: float, final: float, num_steps: int, start: int = 0) -> Schedule:
+def linear_schedule(
+    initial: float = gin.REQUIRED,
+    final: float = gin.REQUIRED,
+    num_steps: int = gin.REQUIRED,
+    start: int = 0,
+) -> Schedule:
     """`initial` up to count `start`, then a straight line that reaches `final` num_steps later.
 
     Raises:
@@ -38,7 +43,7 @@ def linear_schedule(initial: float, final: float, num_steps: int, start: int = 0
 
 
 @gin.configurable
-def constant_schedule(value: float) -> Schedule:
+def constant_schedule(value: float = gin.REQUIRED) -> Schedule:
     """The same value at every count."""
     return lambda counter: tf.constant(value, tf.float32)
 
@@ -53,7 +58,7 @@ def as_schedule(value: Schedule | float) -> Schedule:
         return constant_schedule(value)
     try:
         first = value(tf.constant(0, tf.int64))
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # the latter gin's, of what is not bound
         reason = str(error).partition("\n")[0]
         raise UserError(_not_a_schedule(value, reason)) from error
     if callable(first):

@@ -20,10 +20,12 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.execution import Execution
 from pipeline.experience import Experience
 from pipeline.host_loop import HostLoop
+from pipeline.patience import Patience
 from pipeline.plan import Plan
 from pipeline.progress import Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
+from pipeline.watchdog import Watchdog
 
 
 @gin.configurable(
@@ -78,7 +80,7 @@ def train(
     circumstances = Circumstances(configure_tensorflow(execution=execution))
     components = runner(seed, create_environment, create_agent, create_experience)
     if dry_run:
-        initialize_replay_buffer(lambda until: None)
+        _call_what_training_calls()
         return {}
     folder = RunFolder(root_dir)
     with Progress(num_env_steps) as progress, contextlib.closing(folder):
@@ -89,6 +91,12 @@ def train(
             return _run(loop, components, folder, progress, seed, circumstances, exactness)
         finally:
             loop.close()
+
+
+def _call_what_training_calls() -> None:
+    initialize_replay_buffer(lambda until: None)
+    Patience(print, lambda: None)
+    Watchdog([], str).close()
 
 
 def build_bound(seed: int) -> Components:
@@ -131,6 +139,7 @@ def _run(
             [*differences, *([divergence] if divergence else [])],
         ):  # fmt: skip
             progress.message(message)
+        loop.cut_logs()
         loop.collect_randomly(until)
 
     initialize_replay_buffer(warm_up)

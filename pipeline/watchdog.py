@@ -12,7 +12,7 @@ import gin
 
 from pipeline.environments.episodes import Episodes
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import USER_ERROR_CODE
+from pipeline.errors import USER_ERROR_CODE, check_number
 from pipeline.shutdown import exit_at_once
 
 _TICK = 1.0  # seconds
@@ -38,7 +38,12 @@ class Watchdog:
         environments: to be watched.
         advice: the message's last line.
         timeout: seconds that a reset or a vector step may take; 0: any.
+
+        Raises:
+          UserError: the timeout is negative.
         """
+        if timeout:
+            check_number("Watchdog.timeout", timeout, 0)
         self._environments = environments
         self._advice = advice
         self._timeout = timeout

@@ -192,6 +192,18 @@ def test_measuring_nothing_is_refused(tmp_path, binding):
         measure(tmp_path, False, [f"throughput.{binding}"])
 
 
+@pytest.mark.parametrize("work", ["dqn_cartpole_8:bfloat16", "machine:bfloat16", "dqn_pong_8:fast"])
+def test_a_variant_that_a_work_has_not_is_refused(tmp_path, work):
+    with pytest.raises(UserError, match=f"'{work}' is none"):
+        measure(tmp_path, False, [f"throughput.works = ('{work}',)"])
+
+
+def test_a_work_named_twice_is_measured_once(tmp_path, fake_sides):
+    measure(tmp_path, False, ["throughput.works = ('dqn_pong_1', 'dqn_pong_1')", SMALL[1]])
+    results = json.loads((tmp_path / "throughput.json").read_text())
+    assert list(results["works"]["dqn_pong_1"]["sides"]) == ["ours"]
+
+
 def test_every_peer_has_its_worker_and_works():
     for name, names in throughput._PEER_WORKS.items():
         assert (WORKERS / f"{name}_worker.py").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import pathlib
 import resource
 import shutil
@@ -90,35 +91,34 @@ def test_a_second_save_at_one_step_supersedes_the_first(tmp_path: pathlib.Path) 
     assert number.value == 222
 
 
-def test_the_best_is_kept_until_another_is_marked(tmp_path: pathlib.Path) -> None:
-    checkpoints, number = numbered(tmp_path, 1)
-    checkpoints.mark_best(checkpoints.at(1), 5.5)
-    for step in (2, 3, 4):
-        checkpoints.save(step)
-    kept = ["best.json", "step-0000000001", "step-0000000003", "step-0000000004"]
-    assert names(tmp_path) == kept
+def test_the_best_is_kept_until_another_is_better(tmp_path: pathlib.Path) -> None:
+    checkpoints, number = numbered(tmp_path)
+    for step, return_mean in ((1, 5.5), (2, None), (3, 5.5), (4, -7.0)):
+        checkpoints.save(step, return_mean)
+    assert names(tmp_path) == ["step-0000000001", "step-0000000003", "step-0000000004"]
     reader = Checkpoints(tmp_path, {"number": number}, writable=False)
-    assert (reader.best(), reader.best_return()) == (checkpoints.at(1), 5.5)
-    assert restore(reader, reader.best()).env_steps == 1
-    checkpoints.mark_best(checkpoints.at(4), 6.0)
-    checkpoints.save(5)
-    assert names(tmp_path) == ["best.json", "step-0000000004", "step-0000000005"]
-    assert checkpoints.best_return() == 6.0
+    best = reader.best()
+    assert best == (checkpoints.at(1), 5.5)
+    assert restore(reader, best.path).env_steps == 1
+    checkpoints.save(5, 6.0)
+    checkpoints.save(6, math.nan)
+    checkpoints.save(7)
+    assert names(tmp_path) == ["step-0000000005", "step-0000000006", "step-0000000007"]
+    assert checkpoints.best() == (checkpoints.at(5), 6.0)
 
 
-def test_a_damaged_mark_of_the_best_is_named(tmp_path: pathlib.Path) -> None:
-    checkpoints, _ = numbered(tmp_path, 1)
-    (tmp_path / "best.json").write_text('{"checkpoint": ')
-    with pytest.raises(UserError, match="best.json is damaged; remove it"):
-        checkpoints.best()
+def test_a_checkpoint_whose_manifest_is_damaged_is_not_the_best(tmp_path: pathlib.Path) -> None:
+    checkpoints, _ = numbered(tmp_path)
+    checkpoints.save(1, 5.5)
+    (checkpoints.save(2, 6.0) / "manifest.json").write_text('{"manifest": ')
+    assert checkpoints.best() == (checkpoints.at(1), 5.5)
 
 
 def test_only_the_writer_sweeps_what_a_killed_process_left(tmp_path: pathlib.Path) -> None:
     numbered(tmp_path, 1)
     (tmp_path / ".tmp-step-0000000002" / "number").mkdir(parents=True)
-    (tmp_path / ".tmp-best.json").write_text("{")
     Checkpoints(tmp_path, {}, writable=False)
-    assert len(names(tmp_path)) == 3
+    assert len(names(tmp_path)) == 2
     Checkpoints(tmp_path, {})
     assert names(tmp_path) == ["step-0000000001"]
 
@@ -188,9 +188,6 @@ def test_everything_is_synced_before_it_gets_its_name_and_the_name_after(
     contents = {new, f"{new}/manifest.json", f"{new}/number", f"{new}/number/number"}
     assert set(events[:4]) == contents
     assert events[4:] == ["rename step-0000000001", "."]
-    events.clear()
-    checkpoints.mark_best(checkpoints.at(1), 1.0)
-    assert events == [".tmp-best.json", "rename best.json", "."]
 
 
 # Saves step 2 after step 1 in child processes, each killed at a later one of the calls that touch
@@ -342,11 +339,9 @@ def test_a_damaged_checkpoint_is_gone_once_the_run_has_saved_again(
     (folder / "step-0000000002").rename(folder / "step-0000000004")
     (folder / "step-0000000004" / "agent" / "variables.index").unlink()
     run = Run(folder)
-    run.checkpoints.mark_best(run.checkpoints.at(4), 9.0)
     assert restore(run.checkpoints).env_steps == 1
     run.checkpoints.save(3)
-    assert names(folder) == ["best.json", "step-0000000001", "step-0000000003"]
-    assert run.checkpoints.best() is run.checkpoints.best_return() is None
+    assert names(folder) == ["step-0000000001", "step-0000000003"]
 
 
 def test_later_checkpoints_that_nobody_found_damaged_are_not_removed(
@@ -430,10 +425,11 @@ def test_an_intact_checkpoint_of_other_parts_is_refused(
 def test_another_format_is_refused_rather_than_passed_over(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbered(tmp_path, 1)
+    checkpoints, _ = numbered(tmp_path / "run", 1)
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "_FORMAT_VERSION", 2)
-        checkpoints, _ = numbered(tmp_path, 2)
+        later, _ = numbered(tmp_path / "other", 2)
+    later.at(2).rename(tmp_path / "run" / "step-0000000002")
     with pytest.raises(UserError, match="format 2; .* reads format 1"):
         checkpoints.restore()
 

@@ -4,8 +4,15 @@ import tensorflow as tf
 from tiny_runs import build_components, variables
 
 from pipeline.collect import CollectDriver
-from pipeline.components import build, build_evaluation_environment, configure_tensorflow
+from pipeline.components import (
+    build,
+    build_evaluation_environment,
+    build_experience,
+    configure_tensorflow,
+)
 from pipeline.errors import UserError
+from pipeline.experience.replay_buffer import ReplayBuffer
+from pipeline.experience.rollout import Rollout
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +55,21 @@ def test_the_parts_fit_each_other():
 def test_agents_that_learn_from_whole_rollouts_get_nothing_else(algorithm, overrides):
     with pytest.raises(UserError, match="bind .* Rollout.minibatch_size = None"):
         build_components(algorithm, **overrides)
+
+
+@pytest.mark.parametrize(
+    "algorithm, store, message",
+    [
+        ("dqn", Rollout, "sequences of 3 rows: bind train.create_experience = @ReplayBuffer"),
+        ("ppo", ReplayBuffer, "advantages: bind train.create_experience = @Rollout"),
+    ],
+)
+def test_a_store_that_an_agent_cannot_learn_from_is_refused(algorithm, store, message):
+    agent = build_components(algorithm).agent
+    gin.bind_parameter("ReplayBuffer.capacity", 100)
+    gin.bind_parameter("Rollout.minibatch_size", 64)
+    with pytest.raises(UserError, match=message):
+        build_experience(agent, num_envs=2, seed=1, create_experience=store)
 
 
 def test_schedules_read_the_counter_that_the_loop_moves():

@@ -39,6 +39,19 @@ def unread():
     return listed
 
 
+def test_explain_knows_of_what_only_training_makes():
+    build(["dqn_cartpole"], "Watchdog.timeout = 60", "Patience.give_up_after = 1")
+    assert not unread()
+
+
+def test_a_schedule_that_is_not_bound_is_told_with_its_flags():
+    rate = "create_dqn_agent.learning_rate = @lr/linear_schedule()"
+    with pytest.raises(RuntimeError) as caught:
+        build(["dqn_cartpole"], "create_dqn_agent.gradient_clip_norm = None", rate)
+    message = configuration.explain_call_error(caught.value)
+    assert message and "linear_schedule.num_steps have no values: add --gin_bindings" in message
+
+
 def test_the_configs_that_there_should_be():
     assert set(READY) == {
         "dqn_cartpole",

@@ -240,6 +240,12 @@ def test_what_is_no_whole_number_is_refused_where_one_is_needed(tmp_path, parame
     )
 
 
+@pytest.mark.parametrize("value", [True, "0.99", (1,)])
+def test_what_is_no_number_is_refused_where_one_is_needed(value):
+    message = message_of(f"make_crate.price = {value!r}")
+    assert message.endswith(f"make_crate.price = {value!r}: must be a number.")
+
+
 def test_what_may_stand_for_a_whole_number_is_left_alone():
     bindings = ["N = 7", "make_crate.slots = %N", "make_crate.limit = None"]
     configuration.load([], [*bindings, "make_crate.price = 2.0"])

@@ -175,6 +175,22 @@ def test_messages_about_the_other_arguments(corridor):
     assert "observation space Tuple" in message(name="Blackjack-v1")
 
 
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        "gymnasium.wrappers:FlattenObservation",
+        ("gymnasium.wrappers:RescaleObservation", {"min_obs": -1.0, "max_obs": 1.0}),
+        (("gymnasium.wrappers:FlattenObservation",),),
+        3,
+    ],
+    ids=str,
+)
+def test_wrappers_that_are_none_are_refused(wrappers):
+    assert f"wrappers = {wrappers!r}: must be a tuple" in message(
+        name="FrozenLake-v1", wrappers=wrappers
+    )
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_environment_that_raises_while_it_is_built_is_named(corridor, mode):
     def told(package):

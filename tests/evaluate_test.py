@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
 
+from pipeline.checkpoints import Checkpoints
+
 SUMMARY = re.compile(
     r"evaluation of (?P<run>\S+) after (?P<steps>[\d,]+) environment steps: (?P<mean>[-\d.]+) ± "
     r"(?P<std>[\d.]+) \(min (?P<min>[-\d.]+), max (?P<max>[-\d.]+)\) over (?P<episodes>\d+) "
@@ -140,7 +142,9 @@ def test_seed_fixes_the_episodes(finished_run):
 def test_checkpoint(finished_run, name):
     checkpoints = finished_run.root_dir / "checkpoints"
     if name == "best":
-        folder = json.loads((checkpoints / "best.json").read_text())["checkpoint"]
+        best = Checkpoints(checkpoints, {}, writable=False).best()
+        assert best
+        folder = best.path.name
         flag = "best"
     else:
         folder = min(path.name for path in checkpoints.glob("step-*"))

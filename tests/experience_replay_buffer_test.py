@@ -337,8 +337,12 @@ def test_user_errors() -> None:
     create(4, num_envs=2, capacity=14, env_steps_per_update=8)
     with pytest.raises(UserError, match="GiB, but this machine has .*lower ReplayBuffer.capacity"):
         create(4, capacity=10**12)
-    with pytest.raises(UserError, match="env_steps_per_update = 0 must be positive"):
+    with pytest.raises(UserError, match="env_steps_per_update = 0: must be a number above 0"):
         create(capacity=8, env_steps_per_update=0)
+    with pytest.raises(UserError, match="ReplayBuffer.batch_size = 0: must be a whole number"):
+        create(capacity=8, batch_size=0)
+    with pytest.raises(UserError, match="ReplayBuffer.capacity = 80.0: must be a whole number"):
+        create(capacity=80.0)  # as a macro can bind it
     with pytest.raises(RuntimeError, match="capacity"):
         create()
 

@@ -174,7 +174,7 @@ def test_sizes() -> None:
     [
         ({"minibatch_size": 7}, "minibatch_size = 7 .*Rollout.num_steps = 8 .* to 6 or 8,"),
         ({"minibatch_size": 25}, "minibatch_size = 25 .* to 24,"),
-        ({"num_epochs": 0}, "Rollout.num_epochs = 0 must be at least 1"),
+        ({"num_epochs": 0}, "Rollout.num_epochs = 0: must be a whole number, at least 1"),
     ],
 )
 def test_user_errors(sizes: dict[str, int], message: str) -> None:

@@ -77,9 +77,7 @@ def check_finished(run, result):
     assert run.checkpoints[-1].startswith(f"step-{result['env_steps']:010d}")
     for record in run.evaluations:
         assert len(record["returns"]) == PLAN.num_eval_episodes
-    best = run.folder.read_json("checkpoints/best.json")
-    assert best["return_mean"] == max(record["return_mean"] for record in run.evaluations)
-    assert best["checkpoint"] in run.checkpoints
+    assert run.best.return_mean == max(record["return_mean"] for record in run.evaluations)
     assert all(math.isfinite(record["loss"]) for record in run.metrics)
 
 
@@ -101,11 +99,41 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
         lambda episodes, index, look_around: {"return_mean": next(means), "returns": []},
     )
     run.train()
-    best = run.folder.read_json("checkpoints/best.json")
-    assert best["return_mean"] == 7.0
-    assert best["checkpoint"] == f"step-{run.evaluations[1]['env_steps']:010d}"
-    assert best["checkpoint"] in run.checkpoints
+    assert run.best.return_mean == 7.0
+    assert run.best.path.name == f"step-{run.evaluations[1]['env_steps']:010d}"
     assert len(run.checkpoints) == 3  # the newest two, and the best
+
+
+def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0, checkpoint_interval=0))
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            set_limit(2000 if run.loop.env_steps < 90 else None)
+
+        run.progress.hook = hook
+        run.train()
+    after_warm_up, at_end = run.checkpoints
+    assert 90 <= int(after_warm_up.removeprefix("step-")) < 200
+    assert int(at_end.removeprefix("step-")) >= 300
+
+
+def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path):
+    undisturbed = Run(tmp_path / "undisturbed")
+    undisturbed.train()
+    run = Run(tmp_path / "run")
+
+    def hook(record, phase):
+        run.stop.requested |= run.loop.env_steps >= 300 and phase == EVALUATING
+
+    run.progress.hook = hook
+    with pytest.raises(Stopped):
+        run.train()
+    resumed = Run(tmp_path / "run")
+    resumed.train()
+    assert steps_of(resumed.metrics) == steps_of(undisturbed.metrics)
+    assert shown_events(resumed) == shown_events(undisturbed)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):

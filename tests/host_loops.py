@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from tiny_runs import build_components
 
+from pipeline.checkpoints import Checkpoints
 from pipeline.host_loop import HostLoop
 from pipeline.jsonl import read_jsonl
 from pipeline.plan import Plan
@@ -59,6 +60,7 @@ class Run:
 
     def train(self):
         self.loop.restore()
+        self.loop.cut_logs()
         self.loop.collect_randomly(self.warm_up)
         return self.loop.train()
 
@@ -88,6 +90,10 @@ class Run:
     @property
     def evaluations(self):
         return read_jsonl(self.folder.evaluations)
+
+    @property
+    def best(self):
+        return Checkpoints(self.folder.checkpoints, {}, writable=False).best()
 
     @property
     def checkpoints(self):

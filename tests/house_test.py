@@ -65,10 +65,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "execution",
         "experience",
         "host_loop",
+        "patience",
         "plan",
         "progress",
         "run_folder",
         "shutdown",
+        "watchdog",
     },
     "components": {
         "agents",

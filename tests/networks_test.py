@@ -220,7 +220,7 @@ def test_headed_network_is_the_head_on_the_encoder() -> None:
     q_values, state = network(x)
     assert state == ()
     assert_close(q_values, dense_layers(x, float64(network.variables)))
-    assert_close(network.head(network.encode(x)), q_values)
+    assert_close(network.head(network.encoder(x)), q_values)
 
 
 def test_value_head_drops_the_last_dimension() -> None:

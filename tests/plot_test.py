@@ -124,7 +124,7 @@ def test_title_is_the_config(tmp_path: pathlib.Path, command: str, config: str) 
     [(0, "0"), (500, "500"), (2500, "2.5k"), (500_000, "500k"), (1e6, "1M"), (2e9, "2G")],
 )
 def test_ticks_are_short(value: float, text: str) -> None:
-    assert plot.short_number(value) == text
+    assert plot.short(value) == text
 
 
 def test_folder_without_a_finished_episode(tmp_path: pathlib.Path) -> None:
@@ -197,6 +197,7 @@ def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
         (["--root_dir=missing/run"], "no folder missing/run"),
         (["--root_dir={run}", "--y=speed"], "{run}/metrics.jsonl has no number 'speed' to draw"),
         (["--root_dir={run}", "--output=curve.gif2"], "--output=curve.gif2: the name must end in"),
+        (["--root_dir={run}", "--output=/proc/x/curve.png"], "--output=/proc/x/curve.png: cannot"),
     ],
 )
 def test_binary_names_the_mistake(

@@ -162,7 +162,7 @@ def a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2(tmp
 
 def a_second_process_and_other_circumstances_are_refused(tmp_path):
     run = Run(tmp_path, "ppo")
-    with run.start_until(TRAINING, env_steps=100) as process:
+    with run.start_until(TRAINING, env_steps=150) as process:
         (tmp_path / "stuck").touch()  # or it might have ended before the second has begun
         second = run.at(run.path)
         with second.start() as other:
@@ -172,7 +172,8 @@ def a_second_process_and_other_circumstances_are_refused(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     (tmp_path / "stuck").unlink()
-    before = files_of(run.newest / "agent")
+    assert run.metrics[-1]["env_steps"] > run.env_steps  # something would be cut
+    before = files_of(run.path)
 
     changes = [
         "configure_tensorflow.intra_op: 1 in the checkpoint, 2 here",
@@ -183,7 +184,7 @@ def a_second_process_and_other_circumstances_are_refused(tmp_path):
     flags = [f"--gin_bindings={binding}" for binding in bindings]
     assert run.finish(None, *flags) == 2
     assert "cannot be resumed exactly here:\n  " + "\n  ".join(changes) in run.output
-    assert files_of(run.newest / "agent") == before
+    assert files_of(run.path) == before
 
     assert run.finish(None, *flags, "--allow_inexact_resume") == 0
     (inexact,) = json.loads((run.path / "run.json").read_text())["inexact_resumes"]

@@ -81,6 +81,16 @@ def test_resuming_with_another_configuration_says_what_changed(folder, config):
     assert begin(folder, env_steps=60) == []  # told once
 
 
+def test_a_second_change_at_the_same_step_leaves_what_was_kept_of_the_first(folder, config):
+    begin(folder)
+    for number in (200, 300):  # no step was kept that was taken with 200
+        config[0] = f"train.num_env_steps = {number}\n"
+        begin(folder, env_steps=50)
+    before = folder.path / "operative_config.until-50.gin"
+    assert before.read_text() == "train.num_env_steps = 100\n"
+    assert (folder.path / "operative_config.gin").read_text() == config[0]
+
+
 def test_another_seed_is_refused(folder, config):
     begin(folder, seed=1)
     with pytest.raises(UserError, match="begun with --seed=1, not 2"):

@@ -13,6 +13,7 @@ from tiny_runs import bindings, gin_files
 from pipeline import watchdog
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
 from pipeline.jsonl import read_jsonl
 from pipeline.watchdog import Watchdog
 
@@ -84,6 +85,11 @@ def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
     assert ended.is_set()
     dog.close()
     assert "environment walk has not come back" in capsys.readouterr().err
+
+
+def test_a_negative_timeout_is_refused():
+    with pytest.raises(UserError, match="Watchdog.timeout = -1: must be a number above 0"):
+        Watchdog([], lambda: "", timeout=-1)
 
 
 def test_a_timeout_of_0_waits_for_ever(environment, ended):

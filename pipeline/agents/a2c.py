@@ -88,6 +88,9 @@ def create_a2c_agent(
       num_envs: environments collected from at once.
       seed: unused; the only randomness is the collect policy's, which the driver seeds.
       env_steps: int64 counter of environment steps, which schedules read.
+
+    Raises:
+      UserError: `accumulate_updates` is no whole number, at least 1.
     """
     del seed
     rate_schedule = as_schedule(learning_rate)

@@ -29,7 +29,7 @@ from pipeline.agents.q_values import (
     select_action,
 )
 from pipeline.agents.targets import PeriodicTarget
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import n_step_targets, take_rows
@@ -157,9 +157,11 @@ def create_dqn_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are not discrete, or it is not clear when the target network moves.
+      UserError: the actions are not discrete, a number of steps or updates is none, or it is not
+        clear when the target network moves.
     """
     del num_envs, seed
+    check_whole("create_dqn_agent.n_step", n_step)
     _check_target(target_update_period, target_update_env_steps)
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
@@ -174,7 +176,7 @@ def create_dqn_agent(
         sum_losses=sum_losses,
         n_step_update=n_step,
         gamma=discount,
-        target_update_period=target_update_period or 1,
+        target_update_period=1 if target_update_period is None else target_update_period,
         target_update_tau=target_update_tau,
         gradient_clip_norm=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
@@ -192,3 +194,5 @@ def _check_target(target_update_period: int | None, target_update_env_steps: int
             "Bind one of create_dqn_agent.target_update_period (updates) and "
             "create_dqn_agent.target_update_env_steps, and the other to None."
         )
+    if target_update_period is not None:
+        check_whole("create_dqn_agent.target_update_period", target_update_period)

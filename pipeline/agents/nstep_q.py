@@ -165,7 +165,7 @@ def create_nstep_q_agent(
       env_steps: int64 counter of environment steps, which schedules and the target network read.
 
     Raises:
-      UserError: the actions are not discrete.
+      UserError: the actions are not discrete, or a number of steps or rollouts is none.
     """
     del num_envs, seed
     need_discrete_actions(action_spec, "n-step Q-learning")

@@ -162,6 +162,6 @@ def create_ppo_agent(
         normalize_advantages=normalize_advantages,
         gradient_clip_norm=gradient_clip_norm,
     )
-    agent.schedules = {"learning_rate": rate_schedule}
+    agent.schedules = {"learning_rate": rate_schedule, "clip_ratio": clip_schedule}
     agent.accumulate(accumulate_updates)
     return agent

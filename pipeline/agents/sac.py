@@ -35,7 +35,7 @@ from pipeline.agents.sac_networks import (
     SquashedGaussianHead,
     squashed_gaussian,
 )
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_number, check_whole
 from pipeline.initializers import GlorotUniform, Initializer
 from pipeline.networks import ToFloat, create_encoder
 from pipeline.observations import is_image
@@ -233,12 +233,13 @@ def create_sac_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are discrete or have an infinite bound.
+      UserError: the actions are discrete or have an infinite bound, or a number is out of range.
     """
     del num_envs
     _check_actions(action_spec)
+    check_whole("create_sac_agent.target_update_period", target_update_period)
+    check_number("create_sac_agent.initial_alpha", initial_alpha, 0)
     schedule = as_schedule(learning_rate)
-
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     size = int(np.prod(action_spec.shape))
     agent = SacAgent(

@@ -26,7 +26,7 @@ import gin
 
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
-from pipeline.benchmarks.stages import VARIANTS
+from pipeline.benchmarks.stages import BFLOAT16, VARIANTS
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.benchmarks.workers.works import WORKS as TRAININGS
@@ -97,8 +97,7 @@ def throughput(
 
     Args:
         works: names as in dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this
-            pipeline once more in that precision, a2c_pong_8:asynchronous with 8 actors in threads,
-            a2c_pong_8:in_turns with 8 in turns.
+            pipeline in that precision, a2c_pong_8:asynchronous and :in_turns 8 actors.
         seconds: that a stage takes in a round, at least.
         rounds: of turns through the sides.
     """
@@ -127,20 +126,25 @@ def _check_works(names: Sequence[str]) -> None:
     if isinstance(names, str):
         raise UserError(f"throughput.works = {names!r}: must be a tuple of works: ({names!r},).")
     for name in names:
-        work, _, variant = name.partition(":")
-        try:
-            if work not in _SOLITARY:
-                parse(work)
-            is_known = variant in VARIANTS
-        except ValueError:
-            is_known = False
-        if not is_known:
+        if not _is_work(name):
             raise UserError(
                 f"throughput.works = {names!r}: {name!r} is none. Choose from "
                 f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
                 "a2c_pong_8:asynchronous or a2c_pong_8:in_turns: WORK_N stands for N environments "
                 f"or actors, WORK one of {', '.join(TRAININGS)}."
             )
+
+
+def _is_work(name: str) -> bool:
+    work, _, variant = name.partition(":")
+    if work in _SOLITARY:
+        return name == work
+    try:
+        training, _ = parse(work)
+    except ValueError:
+        return False
+    # Only the encoders of images compute in bfloat16.
+    return variant in VARIANTS and (variant != BFLOAT16 or training.is_atari)
 
 
 def _circumstances() -> Results:
@@ -155,7 +159,7 @@ def _circumstances() -> Results:
 def _grouped(works: Sequence[str]) -> dict[str, list[str]]:
     """The variants of each work, in order: "" for the name alone."""
     grouped: dict[str, list[str]] = {}
-    for name in works:
+    for name in dict.fromkeys(works):
         work, _, variant = name.partition(":")
         grouped.setdefault(work, []).append(variant)
     return grouped

@@ -64,6 +64,7 @@ def gymnasium_environment(
         make_kwargs["render_mode"] = "rgb_array"
     # The ALE registers its ids when it is imported.
     full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
+    _check_wrappers(wrappers)
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
     make = functools.partial(_make, full_name, make_kwargs, callables)
     with _worded_errors(name):
@@ -97,6 +98,22 @@ def _check_arguments(
             f"gymnasium_environment.vectorization_mode = {vectorization_mode!r}: must be 'sync' or"
             " 'async'."
         )
+
+
+def _check_wrappers(wrappers: Sequence[Wrapper]) -> None:
+    def is_wrapper(wrapper: object) -> bool:
+        if isinstance(wrapper, tuple | list):
+            types = [type(value) for value in wrapper]
+            return types == [str, dict]
+        return isinstance(wrapper, str) or callable(wrapper)
+
+    if isinstance(wrappers, tuple | list) and all(map(is_wrapper, wrappers)):
+        return
+    raise UserError(
+        f"gymnasium_environment.wrappers = {wrappers!r}: must be a tuple of 'module:Class', "
+        "('module:Class', {'argument': value}) or @configurable, as in "
+        "('gymnasium.wrappers:FlattenObservation',)."
+    )
 
 
 def _vectorize(

@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from pipeline import data_files
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.experience import segments, storage
 from pipeline.experience.sizes import check_capacity, schedule
 from pipeline.observations import is_frame_stack
@@ -73,16 +73,15 @@ class ReplayBuffer:
             store_single_frames: whether to store only the newest frame of a stack of frames.
 
         Raises:
-            UserError: a value makes no sense, the capacity holds no sequence or not the steps of
-                an iteration, or the rows need more memory than the machine has.
+            UserError: a value makes no sense, or the capacity is too small or too large.
         """
         del training_spec
+        check_whole("ReplayBuffer.batch_size", batch_size)
         frames = data_spec.observation
         stacked = store_single_frames and not tf.nest.is_nested(frames) and is_frame_stack(frames)
         self._num_envs = num_envs
         self._sequence_length = sequence_length
         self._stack = frames.shape[0] if stacked else 1
-        self._stream_capacity = capacity // num_envs
         self._batch_size = batch_size
         self._spec = data_spec
         self._stored_spec = storage.newest_frame_spec(data_spec) if self._stack > 1 else data_spec
@@ -91,6 +90,7 @@ class ReplayBuffer:
         self._collect_steps, self._num_updates = schedule(env_steps_per_update, num_envs)
         needs = {"sequence": sequence_length, "iteration": self._collect_steps}
         check_capacity(capacity, num_envs, needs, self._stack - 1, self._stored_spec)
+        self._stream_capacity = capacity // num_envs
         self._create_variables()
 
     def _create_variables(self) -> None:

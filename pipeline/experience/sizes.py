@@ -7,7 +7,7 @@ from fractions import Fraction
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_number, check_whole
 from pipeline.experience import storage
 
 
@@ -17,12 +17,9 @@ def schedule(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int
     `updates * env_steps_per_update == vector steps * num_envs`, exactly.
 
     Raises:
-        UserError: the ratio is not positive.
+        UserError: the ratio is not a positive number.
     """
-    if env_steps_per_update <= 0:
-        raise UserError(
-            f"ReplayBuffer.env_steps_per_update = {env_steps_per_update} must be positive"
-        )
+    check_number("ReplayBuffer.env_steps_per_update", env_steps_per_update, 0)
     # Through the decimal notation: 0.1 means a tenth, not the nearest binary fraction.
     ratio = Fraction(str(env_steps_per_update)) / num_envs
     return ratio.numerator, ratio.denominator
@@ -45,8 +42,10 @@ def check_capacity(
         stored_spec: of a row.
 
     Raises:
-        UserError: the capacity is too small, or takes more memory than the machine has.
+        UserError: the capacity is no whole number, too small, or takes more memory than the
+            machine has.
     """
+    check_whole("ReplayBuffer.capacity", capacity)
     what = max(needs, key=lambda name: needs[name])
     rows = needs[what] + older_frames
     if capacity // num_envs < rows:
@@ -69,12 +68,12 @@ def check_minibatches(num_steps: int, num_envs: int, minibatch_size: int, num_ep
     """Checks that a rollout splits into minibatches.
 
     Raises:
-        UserError: a size is below 1, or `minibatch_size` does not divide `num_steps * num_envs`.
+        UserError: a size is not a whole number from 1 on, or `minibatch_size` does not divide
+            `num_steps * num_envs`.
     """
     sizes = {"num_steps": num_steps, "minibatch_size": minibatch_size, "num_epochs": num_epochs}
     for name, value in sizes.items():
-        if value < 1:
-            raise UserError(f"Rollout.{name} = {value} must be at least 1")
+        check_whole(f"Rollout.{name}", value)
     rows = num_steps * num_envs
     if rows % minibatch_size:
         divisors = [d for d in range(1, rows + 1) if rows % d == 0]
