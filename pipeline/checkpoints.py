@@ -129,11 +129,12 @@ class Checkpoints:
         """None if there is no checkpoint of weights that were evaluated.
 
         Raises:
-            UserError: another version of the program has written them.
+            UserError: a manifest cannot be read now, or another version of the program wrote it.
         """
         best: Best | None = None
-        for name in map(str, self._list()):
-            mark = None if name in self._damaged else _mark(self._folder / name)
+        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
+        for name in newest_of_step.values():
+            mark = _mark(self._folder / str(name))
             if mark and (best is None or mark.return_mean > best.return_mean):
                 best = mark
         return best
@@ -264,6 +265,8 @@ def _mark(path: pathlib.Path) -> Best | None:
         value = manifest.header_of(path).get("return_mean")
     except manifest.Damaged:
         return None
+    except OSError as error:  # not to be mistaken for a checkpoint that need not stay
+        raise WriteError(f"Cannot read {path}: {error}.") from error
     return Best(path, value) if isinstance(value, float) and not math.isnan(value) else None
 
 

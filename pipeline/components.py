@@ -147,7 +147,7 @@ def build_experience(
 
 
 def _check_experience(agent: Agent, experience: Experience) -> None:
-    length = agent.train_sequence_length
+    length = agent.train_sequence_length or 1
     if length > 1 and not experience.keeps_rows:
         raise UserError(
             f"This agent learns from sequences of {length} rows: bind train.create_experience = "

@@ -257,7 +257,10 @@ def _with_number(configurable: gin_config.Configurable, binding: Binding) -> Bin
     parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
     annotation = parameter.annotation if parameter else ""
     kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if kind not in _NUMBERS | _WHOLE_NUMBERS or isinstance(value, Reference | Macro | None):
+    may_be_none = "None" in kind or "Optional" in kind
+    if kind not in _NUMBERS | _WHOLE_NUMBERS or isinstance(value, Reference | Macro):
+        return binding
+    if value is None and may_be_none:
         return binding
     if kind in _WHOLE_NUMBERS and isinstance(value, float) and value.is_integer():
         return binding._replace(value=int(value))

@@ -55,7 +55,7 @@ class HostLoop:
         with named_failures(components.environment):
             self._state = self._runner.initial_state()
         self._host = HostState(
-            wall_seconds=0.0, evaluations=0, evaluated=0, return_mean=None, logged=0, checkpointed=0
+            wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
         )
         parts: dict[str, Part] = {
             "agent": Variables(agent=components.agent),
@@ -78,6 +78,7 @@ class HostLoop:
         self._stopwatch = Stopwatch(components.environment, self._runner.at_once)
         self._chunks = Chunks(self._runner, self._stopwatch)
         self._clock = time.monotonic()
+        self._returned: tuple[int, float] | None = None  # env_steps and mean of an evaluation
 
     @property
     def env_steps(self) -> int:
@@ -232,8 +233,8 @@ class HostLoop:
         self._host |= {
             "evaluations": self._host["evaluations"] + 1,
             "evaluated": self.env_steps,
-            "return_mean": result["return_mean"],
         }
+        self._returned = self.env_steps, result["return_mean"]
         best = self._checkpoints.best()
         if best is None or result["return_mean"] > best.return_mean:
             self._save_patience.attempt(self._save)
@@ -263,12 +264,11 @@ class HostLoop:
             with hinting(self._resume_hint):
                 raise not_finite(bad, self._parts.agent, self.env_steps)
         self._flush()  # or a resume from this checkpoint would miss records
-        is_evaluated = self._host["evaluated"] == self.env_steps
-        return_mean = self._host["return_mean"] if is_evaluated else None
+        of, mean = self._returned or (None, None)
         before = self._host["checkpointed"]
         self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
         try:
-            self._checkpoints.save(self.env_steps, return_mean)
+            self._checkpoints.save(self.env_steps, mean if of == self.env_steps else None)
         except WriteError:
             self._host["checkpointed"] = before
             raise

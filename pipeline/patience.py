@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import gin
 
-from pipeline.errors import WriteError
+from pipeline.errors import WriteError, check_number
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds
 
@@ -30,8 +30,13 @@ class Patience:
         """Args:
         say: tells the user.
         look_around: called while `insist` waits; whatever it raises ends the wait.
-        give_up_after: seconds from the first failure.
+        give_up_after: seconds from the first failure; 0: at once.
+
+        Raises:
+          UserError: `give_up_after` is negative.
         """
+        if give_up_after:
+            check_number("Patience.give_up_after", give_up_after, 0)
         self._say = say
         self._look_around = look_around
         self._give_up_after = give_up_after

@@ -195,7 +195,7 @@ def main(_: Sequence[str]) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(output)
     except OSError as error:
-        raise errors.UserError(f"--output={output}: cannot write it: {error.strerror}.") from error
+        raise errors.UserError(f"cannot write --output={output}: {error}") from error
     print(f"wrote {output}")
 
 

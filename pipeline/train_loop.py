@@ -134,12 +134,12 @@ def _run(
         differences = circumstances.differences()
         divergence = components.environment.divergence
         exactness.check(folder.path, differences, divergence, components.runner.is_repeatable)
+        loop.cut_logs()
         for message in folder.describe(
             seed, components.environment.batch_size, circumstances.settings, loop.env_steps,
             [*differences, *([divergence] if divergence else [])],
         ):  # fmt: skip
             progress.message(message)
-        loop.cut_logs()
         loop.collect_randomly(until)
 
     initialize_replay_buffer(warm_up)

@@ -192,7 +192,17 @@ def test_measuring_nothing_is_refused(tmp_path, binding):
         measure(tmp_path, False, [f"throughput.{binding}"])
 
 
-@pytest.mark.parametrize("work", ["dqn_cartpole_8:bfloat16", "machine:bfloat16", "dqn_pong_8:fast"])
+@pytest.mark.parametrize(
+    "work",
+    [
+        "dqn_cartpole_8:bfloat16",
+        "machine:bfloat16",
+        "dqn_pong_8:fast",
+        "dqn_pong_8:",
+        "dqn_pong_8:asynchronous",
+        "trpo_cartpole_2:in_turns",
+    ],
+)
 def test_a_variant_that_a_work_has_not_is_refused(tmp_path, work):
     with pytest.raises(UserError, match=f"'{work}' is none"):
         measure(tmp_path, False, [f"throughput.works = ('{work}',)"])

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from pipeline import manifest
 from pipeline.checkpoints import CheckpointError, Checkpoints, Part, Restored
-from pipeline.errors import UserError
+from pipeline.errors import UserError, WriteError
 from pipeline.parts import HostState, Tensors, Variables
 
 
@@ -112,6 +112,35 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_not_the_best(tmp_path: pathli
     checkpoints.save(1, 5.5)
     (checkpoints.save(2, 6.0) / "manifest.json").write_text('{"manifest": ')
     assert checkpoints.best() == (checkpoints.at(1), 5.5)
+
+
+def test_a_second_save_at_one_step_is_its_best(tmp_path: pathlib.Path) -> None:
+    checkpoints, _ = numbered(tmp_path)
+    checkpoints.save(1, 5.5).rename(tmp_path / "kept")
+    second = checkpoints.save(1, 5.5).rename(tmp_path / "step-0000000001.1")
+    (tmp_path / "kept").rename(tmp_path / "step-0000000001")
+    assert checkpoints.best() == (second, 5.5)
+
+
+def test_the_best_is_not_removed_because_it_cannot_be_read_now(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, _ = numbered(tmp_path)
+    best = checkpoints.save(1, 5.5)
+    checkpoints.save(2)
+    read = pathlib.Path.read_bytes
+
+    def failing(path: pathlib.Path) -> bytes:
+        if path.parent == best:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "read_bytes", failing)
+        with pytest.raises(WriteError, match="Cannot read .*step-0000000001: .*Input/output"):
+            checkpoints.save(3)
+    checkpoints.save(4)
+    assert checkpoints.best() == (best, 5.5)
 
 
 def test_only_the_writer_sweeps_what_a_killed_process_left(tmp_path: pathlib.Path) -> None:

@@ -240,7 +240,7 @@ def test_what_is_no_whole_number_is_refused_where_one_is_needed(tmp_path, parame
     )
 
 
-@pytest.mark.parametrize("value", [True, "0.99", (1,)])
+@pytest.mark.parametrize("value", [True, "0.99", (1,), None])
 def test_what_is_no_number_is_refused_where_one_is_needed(value):
     message = message_of(f"make_crate.price = {value!r}")
     assert message.endswith(f"make_crate.price = {value!r}: must be a number.")

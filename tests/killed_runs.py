@@ -120,6 +120,7 @@ def load():
 
     phase = Phase()
     phase.follow(HostLoop, "restore", RESTORING)
+    phase.follow(HostLoop, "cut_logs", RESTORING)
     phase.follow(HostLoop, "_save", CHECKPOINTING)
     phase.follow(HostLoop, "_play", EVALUATING)
     phase.follow_chunks(Chunks, VectorEnvironment)

@@ -64,6 +64,11 @@ def test_a_success_is_told_once_and_forgets_the_failure(disk):
     assert len(disk.said) == 6
 
 
+def test_negative_patience_is_refused(disk):
+    with pytest.raises(UserError, match="Patience.give_up_after = -1: must be a number above 0"):
+        Patience(disk.said.append, lambda: None, give_up_after=-1)
+
+
 def test_no_patience_raises_at_once(disk):
     disk.is_full = True
     with pytest.raises(WriteError):

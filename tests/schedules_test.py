@@ -78,6 +78,14 @@ def test_a_schedule_of_ones_own_needs_none() -> None:
     assert as_schedule(halving) is halving
 
 
+def test_a_schedule_of_ones_own_that_lacks_a_value_is_left_to_gin() -> None:
+    def rate(counter: tf.Tensor) -> tf.Tensor:
+        raise RuntimeError("Required bindings for `rate` not provided in config: ['final']")
+
+    with pytest.raises(RuntimeError, match="Required bindings for `rate`"):
+        as_schedule(rate)
+
+
 def test_a_schedule_without_length_is_refused() -> None:
     with pytest.raises(UserError, match="num_steps must be positive, not 0"):
         linear_schedule(1.0, 0.0, num_steps=0)

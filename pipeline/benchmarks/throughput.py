@@ -26,7 +26,7 @@ import gin
 
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
-from pipeline.benchmarks.stages import BFLOAT16, VARIANTS
+from pipeline.benchmarks.stages import BFLOAT16, SCHEDULERS
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.benchmarks.workers.works import WORKS as TRAININGS
@@ -143,8 +143,11 @@ def _is_work(name: str) -> bool:
         training, _ = parse(work)
     except ValueError:
         return False
-    # Only the encoders of images compute in bfloat16.
-    return variant in VARIANTS and (variant != BFLOAT16 or training.is_atari)
+    if variant == BFLOAT16:
+        return training.is_atari  # only encoders of images compute in it
+    if variant in SCHEDULERS:
+        return training.algorithm in ("a2c", "nstep_q")
+    return name == work
 
 
 def _circumstances() -> Results:
