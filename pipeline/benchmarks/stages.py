@@ -16,13 +16,20 @@ from pipeline import cli, configuration
 from pipeline.benchmarks.workers import protocol, works
 
 BFLOAT16 = "bfloat16"
-SCHEDULERS = {"asynchronous": "threads", "in_turns": "deterministic"}  # of asynchronous actors
+_SCHEDULERS = {"asynchronous": "threads", "in_turns": "deterministic"}  # of asynchronous actors
 _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
+
+
+def has_variant(work: works.Work, variant: str) -> bool:
+    """Whether the work can be measured in it: "" is float32, without actors."""
+    if variant == BFLOAT16:
+        return work.is_atari  # only encoders of images compute in it
+    return not variant or variant in _SCHEDULERS and work.algorithm in ("a2c", "nstep_q")
 
 
 def gin_files(work: works.Work, variant: str = "") -> list[str]:
     """The shipped configs that a work is made of."""
-    runner = ["runners/asynchronous"] if variant in SCHEDULERS else []
+    runner = ["runners/asynchronous"] if variant in _SCHEDULERS else []
     if work.is_atari:
         return [f"{work.algorithm}_pong", *runner]
     return [f"agents/{work.algorithm}", "environments/gymnasium", *runner]
@@ -45,7 +52,7 @@ def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
         *(f"configure_tensorflow.{kind} = {count}" for kind, count in work.threads.items()),
         *of_algorithm(work),
         *_environment(work, num_envs, variant),
-        *(_actors(work, num_envs, SCHEDULERS[variant]) if variant in SCHEDULERS else []),
+        *(_actors(work, num_envs, _SCHEDULERS[variant]) if variant in _SCHEDULERS else []),
     ]
 
 

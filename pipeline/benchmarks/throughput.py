@@ -26,7 +26,7 @@ import gin
 
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import peer_environment, records
-from pipeline.benchmarks.stages import BFLOAT16, SCHEDULERS
+from pipeline.benchmarks.stages import has_variant
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.benchmarks.workers.works import WORKS as TRAININGS
@@ -140,14 +140,9 @@ def _is_work(name: str) -> bool:
     if work in _SOLITARY:
         return name == work
     try:
-        training, _ = parse(work)
+        return has_variant(parse(work)[0], variant) and not name.endswith(":")
     except ValueError:
         return False
-    if variant == BFLOAT16:
-        return training.is_atari  # only encoders of images compute in it
-    if variant in SCHEDULERS:
-        return training.algorithm in ("a2c", "nstep_q")
-    return name == work
 
 
 def _circumstances() -> Results:
