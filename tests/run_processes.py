@@ -12,6 +12,7 @@ import time
 import numpy as np
 from tiny_runs import bindings, gin_files, read_files, read_variables
 
+from pipeline.checkpoints import Checkpoints
 from pipeline.jsonl import read_jsonl
 
 TESTS = pathlib.Path(__file__).parent
@@ -49,6 +50,12 @@ class Records:
     @property
     def newest(self):
         return self.checkpoints[-1]
+
+    @property
+    def best(self):
+        """Environment steps and mean return of the best checkpoint; None if none was evaluated."""
+        best = Checkpoints(self.path / "checkpoints", {}, writable=False).best()
+        return best and (checkpoint_order(best.path)[0], best.return_mean)
 
     @property
     def env_steps(self):
@@ -140,8 +147,9 @@ def assert_ends_as_its_twin(run, tmp_path, algorithm, **overrides):
 
 
 def assert_same_end(run, twin):
-    """Results, logs but for times, and all that the last checkpoint holds."""
+    """Results, logs but for times, which checkpoint is best, and all that the last one holds."""
     assert run.result == twin.result
+    assert run.best == twin.best
     assert run.evaluations == twin.evaluations
     assert [without_times(x) for x in run.metrics] == [without_times(x) for x in twin.metrics]
     for part in ("experience", "environment"):
