@@ -58,7 +58,7 @@ _FLAGS = {
     "execution": "--eager or --exact_graph",
 }
 
-# How they read in a signature, as text or as types.
+# How numbers read in a signature, as text or as types.
 _NUMBERS = {"float", "float | None", "int | float", "Schedule | float"}
 _WHOLE_NUMBERS = {"int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]"}
 
@@ -257,18 +257,15 @@ def _with_number(configurable: gin_config.Configurable, binding: Binding) -> Bin
     parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
     annotation = parameter.annotation if parameter else ""
     kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    may_be_none = "None" in kind or "Optional" in kind
     if kind not in _NUMBERS | _WHOLE_NUMBERS or isinstance(value, Reference | Macro):
         return binding
-    if value is None and may_be_none:
-        return binding
-    if kind in _WHOLE_NUMBERS and isinstance(value, float) and value.is_integer():
+    is_whole, may_be_none = kind in _WHOLE_NUMBERS, "None" in kind or "Optional" in kind
+    if is_whole and isinstance(value, float) and value.is_integer():
         return binding._replace(value=int(value))
-    is_whole = kind in _WHOLE_NUMBERS
-    if type(value) is not int and (is_whole or type(value) is not float):
-        wanted = "a whole number" if is_whole else "a number"
-        raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be {wanted}.")
-    return binding
+    if type(value) in ((int,) if is_whole else (int, float)) or value is None and may_be_none:
+        return binding
+    wanted = "a whole number" if is_whole else "a number"
+    raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be {wanted}.")
 
 
 def _check_macros(bindings: Iterable[Binding]) -> None:

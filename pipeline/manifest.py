@@ -81,10 +81,7 @@ def header_of(folder: pathlib.Path) -> dict[str, Any]:
         OSError: it cannot be read now.
         UserError: another version of the program has written it.
     """
-    try:
-        return _parse(folder / _NAME, (folder / _NAME).read_bytes())["header"]
-    except FileNotFoundError as error:
-        raise Damaged(f"{_NAME} is missing") from error
+    return _parse(folder / _NAME)["header"]
 
 
 def sync(path: pathlib.Path) -> None:
@@ -98,18 +95,18 @@ def sync(path: pathlib.Path) -> None:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return _parse(path, path.read_bytes())
-    except FileNotFoundError as error:
-        raise Damaged(f"{path.name} is missing") from error
+        return _parse(path)
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read: {error}") from error
 
 
-def _parse(path: pathlib.Path, data: bytes) -> dict[str, Any]:
+def _parse(path: pathlib.Path) -> dict[str, Any]:
     try:
-        document = data_files.parse_object(data, "manifest", "sha256")
+        document = data_files.parse_object(path.read_bytes(), "manifest", "sha256")
         body, confirmed = document["manifest"], document["sha256"]
         is_unchanged = _json_sha256(body) == confirmed
+    except FileNotFoundError as error:
+        raise Damaged(f"{path.name} is missing") from error
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} is not a manifest: {error}") from error
     if not is_unchanged:

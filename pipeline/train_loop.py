@@ -94,6 +94,7 @@ def train(
 
 
 def _call_what_training_calls() -> None:
+    # gin lists what a run reads only once it has been called.
     initialize_replay_buffer(lambda until: None)
     Patience(print, lambda: None)
     Watchdog([], str).close()

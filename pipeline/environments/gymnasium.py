@@ -57,6 +57,7 @@ def gymnasium_environment(
     """
     num_envs = 1 if render else num_envs
     _check_arguments(name, num_envs, max_episode_steps, vectorization_mode)
+    _check_wrappers(wrappers)
     make_kwargs = {"disable_env_checker": True} | (kwargs or {})
     if max_episode_steps is not None:
         make_kwargs["max_episode_steps"] = max_episode_steps
@@ -64,7 +65,6 @@ def gymnasium_environment(
         make_kwargs["render_mode"] = "rgb_array"
     # The ALE registers its ids when it is imported.
     full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
-    _check_wrappers(wrappers)
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
     make = functools.partial(_make, full_name, make_kwargs, callables)
     with _worded_errors(name):
@@ -103,8 +103,7 @@ def _check_arguments(
 def _check_wrappers(wrappers: Sequence[Wrapper]) -> None:
     def is_wrapper(wrapper: object) -> bool:
         if isinstance(wrapper, tuple | list):
-            types = [type(value) for value in wrapper]
-            return types == [str, dict]
+            return [type(value) for value in wrapper] == [str, dict]
         return isinstance(wrapper, str) or callable(wrapper)
 
     if isinstance(wrappers, tuple | list) and all(map(is_wrapper, wrappers)):
