@@ -17,6 +17,7 @@ from pipeline.metrics import initial_statistics, merge_statistics
 from pipeline.parts import Variables
 
 _STALENESS_BINS = 64  # the last one counts all that is more
+_FROM_ENVIRONMENT = {"observation_0", "reward_0"}  # columns
 
 
 class Actor(Iterations):
@@ -155,8 +156,12 @@ class ActorExperience(_Together):
         """Does nothing: each iteration collects all that it learns from."""
 
     def bad_columns(self) -> list[str]:
-        """Names of columns that hold NaN or infinity, of the first store that has any."""
-        return next((bad for store in self._stores if (bad := store.bad_columns())), [])
+        """Names of columns that hold NaN or infinity, of one store that has any.
+
+        Rather of one to which an environment gave them than of one that had them from the weights.
+        """
+        bad = [columns for store in self._stores if (columns := store.bad_columns())]
+        return min(bad, key=lambda columns: _FROM_ENVIRONMENT.isdisjoint(columns), default=[])
 
 
 def split_state(state: LoopState) -> list[LoopState]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, cast
@@ -149,7 +150,9 @@ class Actors:
         self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
     ) -> Outcome:
         """All actors at once, until the run has taken as many steps as `rounds` of all of them."""
-        until = min(until, int(self._env_steps) + rounds * self.collect_steps)
+        taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
+        steps_per_row = taken / rows if rows else 1.0  # rollouts end with their episodes
+        until = min(until, taken + math.ceil(rounds * self.collect_steps * steps_per_row))
         calls = [
             self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
             for actor, chunk, state in zip(self._actors, chunks, states, strict=True)

@@ -17,6 +17,8 @@ def named_failures(environment: TrainingEnvironment) -> Iterator[None]:
     """What `environment` raises, eagerly or in a graph, becomes a UserError that names it."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         message = environment.failure_message()
         if not message:

@@ -176,8 +176,8 @@ class HostLoop:
             yield
         except Halted as halted:
             self._set_state(halted.state)
+            self._check_losses()  # actions of weights that are NaN are what environments refuse
             try:
-                self._check_losses()
                 self._save()
             except UserError as error:
                 self._progress.message(f"no checkpoint could be made of what is left: {error}")

@@ -1,5 +1,6 @@
 """Asynchronous actors, in threads and in turns."""
 
+import contextvars
 import threading
 import time
 from collections import Counter
@@ -145,8 +146,13 @@ def followed(step, taken, number):
     return follow
 
 
-@pytest.mark.parametrize("use_locking", [False, True])
-def test_threads_lose_no_environment_step_and_no_update(use_locking, monkeypatch):
+@pytest.mark.parametrize(
+    ("algorithm", "accumulate", "use_locking"),
+    [("a3c", 1, False), ("a3c", 1, True), ("async_nstep_q", 5, False)],
+)
+def test_threads_lose_no_environment_step_and_no_update(
+    algorithm, accumulate, use_locking, monkeypatch
+):
     taken, lock, step = [0], threading.Lock(), Walk.step
 
     def counted(self, action):
@@ -155,16 +161,17 @@ def test_threads_lose_no_environment_step_and_no_update(use_locking, monkeypatch
         return step(self, action)
 
     monkeypatch.setattr(Walk, "step", counted)
-    training = Training(
-        asynchronous_runner__num_actors=4, asynchronous_runner__use_locking=use_locking, **THREADS
-    )
+    chosen = {"num_actors": 4, "use_locking": use_locking, "scheduler": "threads"}
+    training = Training(algorithm, **{f"asynchronous_runner__{k}": v for k, v in chosen.items()})
     for until in (300, 700, 1_500):
         training.train(10**6, until)
         assert training.env_steps == taken[0] == int(training.parts.env_steps)
         assert until <= training.env_steps < until + 4 * 5
     updates = int(training.parts.agent.train_step_counter)
     counts = training.runner.measurements()["staleness_counts"]
-    assert sum(counts) == updates == int(training.state.loss_count)
+    assert sum(counts) == updates
+    rollouts_waiting = int(training.state.loss_count) - updates * accumulate
+    assert 0 <= rollouts_waiting <= 4 * (accumulate - 1)
     for actor in training.runner._actors:
         assert actor.train.experimental_get_tracing_count() == 1
     training.runner.close()
@@ -251,7 +258,9 @@ LINEAR = {
     "mlp_encoder__units": (),
     "create_nstep_q_agent__epsilon": 0.0,
     "create_nstep_q_agent__gradient_clip_norm": None,
-    "create_nstep_q_agent__learning_rate": 0.02,
+    "rate/linear_schedule__initial": 0.02,
+    "rate/linear_schedule__final": 0.0,
+    "rate/linear_schedule__num_steps": 400,
     "create_nstep_q_agent__target_update_env_steps": 23,
 }
 
@@ -267,7 +276,7 @@ class Linear:
     def values(weights, x):
         return x @ weights[0] + weights[1]
 
-    def apply(self, gradients, rate=0.02, rho=0.99, epsilon=1e-5):
+    def apply(self, gradients, rate, rho=0.99, epsilon=1e-5):
         for weight, square, gradient in zip(self.weights, self.squares, gradients, strict=True):
             square *= rho
             square += (1 - rho) * gradient**2
@@ -311,7 +320,8 @@ def simulated(learner, actors, order, num_rounds, one_step, accumulate):
             waiting[index].append((len(rows), summed(copy, target, rows, last, one_step)))
             if len(waiting[index]) == accumulate:
                 counts, gradients = zip(*waiting[index], strict=True)
-                learner.apply([sum(parts) / sum(counts) for parts in zip(*gradients, strict=True)])
+                means = [sum(parts) / sum(counts) for parts in zip(*gradients, strict=True)]
+                learner.apply(means, rate=0.02 * (1 - env_steps / 400))
                 waiting[index] = []
             env_steps += len(rows)
     return env_steps
@@ -372,6 +382,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert run.loop.env_steps >= 130
     before = run.loop._state.carry
     run.loop.close()
+    assert not actor_threads()
 
     # The other's episode goes on, that of the one that failed is cut off.
     resumed = Run(tmp_path / "run", PLAN, "a3c", **chosen)
@@ -387,11 +398,35 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert result["env_steps"] >= PLAN.num_env_steps
     assert result["scheduler"] == scheduler
     assert result["num_actors"] == 2
+    assert resumed.metrics
+    for record in resumed.metrics:
+        assert sum(record["staleness_counts"]) == record["updates"]
     resumed.loop.close()
+    assert not actor_threads()
+
+
+def actor_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
 
 
 def no_such_room(action):
     raise KeyError("no such room")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path, algorithm):
+    run = Run(tmp_path / "run", PLAN, algorithm, **THREADS)
+    _, environment = (driver.environment for driver in run.parts.runner.drivers)
+    step = environment._vector_env.step
+
+    def with_nan(action):
+        observation, reward, *others = step(action)
+        return observation, reward * np.nan, *others
+
+    run.at(130, lambda: setattr(environment._vector_env, "step", with_nan))
+    with pytest.raises(UserError, match=r"NaN or infinite after .* updates: reward_0"):
+        run.train()
+    run.loop.close()
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
@@ -433,9 +468,9 @@ def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_p
     with pytest.raises(Stopped):
         run.train()
     assert time.monotonic() - asked[0] < 2
-    assert any(thread.name.startswith("actor") for thread in threading.enumerate())
+    assert actor_threads()
     run.loop.close()
-    assert not any(thread.name.startswith("actor") for thread in threading.enumerate())
+    assert not actor_threads()
 
 
 def test_an_actor_s_final_epsilon_is_drawn_from_its_own_seed():
@@ -449,6 +484,17 @@ def test_an_actor_s_final_epsilon_is_drawn_from_its_own_seed():
     assert final == again
     shared = float(parts[0].agent.schedules["epsilon"](late))
     assert shared == pytest.approx(np.mean(final))
+
+
+def test_final_epsilons_are_drawn_with_their_probabilities():
+    def drawn(key):
+        asynchronous._actor_key.set(key)
+        return actor_epsilon()
+
+    keys = range(2_000)
+    counts = Counter(contextvars.copy_context().run(drawn, key) for key in keys)
+    for epsilon, probability in ((0.1, 0.4), (0.01, 0.3), (0.5, 0.3)):
+        assert counts[epsilon] / len(keys) == pytest.approx(probability, abs=0.03)
 
 
 def test_the_mean_epsilon_is_that_of_no_actor():

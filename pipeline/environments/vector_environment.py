@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 
@@ -16,6 +17,8 @@ from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
 from pipeline.environments.thread_state import keep_thread_state
 from pipeline.errors import UserError
+
+_DEAD = (EOFError, ConnectionError)  # what comes of a process that is gone
 
 
 class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
@@ -122,14 +125,15 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
 
     def close(self) -> None:
         """Frees what the vector environment holds (processes, windows)."""
-        if self._has_died():
-            self._vector_env.close(terminate=True)  # asking its processes would fail again
-        else:
-            self._vector_env.close()
+        with contextlib.suppress(*_DEAD):
+            if not self._has_died():
+                self._vector_env.close()
+                return
+        self._vector_env.close(terminate=True)  # asking its processes would fail again
 
     def _has_died(self) -> bool:
         """Whether a process of the vector environment is gone."""
-        return isinstance(self.error, EOFError | ConnectionError)
+        return isinstance(self.error, _DEAD)
 
     def _current_time_step(self) -> ts.TimeStep:
         return self._time_step(tf.numpy_function(self._current_rows, [], self._dtypes))
