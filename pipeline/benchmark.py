@@ -60,7 +60,7 @@ def _write_reports(output_dir: pathlib.Path) -> list[pathlib.Path]:
     from pipeline.benchmarks import report, throughput
 
     written = throughput.rewrite_tables(output_dir)
-    if written and not any(output_dir.glob("*.jsonl")):
+    if written and not any(output_dir.glob("[!.]*.jsonl")):
         return written
     return written + report.write(output_dir)
 

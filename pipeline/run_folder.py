@@ -13,6 +13,7 @@ root_dir/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import pathlib
@@ -245,6 +246,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
         temporary.write_text(text)
         temporary.rename(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -1,7 +1,7 @@
 import pytest
 from tiny_benchmarks import make_suite, recorded, run, starts
 
-from pipeline.benchmarks.ledger import Ledger
+from pipeline.benchmarks.ledger import Ledger, asked
 from pipeline.benchmarks.runs import plan
 from pipeline.benchmarks.suites import Experiment
 from pipeline.errors import UserError
@@ -82,6 +82,15 @@ def test_settings_are_free_until_a_run_has_begun(tmp_path):
         for budget in (100, 200):
             ledger.check_settings(plan(make_suite(budget=budget), tmp_path))
     assert run(tmp_path, make_suite()) == (2, [], 0)
+
+
+def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
+    assert asked(tmp_path, "tiny") == (0, {})
+    with Ledger(tmp_path, "tiny") as ledger:
+        for num_seeds in (1, 5, 2):
+            ledger.check_settings(plan(make_suite(num_seeds), tmp_path))
+    assert asked(tmp_path, "tiny").num_seeds == 5
+    assert list(asked(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
 
 
 def test_experiments_may_be_added(tmp_path):

@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import pathlib
 import random
@@ -328,9 +329,27 @@ def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
     first, *others = suites.load("smoke").experiments
     record = make_record(first.algorithm, first.environment, suite="smoke", num_seeds=1)
     notices = write(tmp_path, [record]).notices
+    assert notices[0].startswith(f"Incomplete: 1 of {1 + len(others)} runs have finished")
+    assert notices[1:] == [f"smoke, {e.name}: no run has ended." for e in others]
+
+
+def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
+    asked = {"num_seeds": 3, "experiments": {"dqn-CartPole-v1": {}, "ppo-CartPole-v1": {}}}
+    (tmp_path / "trial.plan.json").write_text(json.dumps(asked))
+    notices = write(tmp_path, [make_record(num_seeds=1)]).notices
+    assert notices[0].startswith("Incomplete: 1 of 6 runs have finished")
     assert notices[1:] == [
-        f"smoke, {e.algorithm.upper()} on {e.environment}: no run has ended." for e in others
+        "trial, ppo-CartPole-v1: no run has ended.",
+        "trial, DQN on CartPole-v1: no record of seeds 2 to 3.",
     ]
+
+
+def test_a_file_left_by_a_full_disk_is_no_suite(tmp_path):
+    write(tmp_path, cartpole())
+    report = (tmp_path / "report.md").read_text()
+    (tmp_path / ".tmp-trial.jsonl").write_text((tmp_path / "trial.jsonl").read_text())
+    write(tmp_path, cartpole())
+    assert (tmp_path / "report.md").read_text() == report
 
 
 def test_probability_of_improvement_counts_pairs(tmp_path):

@@ -505,6 +505,9 @@ def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
 
 def test_tables_are_written_anew_from_the_json(tmp_path):
     assert throughput.rewrite_tables(tmp_path) == []
+    (tmp_path / "throughput.json").write_text("{")
+    with pytest.raises(UserError, match="throughput.json is damaged"):
+        throughput.rewrite_tables(tmp_path)
     (tmp_path / "logs").mkdir()
     sides = measure_work("dqn_pong_1", [fake(tmp_path, "ours")], tmp_path, 0.1, 1)
     measured = {"seconds": 1, "rounds": 1, "works": {"dqn_pong_1": {"sides": sides}}}

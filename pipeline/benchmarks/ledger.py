@@ -2,7 +2,7 @@
 
 output_dir/
     <suite>.jsonl           one record a run: see `records`
-    <suite>.configs.json    the settings of every experiment when its first run began
+    <suite>.plan.json       how many seeds were asked for, and the settings of every experiment
     <suite>/<experiment>/   seed-1/ seed-2/ ... are folders of runs, seed-1.log what they printed
     .benchmark.lock         held by the benchmark that runs
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from pipeline.benchmarks import records
 from pipeline.benchmarks.records import FINISHED, Record
@@ -21,6 +21,27 @@ from pipeline.run_folder import RunFolder, lock
 
 _LOCK = ".benchmark.lock"
 _UNSET = "nothing"
+
+
+class Asked(NamedTuple):
+    """What was asked for: the most seeds of any call, and settings by experiments' names."""
+
+    num_seeds: int
+    experiments: Mapping[str, Mapping[str, str]]
+
+
+def asked(output_dir: pathlib.Path, suite: str) -> Asked:
+    """What was asked for in a folder; nothing if only records are left of it.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    noted = RunFolder(output_dir).read_json(_plan_name(suite))
+    return Asked(noted.get("num_seeds", 0), noted.get("experiments", {}))
+
+
+def _plan_name(suite: str) -> str:
+    return f"{suite}.plan.json"
 
 
 class Ledger:
@@ -33,7 +54,7 @@ class Ledger:
         """
         self._output_dir = output_dir
         self._path = output_dir / f"{suite}.jsonl"
-        self._configs = f"{suite}.configs.json"
+        self._suite = suite
         self._records: dict[records.Key, Record] = {}
         self._lock: IO[str] | None = None
 
@@ -74,14 +95,14 @@ class Ledger:
         Raises:
             UserError: an experiment has runs that were begun with other settings.
         """
-        folder = RunFolder(self._output_dir)
-        noted = folder.read_json(self._configs)
+        num_seeds, noted = asked(self._output_dir, self._suite)
+        settings = {run.experiment.name: dict(run.settings) for run in runs}
         for run in {run.experiment.name: run for run in runs}.values():
             before = noted.get(run.experiment.name, {})
             if before != run.settings and self._has_begun(run):
                 raise UserError(self._refusal(run, before))
-            noted[run.experiment.name] = dict(run.settings)
-        folder.write_json(self._configs, noted)
+        plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
+        RunFolder(self._output_dir).write_json(_plan_name(self._suite), plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:
         """Whether any seed of the run's experiment has."""

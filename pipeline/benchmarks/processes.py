@@ -95,7 +95,7 @@ def progress(run: Run) -> Progress:
     try:
         record = json.loads(lines[-1])
         return Progress(record["env_steps"], record["wall_seconds"])
-    except (IndexError, KeyError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError):
         # None yet; or a damaged one, of which the run itself will tell.
         return Progress()
 

@@ -7,12 +7,14 @@ the same bytes.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pipeline.benchmarks import (
     atari_tables,
     document,
     figures,
+    ledger,
     page,
     provenance,
     records,
@@ -29,6 +31,7 @@ from pipeline.benchmarks.document import (
     Notice,
     Paragraph,
 )
+from pipeline.benchmarks.ledger import Asked
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
 from pipeline.errors import UserError
@@ -89,8 +92,8 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: there are no records, a line is not a record, or the disk is not writable.
     """
-    suites = {path.stem: records.read(path) for path in sorted(output_dir.glob("*.jsonl"))}
-    suites = {name: of for name, of in suites.items() if of}
+    read = {path.stem: records.read(path) for path in sorted(output_dir.glob("[!.]*.jsonl"))}
+    suites = [Suite(name, of, ledger.asked(output_dir, name)) for name, of in read.items() if of]
     if not suites:
         raise UserError(
             f"no records of runs in {output_dir}; run a suite first: --suite=smoke "
@@ -103,8 +106,26 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     return [output_dir / name for name in written]
 
 
-def _blocks(suites: Mapping[str, Sequence[Record]]) -> list[Block]:
-    groups = [group for of in suites.values() for group in results.groups(of)]
+class Suite(NamedTuple):
+    """What a folder has of one suite."""
+
+    name: str
+    records: Sequence[Record]
+    asked: Asked
+
+    @property
+    def groups(self) -> list[Group]:
+        """Of the records."""
+        return results.groups(self.records, self.asked.num_seeds)
+
+    @property
+    def not_begun(self) -> list[str]:
+        """Names of experiments without any record."""
+        return results.not_begun(self.name, self.records, self.asked.experiments)
+
+
+def _blocks(suites: Sequence[Suite]) -> list[Block]:
+    groups = [group for suite in suites for group in suite.groups]
     return [
         Heading("Benchmark report", level=1),
         *_completeness(suites, groups),
@@ -113,18 +134,14 @@ def _blocks(suites: Mapping[str, Sequence[Record]]) -> list[Block]:
     ]
 
 
-def _completeness(
-    suites: Mapping[str, Sequence[Record]], groups: Sequence[Group]
-) -> Iterator[Block]:
+def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[Block]:
     """What was asked for and is not there, before anything else is said."""
-    points = [
-        f"{suite}, {wording.agent(algorithm)} on {environment}: no run has ended."
-        for suite, of in suites.items()
-        for algorithm, environment in results.not_begun(suite, of)
-    ]
+    not_begun = [(suite, name) for suite in suites for name in suite.not_begun]
+    points = [f"{suite.name}, {name}: no run has ended." for suite, name in not_begun]
     pairs = [(group, pair) for group in groups for pair in group.pairs]
     points += [f"{group.suite}, {point}" for group, pair in pairs for point in _gaps(pair)]
     asked = sum(pair.seeds for _, pair in pairs)
+    asked += sum(suite.groups[0].pairs[0].seeds for suite, _ in not_begun)
     done = sum(len(pair.finished) for _, pair in pairs)
     if not points:
         yield Paragraph(f"All {wording.count(asked, 'run')} that were asked for have finished.")

@@ -156,13 +156,13 @@ class Group:
         return [p for p in scores.published(environment) if p.protocol != self.protocol]
 
 
-def groups(records: Sequence[Record]) -> list[Group]:
+def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
     """The records of one suite, by protocol.
 
     The number of seeds and the budgets are the suite's largest: it may have been asked for more in
-    a later call than in an earlier one.
+    a later call than in an earlier one, and for more (`num_seeds`) than any record tells of.
     """
-    seeds = max(record["num_seeds"] for record in records)
+    seeds = max(num_seeds, *(record["num_seeds"] for record in records))
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
     split = [Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, seeds)) for kind in kinds]
@@ -180,13 +180,15 @@ def _pairs(records: Sequence[Record], kind: tuple[str, ...], seeds: int) -> tupl
     )
 
 
-def not_begun(suite: str, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Algorithm and environment of what a shipped suite has and `records` know nothing of."""
-    if suite not in suites.shipped():
-        return []
-    known = {(record["algorithm"], record["environment"]) for record in records}
-    asked = [(e.algorithm, e.environment) for e in suites.load(suite).experiments]
-    return [pair for pair in asked if pair not in known]
+def not_begun(suite: str, records: Sequence[Record], asked: Iterable[str] = ()) -> list[str]:
+    """Names of the experiments that `records` know nothing of.
+
+    Of those that were asked for, and of those that a shipped suite has.
+    """
+    shipped = suites.load(suite).experiments if suite in suites.shipped() else ()
+    names = dict.fromkeys([*(experiment.name for experiment in shipped), *asked])
+    known = {suites.name_of(record["algorithm"], record["environment"]) for record in records}
+    return [name for name in names if name not in known]
 
 
 def score_of(record: Record, env_steps: int | None = None) -> float | None:

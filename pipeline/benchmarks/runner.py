@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from pipeline.benchmarks import processes, records
+from pipeline.benchmarks import processes, records, results
 from pipeline.benchmarks.ledger import Ledger
 from pipeline.benchmarks.processes import TRAIN, Progress, TrainProcess
 from pipeline.benchmarks.records import Record
@@ -139,7 +137,7 @@ class Runner:
         """The record of a run that has come to its end, by its folder; None if it has not."""
         try:
             result = RunFolder(run.folder).read_json("result.json")
-            if not result or result["env_steps"] < run.num_env_steps:
+            if result.get("env_steps", 0) < run.num_env_steps:
                 return None
             return records.finished(run, self._workers)
         except UserError as error:
@@ -203,4 +201,5 @@ class Runner:
 def _ending(record: Record) -> str:
     if record["status"] == records.FAILED:
         return f"failed ({records.last_words(record)})"
-    return f"finished (evaluation {np.mean(record['evaluation_returns']):,.1f})"
+    score = results.score_of(record)
+    return "finished" if score is None else f"finished ({record['score']} {score:,.1f})"

@@ -6,8 +6,8 @@ The drawings take their colours from here too: `INK` and `FAINT` for what every 
 
 # Okabe and Ito's palette (2008), darkened where a thin line on white would be too pale, and
 # lightened for dark pages. An agent has the same place in both.
-_SERIES_ON_LIGHT = ("#0072b2", "#d55e00", "#008560", "#a8518a", "#8a6d00", "#4b5563")
-_SERIES_ON_DARK = ("#6cb8f0", "#ff9a57", "#3ecf9f", "#e69ac8", "#e3c04b", "#b6bfcc")
+_SERIES_ON_LIGHT = ("#0072b2", "#d55e00", "#008560", "#a8518a", "#8a6d00", "#4b5563", "#5b3fa8")
+_SERIES_ON_DARK = ("#6cb8f0", "#ff9a57", "#3ecf9f", "#e69ac8", "#e3c04b", "#b6bfcc", "#b39df5")
 
 INK, FAINT = "var(--ink)", "var(--faint)"
 SERIES = tuple(f"var(--series-{index})" for index in range(len(_SERIES_ON_LIGHT)))

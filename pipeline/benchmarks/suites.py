@@ -40,7 +40,12 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         """`algorithm-environment`, which is also the name of a folder."""
-        return re.sub(r"[^\w.-]+", "_", f"{self.algorithm}-{self.environment}")
+        return name_of(self.algorithm, self.environment)
+
+
+def name_of(algorithm: str, environment: str) -> str:
+    """The name of an experiment."""
+    return re.sub(r"[^\w.-]+", "_", f"{algorithm}-{environment}")
 
 
 class Suite(NamedTuple):

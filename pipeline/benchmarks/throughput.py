@@ -29,8 +29,7 @@ from pipeline.benchmarks import peer_environment, records
 from pipeline.benchmarks.stages import has_variant
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
-from pipeline.benchmarks.workers.works import WORKS as TRAININGS
-from pipeline.benchmarks.workers.works import parse
+from pipeline.benchmarks.workers import works as trainings
 from pipeline.errors import UserError
 from pipeline.jsonl import plain
 
@@ -131,7 +130,7 @@ def _check_works(names: Sequence[str]) -> None:
                 f"throughput.works = {names!r}: {name!r} is none. Choose from "
                 f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
                 "a2c_pong_8:asynchronous or a2c_pong_8:in_turns: WORK_N stands for N environments "
-                f"or actors, WORK one of {', '.join(TRAININGS)}."
+                f"or actors, WORK one of {', '.join(trainings.WORKS)}."
             )
 
 
@@ -140,7 +139,7 @@ def _is_work(name: str) -> bool:
     if work in _SOLITARY:
         return name == work
     try:
-        return has_variant(parse(work)[0], variant) and not name.endswith(":")
+        return has_variant(trainings.parse(work)[0], variant) and not name.endswith(":")
     except ValueError:
         return False
 
@@ -172,7 +171,7 @@ def _ours(work: str, variants: Sequence[str]) -> list[Contender]:
 def _peers(work: str, python: dict[str, str]) -> list[Contender]:
     if work in _SOLITARY:
         return []
-    training = parse(work)[0]
+    training = trainings.parse(work)[0]
     # TensorFlow for them uses the kernels that ours does; torch does not read this.
     onednn = f"TF_ENABLE_ONEDNN_OPTS={int(not training.has_small_layers)}"
     settings = (str(shutil.which("env")), onednn)
@@ -275,12 +274,15 @@ def write(output_dir: pathlib.Path, results: Results) -> None:
 
 
 def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Writes throughput.md anew from throughput.json, if that is there; the files written."""
-    source, target = output_dir / "throughput.json", output_dir / "throughput.md"
-    if not source.exists():
+    """Writes throughput.md anew from throughput.json, if that is there; the files written.
+
+    Raises:
+        UserError: throughput.json is damaged, or the disk is full or not writable.
+    """
+    if not (results := run_folder.RunFolder(output_dir).read_json("throughput.json")):
         return []
-    run_folder.write_text(target, document(json.loads(source.read_text())))
-    return [target]
+    run_folder.write_text(output_dir / "throughput.md", document(results))
+    return [output_dir / "throughput.md"]
 
 
 def _report_failures(results: Results, output_dir: pathlib.Path) -> None:

@@ -173,6 +173,8 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
         "environments are stepped one after another in one process (DummyVecEnv, SB3's default)",
         "episode statistics are logged at the default interval, but written nowhere (verbose=0)",
     ]
+    if work.is_atari:
+        told.append("frames are pooled in RGB and then made grey, ours the other way round")
     if work.is_atari and not work.continuous:
         told.append("FIRE is pressed, and then the third action, at the start of each game")
     if work.uses_rollouts:
@@ -186,8 +188,6 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
         )
     if work.algorithm == "dqn":
         told.append("one random number a vector step decides whether all environments explore")
-        if work.gradient_clip_norm is None:
-            told.append("the gradient's norm is computed, though nothing limits it")
     if work.algorithm == "a2c":
         told.append(
             "RMSpropTFLike, as RL Zoo chooses for Atari: the formula of ours; A2C's default is "

@@ -244,13 +244,14 @@ def differences(stages: Stages) -> list[str]:
     told = [
         "environments are stepped one after another in one process (BatchedPyEnvironment; a "
         "thread or a process each was slower on CartPole, and no faster on Pong)",
-        "the row between two episodes is a step of its own, in which nothing is learnt",
+        "the row between two episodes counts as a step; ours counts as none, but takes its time",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
         "tf.compat.v1's Adam, as in the examples; threads and kernels "
         "(oneDNN or not) chosen as for ours, where the examples choose none",
     ]
     if work.uses_rollouts:
+        told.append("PPOLearner reads each rollout once more, for normalizers that are off here")
         told.append(
             f"learns from the first {work.rollout_steps} rows of each environment's rollout; "
             "the last and those between episodes have no advantage and are masked"
@@ -266,6 +267,8 @@ def differences(stages: Stages) -> list[str]:
             f"the replay buffer holds {stages.capacity * stages.num_envs:,} stacks of four frames: "
             "a million would take 28 GB"
         )
+    if work.algorithm == "dqn" and work.gradient_clip_norm is not None:
+        told.append("gradients are clipped variable by variable, ours by their common norm")
     if work.algorithm == "sac":
         told.append("critics, actor and temperature are updated one after another")
         told.append("rows between episodes are learnt from: as_dataset leaves them in")
