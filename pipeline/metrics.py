@@ -22,6 +22,7 @@ class EpisodeStatistics(NamedTuple):
         last_returns: [100] float32, the last 100 finished episodes, newest last; NaN where none.
         last_lengths: [100] int64, their lengths in environment steps; 0 where none.
         episodes: [] int64, finished episodes.
+        return_sum: [] float64, the sum of their returns.
         env_steps: [] int64, environment steps.
     """
 
@@ -30,6 +31,7 @@ class EpisodeStatistics(NamedTuple):
     last_returns: tf.Tensor
     last_lengths: tf.Tensor
     episodes: tf.Tensor
+    return_sum: tf.Tensor
     env_steps: tf.Tensor
 
 
@@ -41,6 +43,7 @@ def initial_statistics(num_envs: int) -> EpisodeStatistics:
         last_returns=tf.fill([WINDOW], tf.constant(math.nan, tf.float32)),
         last_lengths=tf.zeros([WINDOW], tf.int64),
         episodes=tf.zeros([], tf.int64),
+        return_sum=tf.zeros([], tf.float64),
         env_steps=tf.zeros([], tf.int64),
     )
 
@@ -106,13 +109,15 @@ def _across_episodes(
     returns = sums(statistics.episode_return, reward)
     lengths = sums(statistics.episode_length, tf.ones_like(reward, tf.int64))
     finished = tf.boolean_mask(ids, ended)  # row-major: by time, then by environment
+    of_finished = tf.gather(returns, finished)
     current = ids[-1] + tf.cast(ended[-1], tf.int64)
     return EpisodeStatistics(
         episode_return=tf.gather(returns, current),
         episode_length=tf.gather(lengths, current),
-        last_returns=_append(statistics.last_returns, tf.gather(returns, finished)),
+        last_returns=_append(statistics.last_returns, of_finished),
         last_lengths=_append(statistics.last_lengths, tf.gather(lengths, finished)),
         episodes=statistics.episodes + tf.size(finished, out_type=tf.int64),
+        return_sum=statistics.return_sum + tf.reduce_sum(tf.cast(of_finished, tf.float64)),
         env_steps=statistics.env_steps + tf.math.count_nonzero(counts),
     )
 
@@ -133,6 +138,7 @@ def merge_statistics(actors: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
         last_returns=_append(empty.last_returns, returns[lengths > 0]),
         last_lengths=_append(empty.last_lengths, lengths[lengths > 0]),
         episodes=tf.add_n([actor.episodes for actor in actors]),
+        return_sum=tf.add_n([actor.return_sum for actor in actors]),
         env_steps=tf.add_n([actor.env_steps for actor in actors]),
     )
 
@@ -170,6 +176,7 @@ def metrics_record(
         "env_steps_per_second": env_steps_per_second,
         "return_mean_100": returns[known].mean(dtype=np.float64) if known.any() else math.nan,
         "episode_length_mean_100": lengths[known].mean() if known.any() else math.nan,
+        "return_sum": statistics.return_sum,
         **scalars,
     }
     return {

@@ -178,16 +178,15 @@ def test_threads_lose_no_environment_step_and_no_update(
 
 
 def test_staleness_counts_the_updates_of_others_since_the_copy():
-    training = Training(asynchronous_runner__num_actors=2)
-    actor = training.runner._actors[0]
-    agent = training.parts.agent
+    parts = build_components("a3c")
+    actor, agent = parts.runner._actors[0], parts.agent
     zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
     for by_others in (0, 3, 3, 100):
         actor._copy()
         for _ in range(by_others):
             agent.apply(zeros)
         actor._send(zeros)
-    measured = training.runner.measurements()
+    measured = parts.runner.measurements()
     assert len(measured["staleness_counts"]) == 64
     assert {i: n for i, n in enumerate(measured["staleness_counts"]) if n} == {0: 1, 3: 2, 63: 1}
     assert measured["staleness_mean"] == (0 + 3 + 3 + 63) / 4
@@ -543,9 +542,11 @@ def test_the_window_takes_the_newest_episodes_of_each_actor():
         return statistics._replace(
             last_lengths=tf.constant(padded, tf.int64),
             last_returns=tf.constant(padded, tf.float32) * 2,
+            return_sum=tf.constant(2.0 * sum(lengths), tf.float64),
         )
 
     merged = merge_statistics([played(1, 2, 3), played(), played(10, 20)])
+    assert float(merged.return_sum) == 2 * 36
     window = merged.last_lengths.numpy()
     assert window[window > 0].tolist() == [1, 2, 10, 3, 20]
     np.testing.assert_array_equal(merged.last_returns[-5:], 2.0 * window[-5:])

@@ -56,6 +56,7 @@ def make_record(
         "evaluation_returns": (high + generator.normal(0, noise, 20)).round(1).tolist(),
         "evaluation_policy": "greedy",
         "curve": [[int(x), round(float(y), 2)] for x, y in zip(steps, curve, strict=True)],
+        "iterations": [],
         "evaluations": [],
         "weights_sha256": _digest(f"weights {name}"),
         "config_sha256": _digest(f"config {algorithm} {environment}"),
@@ -80,7 +81,7 @@ def make_failed(algorithm: str, environment: str, seed: int, error: str, **field
         **dict.fromkeys(unknown),
         "status": "failed",
         "error": error,
-        **{name: [] for name in ("evaluation_returns", "curve", "evaluations")},
+        **{name: [] for name in ("evaluation_returns", "curve", "iterations", "evaluations")},
     }
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_benchmarks import make_suite
 
-from pipeline.benchmarks import records
+from pipeline.benchmarks import records, results
 from pipeline.benchmarks.runs import Run, plan
 from pipeline.errors import UserError
 from pipeline.jsonl import JsonlLog
@@ -93,6 +93,7 @@ def test_record_of_a_finished_run(run):
         "evaluation_returns": [1.0, 3.0],
         "evaluation_policy": "sampled",
         "curve": [[20, 2.0], [60, 5.0]],
+        "iterations": [],
         "evaluations": [[30, 4.5]],
         "weights_sha256": "ab",
         "config_sha256": hashlib.sha256(config).hexdigest(),
@@ -111,7 +112,7 @@ def test_record_of_a_failed_run_has_the_same_keys(run):
     assert (failed["status"], failed["error"]) == ("failed", "exit code 2\nno\nNaN")
     assert records.last_words(failed) == "exit code 2: NaN"
     assert failed["command"].startswith(f"python -m pipeline.train --root_dir={run.folder} ")
-    lists = {"evaluation_returns", "curve", "evaluations"}
+    lists = {"evaluation_returns", "curve", "iterations", "evaluations"}
     known = {*IDENTITY, "status", "error", "command", "cpu_model", "cpu_count"}
     assert {
         name for name, value in failed.items() if value is None
@@ -123,6 +124,24 @@ def test_record_of_a_failed_run_has_the_same_keys(run):
 def test_the_module_lists_every_key(run):
     listed = records.__doc__.split("which run;")[0] + records.__doc__
     assert all(name in listed for name in records.finished(run, 1))
+
+
+def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
+    thousands = [(100, 10, -200.0), (255, 20, -380.0), (500, 50, -740.0), (760, 90, 20.0)]
+    (run.folder / "metrics.jsonl").unlink()
+    log = JsonlLog(run.folder / "metrics.jsonl")
+    for steps, episodes, total in thousands:
+        log.write({"env_steps": 1000 * steps, "episodes": episodes, "return_sum": total})
+    budgets = (250_000, 500_000, 750_000, 1_000_000)
+    suite = run.suite._replace(score="iteration", budgets=budgets)
+    iterations = run._replace(suite=suite, settings={"train.num_env_steps": "750000"})
+    record = records.finished(iterations, 1)
+    assert record["score"] == "iteration"
+    # From the record at or before the beginning to the one at or after the end.
+    assert record["iterations"] == [[250_000, -19.0], [500_000, -540 / 40], [750_000, 760 / 40]]
+    assert results.score_of(record) == results.score_of(record, 750_000) == 19.0
+    assert results.score_of(record, 250_000) == -19.0
+    assert results.score_of(record, 1_000_000) is None
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json"])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT
 
-from pipeline import configuration
+from pipeline import components, configuration
 from pipeline.benchmarks import machine_stages, stages, training_stages
 from pipeline.benchmarks.workers.works import WORKS
 from pipeline.errors import UserError
@@ -30,11 +30,17 @@ def test_a_work_is_what_is_trained(name, num_envs):
     # Nothing is measured here: a million frames would only take memory.
     small = [b.replace("1000000", "1000") for b in bindings]
     configuration.load(stages.gin_files(work), small)
-    train(None, 1, "fail", StopSignal(), dry_run=True)
+    built = []
+
+    def runner(*arguments):
+        built.append(components.build(*arguments))
+        return built[0]
+
+    train(None, 1, "fail", StopSignal(), dry_run=True, runner=runner)
     _, _, unread = configuration.explain().partition("read by nothing in this run:\n")
     for binding in bindings:
         assert binding.partition(" = ")[0] not in unread
-    parts = training_stages.build_components()
+    (parts,) = built
     assert parts.environment.batch_size == num_envs
     steps, updates = parts.experience.collect_steps, parts.experience.num_updates
     assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps

@@ -96,7 +96,11 @@ def test_an_unknown_suite_names_the_nearest_and_all(name, hint):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("suite.score = 'best'", "suite.score = 'best': must be evaluation or training."),
+        (
+            "suite.score = 'best'",
+            "suite.score = 'best': must be evaluation or training or iteration",
+        ),
+        ("suite.score = {'ppo': 'training'}", "suite.score = .*for every algorithm."),
         ("suite.num_seeds = 0", "suite.num_seeds = 0: must be a whole number, at least 1."),
         ("suite.budgets = (1e6,)", "suite.budgets = .*: must be environment steps."),
         ("suite.protocol = ''", "suite.protocol = '': must say how scores are taken"),

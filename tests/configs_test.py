@@ -1,5 +1,7 @@
 """Every shipped config builds a run; every agent goes with every environment that fits it."""
 
+import re
+
 import gin
 import pytest
 
@@ -14,6 +16,11 @@ NAMES = [name for name, _ in configuration.list_configs()]
 READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
+GAMES = [  # those of a game, which say no more than that
+    name
+    for name in READY
+    if not name.endswith("_atari") and f"{name.rpartition('_')[0]}_atari" in READY
+]
 
 DISCRETE = {
     "agents/a2c",
@@ -31,6 +38,12 @@ def build(files, *bindings):
     """What `--explain` does: everything is made, nothing trains."""
     configuration.load(files, bindings)
     train(None, 1, "fail", StopSignal(), dry_run=True)
+
+
+def bound(files, *bindings):
+    """Every binding in force, as sorted lines."""
+    configuration.load(files, bindings)
+    return sorted(gin.config_str().splitlines())
 
 
 def unread():
@@ -82,13 +95,19 @@ def factory_of(name):
     return "deepmind_atari_environment" if is_deepmind else "atari_environment"
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
 def test_ready_run(name):
     game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
     build([name], *game)
     algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_s_run_is_that_of_any_game_with_the_game_bound(name):
+    algorithm, _, game = name.rpartition("_")
+    assert bound([name]) == bound([f"{algorithm}_atari"], f"{factory_of(name)}.game = {game!r}")
 
 
 def unread_by_mistake():
@@ -120,10 +139,12 @@ def test_composition(agent, environment, continuous):
             bindings.append(f"atari_environment.continuous = {continuous}")
         elif continuous:
             pytest.skip("its actions are a joystick's switches")
+    if agent in ("agents/a3c", "agents/async_nstep_q"):
+        bindings.append("asynchronous_runner.num_actors = 1")
     if agent in (CONTINUOUS if continuous else DISCRETE):
         build([agent, environment], *bindings)
         # The order of the files does not matter.
-        build([environment, agent], *bindings)
+        assert bound([agent, environment], *bindings) == bound([environment, agent], *bindings)
     else:
         with pytest.raises(UserError, match="needs (discrete|continuous) actions"):
             build([agent, environment], *bindings)
@@ -139,3 +160,30 @@ def test_what_only_the_graph_calls_is_operative_too():
     build(["dqn_cartpole"], "huber_loss.threshold = 2.5")
     assert "huber_loss.threshold = 2.5" in configuration.operative_config()
     assert "huber_loss" not in unread()
+
+
+@pytest.mark.parametrize(
+    ("files", "binding", "message"),
+    [
+        (["dqn_cartpole"], "ReplayBufer.capacity = 1", ".*'ReplayBufer'.* Nearest: ReplayBuffer"),
+        (["dqn_cartpole"], "ReplayBuffer.capasity = 1", ".*'capasity'.* Nearest: capacity"),
+        (
+            ["agents/dqn", "environments/atari_dopamine"],
+            "atari_environment.game = 'breakuot'",
+            ".*'breakuot'.* Nearest: breakout",
+        ),
+        (["sac_pendulum"], "gymnasium_environment.name = 'CartPole-v1'", "SAC needs "),
+        (["dqn_cartpole"], "gymnasium_environment.name = 'Pendulum-v1'", "DQN needs "),
+        (
+            ["environments/gymnasium"],
+            "gymnasium_environment.name = 'CartPole-v1'",
+            ".*train.create_agent and .* have no values: add ",
+        ),
+        (["environments/gymnasium"], "create_dqn_agent.n_step = 3", ".*'create_dqn_agent'"),
+    ],
+)
+def test_mistakes(files, binding, message):
+    with pytest.raises((UserError, RuntimeError)) as caught:
+        build(files, binding)
+    told = configuration.explain_call_error(caught.value) or str(caught.value)
+    assert re.match(message, told)

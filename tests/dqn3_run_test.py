@@ -105,6 +105,28 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
         run.loop.close()
 
 
+def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypatch):
+    run = TinyRun(tmp_path / "run")
+    parts = run.parts
+    (driver,) = parts.runner.drivers
+    called = []
+
+    def followed(method):
+        def follow(*arguments):
+            called.append(method.__name__)
+            return method(*arguments)
+
+        return follow
+
+    for owner, name in ((driver, "run"), (parts.experience, "add"), (parts.agent, "train")):
+        monkeypatch.setattr(owner, name, followed(getattr(owner, name)))
+    counts = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+    parts.runner.train(parts.runner.initial_state(), *counts)  # traces the graph
+    assert called[:3] == ["run", "add", "train"]
+    assert (parts.experience.collect_steps, parts.experience.num_updates) == (4, 1)
+    run.loop.close()
+
+
 def test_the_ready_run_has_the_settings_of_the_run_script():
     configuration.load(["dqn3_pong"], [])
     names = ("create_environment", "create_agent", "create_experience")

@@ -201,6 +201,23 @@ def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
     assert set(discount) == {0, 1}
 
 
+def test_a_game_may_end_during_no_ops():
+    env = single()
+    env.reset(seed=1)
+    env._lives = 99  # so that a life is lost in the next frame
+    env._play = lambda action: (1, action == ale_py.Action.NOOP)
+    observation, reward, over, truncated, _ = env.step(1)
+    assert (reward, over, truncated, env.life_lost) == (1, True, False, True)
+    assert observation[:3].any()  # an episode's last, not the first after a lost life
+
+    # Before a game another one begins, after a number of no-ops of its own.
+    numbers, overs = iter([3, 2]), iter([True])
+    env._draw_noops = lambda: next(numbers)
+    env._play = lambda action: (0, next(overs, False))
+    env.reset()
+    assert list(numbers) == []
+
+
 def test_in_evaluation_only_the_end_of_a_game_is_terminal():
     env = create(life_loss_is_terminal=False)
     env.reset()

@@ -10,9 +10,12 @@ import imageio.v2 as imageio
 import imageio_ffmpeg
 import numpy as np
 import pytest
-from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
+from conftest import ROOT, run_binary, start_binary
 
+from pipeline import configuration
 from pipeline.checkpoints import Checkpoints
+from pipeline.shutdown import StopSignal
+from pipeline.train_loop import train
 
 SUMMARY = re.compile(
     r"evaluation of (?P<run>\S+) after (?P<steps>[\d,]+) environment steps: (?P<mean>[-\d.]+) ± "
@@ -138,19 +141,17 @@ def test_seed_fixes_the_episodes(finished_run):
     assert first["mean"] != other["mean"]
 
 
-@pytest.mark.parametrize("name", ["best", "first"])
-def test_checkpoint(finished_run, name):
-    checkpoints = finished_run.root_dir / "checkpoints"
-    if name == "best":
-        best = Checkpoints(checkpoints, {}, writable=False).best()
-        assert best
-        folder = best.path.name
-        flag = "best"
-    else:
-        folder = min(path.name for path in checkpoints.glob("step-*"))
-        flag = f"{int(folder.split('-')[1]):_}"
-    found = summary(evaluate(finished_run.root_dir, "--num_episodes=2", f"--checkpoint={flag}"))
-    assert int(found["steps"].replace(",", "")) == int(folder.split("-")[1].split(".")[0])
+def steps_of(path):
+    """Of a checkpoint's folder, as the summary prints them."""
+    return f"{int(path.name.split('-')[1].split('.')[0]):,}"
+
+
+def test_checkpoint_of_a_step(finished_run):
+    first = min((finished_run.root_dir / "checkpoints").glob("step-*"))
+    flag = f"--checkpoint={steps_of(first).replace(',', '_')}"
+    assert summary(evaluate(finished_run.root_dir, "--num_episodes=2", flag))["steps"] == steps_of(
+        first
+    )
 
 
 def test_damaged_checkpoint_is_passed_over(finished_run, tmp_path):
@@ -164,8 +165,12 @@ def test_damaged_checkpoint_is_passed_over(finished_run, tmp_path):
 
 def test_video_is_what_browsers_play(finished_run, tmp_path):
     path = tmp_path / "new" / "episode.mp4"
-    ended = evaluate(finished_run.root_dir, "--num_episodes=1", f"--video={path}")
+    best = Checkpoints(finished_run.root_dir / "checkpoints", {}, writable=False).best()
+    assert best
+    flags = ["--num_episodes=1", "--checkpoint=best", f"--video={path}"]
+    ended = evaluate(finished_run.root_dir, *flags)
     assert summary(ended)["episodes"] == "1"
+    assert summary(ended)["steps"] == steps_of(best.path)
     (told,) = re.findall(f"wrote {path}: an episode of return (.*)\n", ended.stdout)
     about, frames = read_video(path)
     assert about["codec"] == "h264"
@@ -246,17 +251,15 @@ def test_interrupt_ends_it_quickly(finished_run, tmp_path, flags):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("any_config")
 def test_run_of_ppo_and_of_sac(tmp_path):
     settings = {
         "ppo_cartpole": ["Rollout.num_steps = 32", "Rollout.minibatch_size = 64"],
         "sac_pendulum": ["initialize_replay_buffer.num_env_steps = 100"],
     }
-    common = [flag for flag in FINISHED_RUN_FLAGS if flag.startswith("--gin_bindings=train.num")]
+    common = ["train.num_env_steps = 300", "train.num_final_episodes = 5"]
     for name, bindings in settings.items():
         run = tmp_path / name
-        flags = [
-            f"--gin_bindings={binding}" for binding in [*bindings, "train.num_env_steps = 300"]
-        ]
-        trained = run_binary("train", f"--root_dir={run}", f"--gin_file={name}", *common, *flags)
-        assert trained.returncode == 0, trained.stderr
+        configuration.load([name], [*common, *bindings])
+        train(str(run), 1, "fail", StopSignal())
         assert summary(evaluate(run, "--num_episodes=3"))["episodes"] == "3"

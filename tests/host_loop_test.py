@@ -22,6 +22,13 @@ def clean_gin():
     gin.clear_config()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nothing stopped, and its result."""
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
+    return run, run.train()
+
+
 def steps_of(records):
     return [record["env_steps"] for record in records]
 
@@ -119,9 +126,15 @@ def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path
     assert int(at_end.removeprefix("step-")) >= 300
 
 
-def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path):
-    undisturbed = Run(tmp_path / "undisturbed")
-    undisturbed.train()
+def test_evaluations_change_nothing_of_what_is_trained(tmp_path, undisturbed):
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
+    whole, expected = undisturbed
+    assert len(whole.evaluations) > 1
+    assert run.train()["weights_sha256"] == expected["weights_sha256"]
+    assert not run.evaluations
+
+
+def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, undisturbed):
     run = Run(tmp_path / "run")
 
     def hook(record, phase):
@@ -132,8 +145,9 @@ def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path):
         run.train()
     resumed = Run(tmp_path / "run")
     resumed.train()
-    assert steps_of(resumed.metrics) == steps_of(undisturbed.metrics)
-    assert shown_events(resumed) == shown_events(undisturbed)
+    whole, _ = undisturbed
+    assert steps_of(resumed.metrics) == steps_of(whole.metrics)
+    assert shown_events(resumed) == shown_events(whole)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):
@@ -290,9 +304,10 @@ def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [1, 2000])  # bytes: no log fits, or no checkpoint
-def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(tmp_path, monkeypatch, limit):
-    undisturbed = Run(tmp_path / "undisturbed")
-    expected = undisturbed.train()
+def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
+    tmp_path, undisturbed, monkeypatch, limit
+):
+    whole, expected = undisturbed
     monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
     run = Run(tmp_path / "run")
     with file_sizes_limited() as set_limit:
@@ -310,10 +325,10 @@ def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(tmp_path, mo
     assert any("writing works again" in message for message in said)
 
     assert result | {"wall_seconds": 0} == expected | {"wall_seconds": 0}
-    assert steps_of(run.metrics) == steps_of(undisturbed.metrics)
-    assert run.evaluations == undisturbed.evaluations
-    assert run.checkpoints[-1] == undisturbed.checkpoints[-1]
-    assert shown_events(run) == shown_events(undisturbed)
+    assert steps_of(run.metrics) == steps_of(whole.metrics)
+    assert run.evaluations == whole.evaluations
+    assert run.checkpoints[-1] == whole.checkpoints[-1]
+    assert shown_events(run) == shown_events(whole)
 
 
 def shown_events(run):

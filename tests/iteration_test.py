@@ -61,7 +61,7 @@ def clean_gin():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_results_do_not_depend_on_how_chunks_are_cut_and_each_function_is_traced_once(algorithm):
+def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not_finite(algorithm):
     whole, cut = Run(algorithm), Run(algorithm)
     if whole.parts.experience.keeps_rows:
         whole.collect(10**6, 60)
@@ -82,6 +82,14 @@ def test_results_do_not_depend_on_how_chunks_are_cut_and_each_function_is_traced
         warm_up_traces = run.iterations.collect_randomly.experimental_get_tracing_count()
         assert warm_up_traces == run.parts.experience.keeps_rows
 
+    batches = int(whole.state.loss_count)
+    networks = whole.parts.agent.trained.values()
+    variable = [v for network in networks for v in network.trainable_variables][-1]
+    variable.assign(tf.fill(variable.shape, float("inf")))
+    whole.train(1000, 10**6)
+    assert int(whole.state.loss_count) == batches + whole.parts.experience.num_updates
+    assert not all(tf.math.is_finite(total) for total in whole.state.loss_sums.values())
+
 
 def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_iterations():
     run = Run("dqn")  # 4 environment steps an update on 2 environments: iterations of 2 steps
@@ -100,21 +108,6 @@ def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_ite
     assert int(run.state.carry.vector_steps) == before + 5 * steps
     assert run.updates == 5
     assert int(run.parts.env_steps) == run.env_steps
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_chunk_ends_with_the_first_loss_that_is_not_finite(algorithm):
-    run = Run(algorithm)
-    if run.parts.experience.keeps_rows:
-        run.collect(30, 10**6)
-    run.train(2, 10**6)
-    batches = int(run.state.loss_count)
-    networks = run.parts.agent.trained.values()
-    variable = [v for network in networks for v in network.trainable_variables][-1]
-    variable.assign(tf.fill(variable.shape, float("inf")))
-    run.train(1000, 10**6)
-    assert int(run.state.loss_count) == batches + run.parts.experience.num_updates
-    assert not all(tf.math.is_finite(total) for total in run.state.loss_sums.values())
 
 
 def test_a_chunk_calls_python_once_a_vector_step():

@@ -44,6 +44,7 @@ class NaiveStatistics:
         np.testing.assert_array_equal(statistics.last_returns, [math.nan] * missing + [*returns])
         np.testing.assert_array_equal(statistics.last_lengths, [0] * missing + [*lengths])
         assert int(statistics.episodes) == len(self.finished)
+        assert float(statistics.return_sum) == sum(value for value, _ in self.finished)
         assert int(statistics.env_steps) == self.env_steps
 
 
@@ -58,6 +59,7 @@ class NaiveStatistics:
             tf.TensorSpec([100], tf.float32),
             tf.TensorSpec([100], tf.int64),
             tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([], tf.float64),
             tf.TensorSpec([], tf.int64),
         ),
     ]
@@ -160,6 +162,7 @@ def test_record_before_the_first_episode_has_no_means() -> None:
         "env_steps_per_second": 0.0,
         "return_mean_100": None,
         "episode_length_mean_100": None,
+        "return_sum": 0.0,
     }
 
 
@@ -184,6 +187,7 @@ def test_record_averages_the_episodes_there_are_and_takes_any_scalar() -> None:
     )
     assert (record["env_steps"], record["updates"], record["episodes"]) == (4, 3, 2)
     assert (record["return_mean_100"], record["episode_length_mean_100"]) == (2.5, 2.0)
+    assert record["return_sum"] == 5.0
     assert (record["loss"], record["epsilon"]) == (0.5, 0.25)
     assert record["gradient_norm"] is None
     assert record["evaluation_return_mean"] is None

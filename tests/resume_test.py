@@ -48,6 +48,7 @@ def dqn_goes_on_wherever_it_was_stopped(tmp_path):
     assert run.stop(signal.SIGTERM, TRAINING) == 143
     in_training = run.env_steps
     assert f"resuming {run.path} at environment step {in_warm_up}\n" in run.output
+    assert "Traceback" not in run.output
     assert WARM_UP["dqn"] <= in_training < 600
 
     assert run.stop(signal.SIGINT, EVALUATING) == 130

@@ -3,7 +3,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 
 import pytest
 from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
@@ -240,9 +239,6 @@ def test_more_steps_go_on_with_a_finished_run(copied_run):
     more = "--gin_bindings=train.num_env_steps = 1_600"
     flags = [f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, more]
     # The learning rate is annealed over the whole run: a longer one is another.
-    refused = run_binary("train", *flags)
-    assert refused.returncode == 2
-    assert "train.num_env_steps: 1200 in the checkpoint, 1600 here" in refused.stderr
     ended = run_binary("train", *flags, "--allow_inexact_resume")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "resuming" in ended.stdout
@@ -276,24 +272,11 @@ def test_restart_moves_the_old_run_aside(copied_run):
     assert json.loads((copied_run / "run.json").read_text())["seed"] == 2
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--restart_behavior=fail", ".* already holds a run.*--restart_behavior=resume.*"),
-        ("--seed=2", ".* was begun with --seed=1, not 2.*"),
-    ],
-)
-def test_run_that_is_there_is_guarded(finished_run, flag, message):
+def test_run_that_is_there_is_guarded(finished_run):
     before = snapshot(finished_run.root_dir)
-    assert_refused(message, f"--root_dir={finished_run.root_dir}", *FINISHED_RUN_FLAGS, flag)
+    flags = [f"--root_dir={finished_run.root_dir}", *FINISHED_RUN_FLAGS, "--seed=2"]
+    assert_refused(".* was begun with --seed=1, not 2.*", *flags)
     assert snapshot(finished_run.root_dir) == before
-
-
-def test_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.txt").touch()
-    message = ".* holds files but no run.*"
-    assert_refused(message, f"--root_dir={tmp_path}", *FINISHED_RUN_FLAGS)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 # Mistakes.
@@ -322,27 +305,12 @@ def test_missing_root_dir():
 @pytest.mark.parametrize(
     ("files", "binding", "message"),
     [
-        (["dqn_cartpole"], "ReplayBufer.capacity = 1", ".*'ReplayBufer'.* Nearest: ReplayBuffer.*"),
-        (["dqn_cartpole"], "ReplayBuffer.capasity = 1", ".*'capasity'.* Nearest: capacity.*"),
         (["dqn_cartpole"], "train.num_env_steps = 1_0x", "--gin_bindings:.*"),
         (
             ["dqn_cartpole"],
             "gymnasium_environment.name = 'CartPoel-v1'",
             ".*'CartPoel-v1'.* Nearest registered ids: CartPole-v1.*",
         ),
-        (
-            ["agents/dqn", "environments/atari_dopamine"],
-            "atari_environment.game = 'breakuot'",
-            ".*'breakuot'.* Nearest: breakout.*",
-        ),
-        (["sac_pendulum"], "gymnasium_environment.name = 'CartPole-v1'", "SAC needs .*"),
-        (["dqn_cartpole"], "gymnasium_environment.name = 'Pendulum-v1'", "DQN needs .*"),
-        (
-            ["environments/gymnasium"],
-            "gymnasium_environment.name = 'CartPole-v1'",
-            ".*train.create_agent and .* have no values: add .*",
-        ),
-        (["environments/gymnasium"], "create_dqn_agent.n_step = 3", ".*'create_dqn_agent'.*"),
     ],
 )
 def test_mistakes_in_the_configuration(tmp_path, files, binding, message):
@@ -361,58 +329,3 @@ def test_gin_file_may_not_import_what_it_likes(tmp_path):
     ended = run_binary("train", *flags, "--allow_gin_imports", "--explain", env=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "mine was imported\n" in ended.stdout
-
-
-# More than one config.
-
-
-@pytest.mark.parametrize(
-    ("agent", "environment"), [("dqn", "Acrobot-v1"), ("ppo", "Acrobot-v1"), ("sac", "Pendulum-v1")]
-)
-def test_any_agent_goes_with_any_environment(tmp_path, agent, environment):
-    warm_up = "initialize_replay_buffer.num_env_steps = 100"
-    smaller = {
-        "dqn": [warm_up],
-        "ppo": ["Rollout.num_steps = 64", "Rollout.minibatch_size = 32"],
-        "sac": [warm_up, "ReplayBuffer.batch_size = 16"],
-    }
-    bindings = [
-        f"gymnasium_environment.name = {environment!r}",
-        "train.num_env_steps = 300",
-        "train.num_final_episodes = 1",
-        *smaller[agent],
-    ]
-    ended = run_binary(
-        "train",
-        f"--root_dir={tmp_path}/run",
-        f"--gin_file=agents/{agent}",
-        "--gin_file=environments/gymnasium",
-        *(f"--gin_bindings={binding}" for binding in bindings),
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert 300 <= result["env_steps"] < 400
-    assert result["updates"] > 0
-
-
-# Stopping.
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_and_the_same_command_resumes(tmp_path, number):
-    flags = [f"--root_dir={tmp_path}/run", *FINISHED_RUN_FLAGS]
-    forever = "--gin_bindings=train.num_env_steps = 1_000_000"
-    process = start_binary("train", *flags, forever)
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("training: "):
-        assert process.poll() is None
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert stdout.endswith(f"stopped; the same command resumes {tmp_path}/run.\n")
-    assert "Traceback" not in stderr
-    steps = max(int(path.name.split("-")[1]) for path in (tmp_path / "run/checkpoints").glob("s*"))
-    more = f"--gin_bindings=train.num_env_steps = {steps + 400}"
-    ended = run_binary("train", *flags, more, "--allow_inexact_resume")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"resuming {tmp_path}/run at environment step {steps:_}" in ended.stdout

@@ -96,7 +96,10 @@ class TRPOAgent(OnPolicyAgent):
     def accumulate(self, num_batches: int) -> None:
         """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
         if num_batches != 1:
-            raise UserError("TRPO does not accumulate gradients: collect a longer rollout instead.")
+            raise UserError(
+                f"create_trpo_agent.accumulate_updates = {num_batches}: TRPO does not accumulate "
+                "gradients; collect a longer rollout instead."
+            )
 
     def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
         """Raises UserError: a step needs all of its rows, not their gradients."""
@@ -238,6 +241,7 @@ def create_trpo_agent(
     gae_lambda: float = 0.95,
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
     gradient_clip_norm: float | None = None,  # of the value function; None: no limit
+    accumulate_updates: int = 1,  # no other: a step needs its rows from beginning to end
 ) -> TRPOAgent:
     """TRPO for discrete and continuous actions; see `TrustRegion` and `actor_critic.ActorCritic`.
 
@@ -276,4 +280,5 @@ def create_trpo_agent(
         standardize_advantages=True,
     )
     agent.schedules = {"learning_rate": rate_schedule}
+    agent.accumulate(accumulate_updates)
     return agent

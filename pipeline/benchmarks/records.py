@@ -7,7 +7,8 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     error                   None; of a failed run its exit code or signal, and its last lines
     protocol                how environments are made and scores taken, in words
     score                   which number counts: "evaluation", the mean of evaluation_returns, or
-                            "training", the curve's value where the budget ends
+                            "training", the curve's value where the budget ends, or
+                            "iteration", that of `iterations` there
     budgets                 environment steps at which scores are tabled beside the final one
     num_seeds               how many seeds the benchmark was asked for: 1 to num_seeds
     num_env_steps           the budget, in environment steps
@@ -20,6 +21,8 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     evaluation_returns *    of the final weights, one an episode
     evaluation_policy *     "greedy", "sampled", or as in "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...
+    iterations *            [environment steps, mean return of the training episodes that ended in
+                            the 250,000 before], ..., at each budget and at the end; if they count
     evaluations *           [environment steps, mean return of an evaluation while training], ...
     weights_sha256 *        of the final weights
     config_sha256 *         of operative_config.gin, which lists every value in force
@@ -50,6 +53,7 @@ from pipeline.run_folder import RunFolder, write_text
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200
+ITERATION = 250_000  # environment steps: Dopamine's million frames
 
 Record = dict[str, Any]
 Key = tuple[str, str, str, int]
@@ -96,6 +100,7 @@ def failed(run: Run, error: str) -> Record:
         "evaluation_returns": [],
         "evaluation_policy": None,
         "curve": [],
+        "iterations": [],
         "evaluations": [],
         "config_sha256": None,
         "command": shlex.join(["python", "-m", "pipeline.train", *run.arguments]),
@@ -132,6 +137,7 @@ def finished(run: Run, workers: int) -> Record:
             "evaluation_returns": _finite(run, result["evaluation"]["returns"]),
             "evaluation_policy": _evaluation_policy(config),
             "curve": thinned(_columns(metrics, "return_mean_100"), run.suite.budgets),
+            "iterations": _iterations(run, metrics),
             "evaluations": _columns(jsonl.read_jsonl(folder.evaluations), "return_mean"),
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
@@ -159,7 +165,7 @@ def _identity(run: Run, status: str, error: str | None) -> Record:
         "status": status,
         "error": error,
         "protocol": suite.protocol_of(experiment),
-        "score": suite.score,
+        "score": suite.score_of(experiment),
         "budgets": list(suite.budgets),
         "num_seeds": suite.num_seeds,
         "num_env_steps": run.num_env_steps,
@@ -176,6 +182,21 @@ def machine() -> dict[str, Any]:
 def _columns(records: Sequence[Record], name: str) -> list[list[float]]:
     """[environment steps, value] of the records that have a value."""
     return [[r["env_steps"], r[name]] for r in records if r.get(name) is not None]
+
+
+def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
+    """By the sums of returns in the records next to where an iteration begins and ends."""
+    if run.suite.score_of(run.experiment) != "iteration":
+        return []
+    counts = [(r["env_steps"], r["episodes"], r["return_sum"]) for r in metrics]
+    counts = [(0, 0, 0.0), *counts]
+    means = []
+    for end in sorted({*run.suite.budgets, run.num_env_steps}):
+        _, first, earlier = [count for count in counts if count[0] <= max(end - ITERATION, 0)][-1]
+        _, last, total = next((count for count in counts if count[0] >= end), counts[0])
+        if last > first:
+            means.append([end, (total - earlier) / (last - first)])
+    return means
 
 
 def thinned(points: list[list[float]], budgets: Sequence[int]) -> list[list[float]]:

@@ -53,6 +53,8 @@ _SCORES = {
     "evaluated on.",
     "training": "A run's score is the mean return of its last 100 training episodes when the "
     "budget ends.",
+    "iteration": "A run's score is the mean return of the training episodes that ended in the last "
+    "250,000 environment steps (a million frames) of the budget, as Dopamine reports.",
 }
 _CURVES = (
     "Returns of training episodes, with the exploration that training has: a thin line a run, a "

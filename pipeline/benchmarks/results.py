@@ -104,7 +104,7 @@ class Group:
     Attributes:
         suite: its name.
         protocol: in words.
-        score: "evaluation" or "training": see `records`.
+        score: "evaluation", "training" or "iteration": see `records`.
         budgets: environment steps at which scores are tabled, below the final one's.
         pairs: by environment, then algorithm.
     """
@@ -200,6 +200,9 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
     if record["score"] == "evaluation" and is_end:
         returns = record["evaluation_returns"]
         return float(np.mean(returns)) if returns else None
+    if record["score"] == "iteration":
+        at = end if is_end else env_steps
+        return next((mean for steps, mean in record["iterations"] if steps == at), None)
     points = record["evaluations" if record["score"] == "evaluation" else "curve"]
     if is_end:
         return points[-1][1] if points else None

@@ -16,7 +16,7 @@ from pipeline import configuration
 from pipeline.errors import UserError
 from pipeline.gin_statements import shipped_names, suggest
 
-SCORES = ("evaluation", "training")
+SCORES = ("evaluation", "training", "iteration")
 _FOLDER = "benchmarks/"
 
 
@@ -56,7 +56,9 @@ class Suite(NamedTuple):
         protocol: how environments are made and scores taken, in words; where that depends on the
             algorithm, words for each.
         score: "evaluation": the mean return of the final weights' evaluation; "training": the mean
-            return of the last 100 training episodes when the budget ends.
+            return of the last 100 training episodes when the budget ends; "iteration": of those
+            that ended in its last 250,000 environment steps, as Dopamine reports. Or for each
+            algorithm one of them.
         num_seeds: seeds are 1 to num_seeds.
         budgets: environment steps at which scores are tabled beside the final one.
         bindings: gin statements for every run; those of an experiment override them.
@@ -65,7 +67,7 @@ class Suite(NamedTuple):
 
     name: str
     protocol: str | Mapping[str, str]
-    score: str
+    score: str | Mapping[str, str]
     num_seeds: int
     budgets: tuple[int, ...]
     bindings: tuple[str, ...]
@@ -73,9 +75,15 @@ class Suite(NamedTuple):
 
     def protocol_of(self, experiment: Experiment) -> str:
         """The protocol in words."""
-        if isinstance(self.protocol, str):
-            return self.protocol
-        return self.protocol[experiment.algorithm]
+        return _of_algorithm(self.protocol, experiment)
+
+    def score_of(self, experiment: Experiment) -> str:
+        """Which number counts, one of `SCORES`."""
+        return _of_algorithm(self.score, experiment)
+
+
+def _of_algorithm(values: str | Mapping[str, str], experiment: Experiment) -> str:
+    return values if isinstance(values, str) else values[experiment.algorithm]
 
 
 def load(name: str) -> Suite:
@@ -116,7 +124,7 @@ def suite(
     name: str,
     *,
     protocol: str | Mapping[str, str] = "",
-    score: str = "evaluation",
+    score: str | Mapping[str, str] = "evaluation",
     num_seeds: int = 5,
     budgets: Sequence[int] = (),  # environment steps
     bindings: Sequence[str] = (),
@@ -129,15 +137,19 @@ def suite(
     """
     built = tuple(_experiment(entry) for entry in experiments)
     _check_experiments(built)
-    _check(score in SCORES, "score", score, f"must be {' or '.join(SCORES)}")
+    scores = (score,) if isinstance(score, str) else tuple(score.values())
+    is_score = _covers(score, built) and set(scores) <= set(SCORES)
+    _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or so for every algorithm")
     _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
     _check(all(map(_is_count, budgets)), "budgets", budgets, "must be environment steps")
     _check(_are_texts(bindings), "bindings", bindings, "must be gin statements")
-    covered = bool(protocol) and (
-        isinstance(protocol, str) or {e.algorithm for e in built} <= protocol.keys()
-    )
-    _check(covered, "protocol", protocol, "must say how scores are taken, for every algorithm")
+    expected = "must say how scores are taken, for every algorithm"
+    _check(bool(protocol) and _covers(protocol, built), "protocol", protocol, expected)
     return Suite(name, protocol, score, num_seeds, tuple(budgets), tuple(bindings), built)
+
+
+def _covers(values: str | Mapping[str, str], experiments: Sequence[Experiment]) -> bool:
+    return isinstance(values, str) or {e.algorithm for e in experiments} <= values.keys()
 
 
 def _experiment(entry: Sequence[Any]) -> Experiment:
