@@ -17,6 +17,7 @@ from pipeline.benchmarks import (
     throughput_tables,
     worker_process,
 )
+from pipeline.benchmarks.ratios import ratios
 from pipeline.benchmarks.throughput import Contender, measure, measure_work
 from pipeline.benchmarks.throughput_tables import summary
 from pipeline.benchmarks.workers import protocol, works
@@ -284,6 +285,19 @@ def test_a_ratio_is_that_of_the_speeds(ours, theirs):
     assert float(cells(summary(results))[4]) == pytest.approx(ours / theirs, abs=0.0051)
 
 
+def test_ratios_are_of_the_rounds_with_their_range():
+    def of_rounds(*speeds):
+        slow = side(training=1.0)
+        slow["stages"]["training"]["rounds"] = [{"count": x, "seconds": 1.0} for x in speeds]
+        return slow
+
+    ours, theirs = of_rounds(40.0, 20.0, 60.0), of_rounds(20.0, 20.0, 20.0)
+    assert ratios([ours], theirs) == "2.00 (1.00 to 3.00)"
+    # A side that failed in its second round has one that compares.
+    assert ratios([ours, None], of_rounds(10.0)) == "4.00"
+    assert ratios([ours], side(collect=1.0)) == ratios([ours], None) == ""
+
+
 def test_the_stages_are_in_milliseconds():
     update = {
         "per_second": 100.0,
@@ -304,7 +318,9 @@ def test_the_stages_are_in_milliseconds():
 
 def test_the_budget_is_of_a_vector_step():
     ours = side(environment=8000.0, collect=4000.0, sample=500.0, update=100.0, training=320.0)
-    ours["stages"]["training"]["rounds"] = [{"count": 80, "updates": 20, "unit": UNIT}]
+    ours["stages"]["training"]["rounds"] = [
+        {"count": 80, "seconds": 0.25, "updates": 20, "unit": UNIT}
+    ]
     ours["stages"]["update"]["rounds"] = [{"flops_per_count": 2e9, "unit": "updates"}]
     results = results_of(ours=ours)
     results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}

@@ -14,6 +14,7 @@ from pipeline.benchmarks.document import (
     Table,
     to_markdown,
 )
+from pipeline.benchmarks.ratios import ratios
 from pipeline.benchmarks.throughput_names import (
     OURS,
     OURS_ASYNCHRONOUS,
@@ -62,7 +63,8 @@ def _circumstances(results: Results) -> str:
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
         f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns; "
-        "medians are shown, throughput.json has every round."
+        "medians are shown, of ratios those of the rounds and their range; throughput.json has "
+        "every round."
     )
 
 
@@ -89,11 +91,12 @@ def _speeds(results: Results) -> Table:
     peers = [x for x in (SB3, TF_AGENTS) if x in known or not actors & known]
     rows = []
     for work, measured in results["works"].items():
-        speed = {n: _speed(measured["sides"].get(n), "training") for n in (*ours, *peers)}
-        if any(speed.values()):
-            compared = [speed.get(name) for name in (OURS, OURS_IN_BFLOAT16)]
-            ratios = [_ratios(compared, speed[peer]) for peer in peers]
-            rows.append((work_title(work), *map(number, speed.values()), *ratios))
+        sides = measured["sides"]
+        speeds = [_speed(sides.get(name), "training") for name in (*ours, *peers)]
+        if any(speeds):
+            compared = [sides.get(name) for name in (OURS, OURS_IN_BFLOAT16)]
+            of_peers = [ratios(compared, sides.get(peer)) for peer in peers]
+            rows.append((work_title(work), *map(number, speeds), *of_peers))
     columns = (
         Column("work", "text"),
         *(Column(title(name)) for name in (*ours, *peers)),
@@ -106,12 +109,6 @@ def _speed(side: Side | None, stage: str) -> float | None:
     """Units a second; None if that was not measured."""
     measured = side["stages"].get(stage) if side else None
     return measured["per_second"] if measured else None
-
-
-def _ratios(ours: list[float | None], peer: float | None) -> str:
-    """In float32 and bfloat16, where measured: "2.1 / 2.3"."""
-    known = [f"{speed / peer:.2f}" for speed in ours if speed and peer]
-    return " / ".join(known)
 
 
 def _stages(results: Results) -> Table:
