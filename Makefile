@@ -33,7 +33,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash

@@ -1,4 +1,4 @@
-"""A finished run, trained once a session by the binary itself."""
+"""What tests share: a run that has finished, trained once a session by the binary itself."""
 
 import os
 import pathlib
@@ -26,6 +26,18 @@ FINISHED_RUN_FLAGS = [
     "--gin_bindings=ReplayBuffer.env_steps_per_update = 16",
     "--gin_bindings=configure_tensorflow.onednn = False",
 ]
+
+
+# Begun first, so that both of two processes are busy to the end.
+LONGEST_FILES = (
+    *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
+    *("configs", "parity", "benchmarks_stages"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"{name}_test.py": place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 class FinishedRun(NamedTuple):
