@@ -17,7 +17,7 @@ from pipeline.metrics import initial_statistics, merge_statistics
 from pipeline.parts import Variables
 
 _STALENESS_BINS = 64  # the last one counts all that is more
-_FROM_ENVIRONMENT = {"observation_0", "reward_0"}  # columns
+_FROM_ENVIRONMENT = ("observation", "reward")  # columns
 
 
 class Actor(Iterations):
@@ -161,7 +161,7 @@ class ActorExperience(_Together):
         Rather of one to which an environment gave them than of one that had them from the weights.
         """
         bad = [columns for store in self._stores if (columns := store.bad_columns())]
-        return min(bad, key=lambda columns: _FROM_ENVIRONMENT.isdisjoint(columns), default=[])
+        return max(bad, key=lambda columns: columns[0].startswith(_FROM_ENVIRONMENT), default=[])
 
 
 def split_state(state: LoopState) -> list[LoopState]:

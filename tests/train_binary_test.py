@@ -311,6 +311,7 @@ def test_missing_root_dir():
             "gymnasium_environment.name = 'CartPoel-v1'",
             ".*'CartPoel-v1'.* Nearest registered ids: CartPole-v1.*",
         ),
+        (["environments/gymnasium"], "create_dqn_agent.n_step = 3", ".*'create_dqn_agent'.*"),
     ],
 )
 def test_mistakes_in_the_configuration(tmp_path, files, binding, message):
