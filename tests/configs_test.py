@@ -72,9 +72,10 @@ def test_the_configs_that_there_should_be():
         "sac_pendulum",
         *(f"dqn_{name}" for name in ("acrobot", "mountain_car", "lunarlander")),
         *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
-        *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac")),
-        *(f"a2c_{name}" for name in ("cartpole", "lunarlander", "pendulum")),
-        *(f"trpo_{name}" for name in ("cartpole", "lunarlander", "pendulum", "pong")),
+        *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac", "a2c", "trpo")),
+        *(f"{algorithm}_{name}" for algorithm in ("a2c", "trpo")
+          for name in ("cartpole", "acrobot", "mountain_car", "lunarlander", "pendulum")),
+        "trpo_pong",
         *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
         *(f"a3c_{name}" for name in ("cartpole", "pong", "breakout", "atari")),
         *(f"async_nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
