@@ -151,7 +151,8 @@ class Actors:
     ) -> Outcome:
         """All actors at once, until the run has taken as many steps as `rounds` of all of them."""
         taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
-        steps_per_row = taken / rows if rows else 1.0  # rollouts end with their episodes
+        # Rollouts end with their episodes; a failure takes back rows, but no steps.
+        steps_per_row = min(1.0, taken / rows) if rows else 1.0
         until = min(until, taken + math.ceil(rounds * self.collect_steps * steps_per_row))
         calls = [
             self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)

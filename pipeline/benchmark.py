@@ -57,10 +57,10 @@ def main(_: Sequence[str]) -> int:
 
 
 def _write_reports(output_dir: pathlib.Path) -> list[pathlib.Path]:
-    from pipeline.benchmarks import report, throughput
+    from pipeline.benchmarks import ledger, report, throughput
 
     written = throughput.rewrite_tables(output_dir)
-    if written and not any(output_dir.glob("[!.]*.jsonl")):
+    if written and not ledger.suites_in(output_dir):
         return written
     return written + report.write(output_dir)
 

@@ -234,9 +234,12 @@ class Checkpoints:
     def _misfit(self, path: pathlib.Path, why: str) -> UserError:
         message = f"{path} is intact but does not fit this run: {why}\n"
         if self._writable:
-            advice = f"Resume with the configuration it was saved with; {_START_OVER}"
+            advice = (
+                "Resume with the configuration and the revision of this program that it was "
+                f"saved with (run.json has both); {_START_OVER}"
+            )
         else:
-            advice = "Use the configuration it was saved with."
+            advice = "Use the configuration and the revision of this program it was saved with."
         return UserError(message + advice)
 
     def _list(self) -> list[_Name]:

@@ -13,8 +13,13 @@ from pipeline.errors import UserError, WriteError
 
 
 @contextlib.contextmanager
-def named_failures(environment: TrainingEnvironment) -> Iterator[None]:
-    """What `environment` raises, eagerly or in a graph, becomes a UserError that names it."""
+def named_failures(
+    environment: TrainingEnvironment, cause: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """What `environment` raises, eagerly or in a graph, becomes a UserError that names it.
+
+    What `cause` then says is added: a reason that lies elsewhere.
+    """
     try:
         yield
     except UserError:
@@ -23,7 +28,7 @@ def named_failures(environment: TrainingEnvironment) -> Iterator[None]:
         message = environment.failure_message()
         if not message:
             raise
-        raise UserError(message) from error
+        raise UserError(message + cause()) from error
 
 
 @contextlib.contextmanager

@@ -18,6 +18,17 @@ def bad_weights(agent: Agent) -> list[str]:
     return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
 
 
+def unsound_weights(agent: Agent) -> str:
+    """What to add to the error of an environment in which the agent acts; "" if all are finite."""
+    bad = bad_weights(agent)
+    if not bad:
+        return ""
+    return (
+        f". What acted was not sound: {' and '.join(bad)} hold NaN or infinity. Lower the learning "
+        "rate, or clip gradients or rewards."
+    )
+
+
 def check_losses(
     loss_sums: Mapping[str, tf.Tensor], agent: Agent, experience: Experience, env_steps: int
 ) -> None:

@@ -20,7 +20,7 @@ from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import UserError, WriteError
 from pipeline.failures import hinting, named_failures, named_write_errors
-from pipeline.finiteness import bad_weights, check_losses, not_finite
+from pipeline.finiteness import bad_weights, check_losses, not_finite, unsound_weights
 from pipeline.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.metrics import metrics_record
 from pipeline.parts import HostState, Tensors, Variables, weights_sha256
@@ -69,9 +69,8 @@ class HostLoop:
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
         self._logs = RunLogs(folder)
         environments = [driver.environment for driver in self._runner.drivers]
-        self._watchdog = Watchdog(
-            [*environments, components.evaluator.environment], self._resume_hint
-        )
+        environments.append(components.evaluator.environment)
+        self._watchdog = Watchdog(environments, self._resume_hint)
         # Two, for a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
@@ -164,26 +163,28 @@ class HostLoop:
             self._chunks.build(chunk, self._state)
         while self.env_steps < until:
             self._check_stop()
-            with hinting(self._resume_hint):
-                with named_failures(self._parts.environment), self._saving_what_halts():
-                    self._state = self._chunks.run(chunk, self._state, until)
+            with hinting(self._resume_hint), self._failing_well():
+                self._state = self._chunks.run(chunk, self._state, until)
                 self._check_losses()
             self._progress.update(self._record(), phase)
 
     @contextlib.contextmanager
-    def _saving_what_halts(self) -> Iterator[None]:
-        try:
-            yield
-        except Halted as halted:
-            self._set_state(halted.state)
-            self._check_losses()  # actions of weights that are NaN are what environments refuse
+    def _failing_well(self) -> Iterator[None]:
+        """Names what fails, and saves what other actors did before one of them failed."""
+        parts = self._parts
+        with named_failures(parts.environment, lambda: unsound_weights(parts.agent)):
             try:
-                self._save()
-            except UserError as error:
-                self._progress.message(f"no checkpoint could be made of what is left: {error}")
-            for other in halted.errors[1:]:
-                self._progress.message(f"another failure: {str(other).splitlines()[0]}")
-            raise halted.errors[0] from halted.errors[0].__cause__
+                yield
+            except Halted as halted:
+                self._set_state(halted.state)
+                self._check_losses()  # what weights that are NaN do is what environments refuse
+                try:
+                    self._save()
+                except UserError as error:
+                    self._progress.message(f"no checkpoint could be made of what is left: {error}")
+                for other in halted.errors[1:]:
+                    self._progress.message(f"another failure: {str(other).splitlines()[0]}")
+                raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
         check_losses(
@@ -288,12 +289,11 @@ class HostLoop:
         if self._host["checkpointed"] != self.env_steps:
             self._save_patience.insist(self._save)
         evaluation = self._play(self._plan.num_final_episodes)
-        statistics = self._state.carry.statistics
         return {
             "evaluation": evaluation,
             "env_steps": self.env_steps,
             "updates": int(self._parts.agent.train_step_counter),
-            "episodes": int(statistics.episodes),
+            "episodes": int(self._state.carry.statistics.episodes),
             "wall_seconds": self._wall_seconds(),
             "weights_sha256": weights_sha256(self._parts.agent.trained),
             **self._runner.description,

@@ -38,6 +38,8 @@ _KINDS: dict[str, type] = {
     "resumed_at_env_steps": list,
     "earlier_starts": list,
     "inexact_resumes": list,
+    "num_seeds": int,
+    "experiments": dict,
 }
 
 

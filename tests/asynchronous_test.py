@@ -1,9 +1,11 @@
 """Asynchronous actors, in threads and in turns."""
 
 import contextvars
+import math
 import threading
 import time
 from collections import Counter
+from unittest.mock import Mock
 
 import gin
 import gymnasium
@@ -19,6 +21,7 @@ from pipeline.actors import split_state
 from pipeline.asynchronous import actor_epsilon
 from pipeline.environments.gymnasium import gymnasium_environment
 from pipeline.errors import UserError
+from pipeline.iteration import Halted
 from pipeline.metrics import initial_statistics, merge_statistics
 from pipeline.parts import Tensors
 from pipeline.randomness import stream_key
@@ -425,6 +428,20 @@ def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_
     run.at(130, lambda: setattr(environment._vector_env, "step", with_nan))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
         run.train()
+    run.loop.close()
+
+
+def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
+    run = Run(tmp_path / "run", PLAN, "a3c")
+    run.stop_at(130)
+    with pytest.raises(Stopped):
+        run.train()
+    state, run.stop.requested = run.loop._state, False
+    bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
+    failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first call builds
+    run.loop._runner.train = Mock(side_effect=failures)
+    with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
+        run.loop.train()
     run.loop.close()
 
 

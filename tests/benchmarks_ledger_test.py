@@ -93,6 +93,13 @@ def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
     assert list(asked(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
 
 
+@pytest.mark.parametrize("text", ["{", '{"num_seeds": "x"}', '{"experiments": [1]}'])
+def test_a_damaged_plan_is_named(tmp_path, text):
+    (tmp_path / "tiny.plan.json").write_text(text)
+    with pytest.raises(UserError, match="tiny.plan.json is damaged"):
+        asked(tmp_path, "tiny")
+
+
 def test_experiments_may_be_added(tmp_path):
     suite = make_suite()
     run(tmp_path, suite._replace(experiments=suite.experiments[:1]))

@@ -137,8 +137,8 @@ def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
     iterations = run._replace(suite=suite, settings={"train.num_env_steps": "750000"})
     record = records.finished(iterations, 1)
     assert record["score"] == "iteration"
-    # From the record at or before the beginning to the one at or after the end.
-    assert record["iterations"] == [[250_000, -19.0], [500_000, -540 / 40], [750_000, 760 / 40]]
+    # From the first record after the beginning, the 255,000th step's, to the first after the end.
+    assert record["iterations"] == [[250_000, -19.0], [500_000, -360 / 30], [750_000, 760 / 40]]
     assert results.score_of(record) == results.score_of(record, 750_000) == 19.0
     assert results.score_of(record, 250_000) == -19.0
     assert results.score_of(record, 1_000_000) is None

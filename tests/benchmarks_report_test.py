@@ -344,6 +344,15 @@ def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
     ]
 
 
+def test_a_suite_of_which_no_run_has_ended_is_missed(tmp_path):
+    write(tmp_path, cartpole())
+    asked = {"num_seeds": 3, "experiments": {"sac-Pendulum-v1": {}}}
+    (tmp_path / "other.plan.json").write_text(json.dumps(asked))
+    notices = write(tmp_path, cartpole()).notices
+    assert notices[0].startswith("Incomplete: 10 of 13 runs have finished")
+    assert notices[1:] == ["other, sac-Pendulum-v1: no run has ended."]
+
+
 def test_a_file_left_by_a_full_disk_is_no_suite(tmp_path):
     write(tmp_path, cartpole())
     report = (tmp_path / "report.md").read_text()

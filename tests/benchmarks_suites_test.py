@@ -99,6 +99,7 @@ def test_an_unknown_suite_names_the_nearest_and_all(name, hint):
             "suite.score = 'best'",
             "suite.score = 'best': must be evaluation or training or iteration",
         ),
+        ("suite.score = None", "suite.score = None: must be evaluation or training or iteration"),
         ("suite.score = {'ppo': 'training'}", "suite.score = .*for every algorithm."),
         ("suite.num_seeds = 0", "suite.num_seeds = 0: must be a whole number, at least 1."),
         ("suite.budgets = (1e6,)", "suite.budgets = .*: must be environment steps."),

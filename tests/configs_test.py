@@ -175,11 +175,6 @@ def test_what_only_the_graph_calls_is_operative_too():
         ),
         (["sac_pendulum"], "gymnasium_environment.name = 'CartPole-v1'", "SAC needs "),
         (["dqn_cartpole"], "gymnasium_environment.name = 'Pendulum-v1'", "DQN needs "),
-        (
-            ["environments/gymnasium"],
-            "gymnasium_environment.name = 'CartPole-v1'",
-            ".*train.create_agent and .* have no values: add ",
-        ),
     ],
 )
 def test_mistakes(files, binding, message):

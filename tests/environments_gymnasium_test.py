@@ -88,6 +88,18 @@ def test_rows_are_independent():
     assert not np.array_equal(rows[-1][:, 1], rows[-1][:, 0])
 
 
+def test_an_async_environment_whose_process_has_died_unnoticed_can_be_closed():
+    environment = gymnasium_environment(
+        1, name="CartPole-v1", num_envs=2, vectorization_mode="async"
+    )
+    environment.reset()
+    process = environment._vector_env.processes[1]
+    process.kill()
+    process.join()
+    environment.close()
+    assert not any(process.is_alive() for process in environment._vector_env.processes)
+
+
 def test_async_gives_what_sync_gives():
     environments = [
         gymnasium_environment(1, name="CartPole-v1", num_envs=2, vectorization_mode=mode)

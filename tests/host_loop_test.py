@@ -257,6 +257,22 @@ def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_pat
     run.loop.close()
 
 
+def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(tmp_path):
+    run = Run(tmp_path / "run")
+    variable = run.parts.agent.gradient_variables()[0]
+
+    def spoil(record, phase):
+        if run.loop.env_steps >= 210 and phase == TRAINING:
+            variable.assign(tf.fill(variable.shape, math.nan))
+            (tmp_path / "fail").touch()
+
+    run.progress.hook = spoil
+    message = "raised KeyError.* not sound: the weights of .* hold NaN or infinity. Lower the"
+    with pytest.raises(UserError, match=message):
+        run.train()
+    run.loop.close()
+
+
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
     (tmp_path / "fail_reset").touch()
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: no way back"):

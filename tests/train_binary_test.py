@@ -312,6 +312,11 @@ def test_missing_root_dir():
             ".*'CartPoel-v1'.* Nearest registered ids: CartPole-v1.*",
         ),
         (["environments/gymnasium"], "create_dqn_agent.n_step = 3", ".*'create_dqn_agent'.*"),
+        (
+            ["environments/gymnasium"],
+            "gymnasium_environment.name = 'CartPole-v1'",
+            ".*train.create_agent and .* have no values: add .*",
+        ),
     ],
 )
 def test_mistakes_in_the_configuration(tmp_path, files, binding, message):

@@ -30,6 +30,13 @@ class Asked(NamedTuple):
     experiments: Mapping[str, Mapping[str, str]]
 
 
+def suites_in(output_dir: pathlib.Path) -> list[str]:
+    """Names of the suites that were begun in a folder, or of which it has records."""
+    kinds = (".jsonl", ".plan.json")
+    names = (p.name for p in output_dir.glob("[!.]*") if p.name.endswith(kinds))
+    return sorted({name.removesuffix(".jsonl").removesuffix(".plan.json") for name in names})
+
+
 def asked(output_dir: pathlib.Path, suite: str) -> Asked:
     """What was asked for in a folder; nothing if only records are left of it.
 

@@ -185,17 +185,17 @@ def _columns(records: Sequence[Record], name: str) -> list[list[float]]:
 
 
 def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
-    """By the sums of returns in the records next to where an iteration begins and ends."""
+    """By the sums of returns in the first records after an iteration has begun and ended."""
     if run.suite.score_of(run.experiment) != "iteration":
         return []
     counts = [(r["env_steps"], r["episodes"], r["return_sum"]) for r in metrics]
     counts = [(0, 0, 0.0), *counts]
     means = []
     for end in sorted({*run.suite.budgets, run.num_env_steps}):
-        _, first, earlier = [count for count in counts if count[0] <= max(end - ITERATION, 0)][-1]
-        _, last, total = next((count for count in counts if count[0] >= end), counts[0])
-        if last > first:
-            means.append([end, (total - earlier) / (last - first)])
+        bounds = (max(end - ITERATION, 0), end)
+        begun, ended = (next((c for c in counts if c[0] >= x), counts[0]) for x in bounds)
+        if ended[1] > begun[1]:
+            means.append([end, (ended[2] - begun[2]) / (ended[1] - begun[1])])
     return means
 
 

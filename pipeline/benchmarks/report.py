@@ -94,9 +94,11 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: there are no records, a line is not a record, or the disk is not writable.
     """
-    read = {path.stem: records.read(path) for path in sorted(output_dir.glob("[!.]*.jsonl"))}
-    suites = [Suite(name, of, ledger.asked(output_dir, name)) for name, of in read.items() if of]
-    if not suites:
+    suites = [
+        Suite(name, records.read(output_dir / f"{name}.jsonl"), ledger.asked(output_dir, name))
+        for name in ledger.suites_in(output_dir)
+    ]
+    if not any(suite.records for suite in suites):
         raise UserError(
             f"no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"
@@ -118,7 +120,12 @@ class Suite(NamedTuple):
     @property
     def groups(self) -> list[Group]:
         """Of the records."""
-        return results.groups(self.records, self.asked.num_seeds)
+        return results.groups(self.records, self.asked.num_seeds) if self.records else []
+
+    @property
+    def num_seeds(self) -> int:
+        """The most that were asked for, of every experiment."""
+        return max(self.asked.num_seeds, *(record["num_seeds"] for record in self.records), 0)
 
     @property
     def not_begun(self) -> list[str]:
@@ -143,7 +150,7 @@ def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[
     pairs = [(group, pair) for group in groups for pair in group.pairs]
     points += [f"{group.suite}, {point}" for group, pair in pairs for point in _gaps(pair)]
     asked = sum(pair.seeds for _, pair in pairs)
-    asked += sum(suite.groups[0].pairs[0].seeds for suite, _ in not_begun)
+    asked += sum(suite.num_seeds for suite, _ in not_begun)
     done = sum(len(pair.finished) for _, pair in pairs)
     if not points:
         yield Paragraph(f"All {wording.count(asked, 'run')} that were asked for have finished.")

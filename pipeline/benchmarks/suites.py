@@ -137,8 +137,7 @@ def suite(
     """
     built = tuple(_experiment(entry) for entry in experiments)
     _check_experiments(built)
-    scores = (score,) if isinstance(score, str) else tuple(score.values())
-    is_score = _covers(score, built) and set(scores) <= set(SCORES)
+    is_score = _covers(score, built) and all(_of_algorithm(score, e) in SCORES for e in built)
     _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or so for every algorithm")
     _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
     _check(all(map(_is_count, budgets)), "budgets", budgets, "must be environment steps")
@@ -149,7 +148,9 @@ def suite(
 
 
 def _covers(values: str | Mapping[str, str], experiments: Sequence[Experiment]) -> bool:
-    return isinstance(values, str) or {e.algorithm for e in experiments} <= values.keys()
+    if isinstance(values, Mapping):
+        return {e.algorithm for e in experiments} <= values.keys()
+    return isinstance(values, str)
 
 
 def _experiment(entry: Sequence[Any]) -> Experiment:

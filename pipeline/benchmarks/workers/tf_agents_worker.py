@@ -244,7 +244,6 @@ def differences(stages: Stages) -> list[str]:
     told = [
         "environments are stepped one after another in one process (BatchedPyEnvironment; a "
         "thread or a process each was slower on CartPole, and no faster on Pong)",
-        "the row between two episodes counts as a step; ours counts as none, but takes its time",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
         "examples do so after every update. No checkpoints, no evaluation",
         "tf.compat.v1's Adam, as in the examples; threads and kernels "
