@@ -11,6 +11,8 @@ from pipeline.agents.agent import Agent
 from pipeline.errors import UserError
 from pipeline.experience import Experience
 
+_ADVICE = "lower the learning rate, or clip gradients or rewards"
+
 
 def bad_weights(agent: Agent) -> list[str]:
     """The first trained variable of each network that holds NaN or infinity."""
@@ -24,8 +26,8 @@ def unsound_weights(agent: Agent) -> str:
     if not bad:
         return ""
     return (
-        f". What acted was not sound: {' and '.join(bad)} hold NaN or infinity. Lower the learning "
-        "rate, or clip gradients or rewards."
+        f". What acted was not sound: {' and '.join(bad)} hold NaN or infinity. "
+        f"{_ADVICE.capitalize()}."
     )
 
 
@@ -51,7 +53,7 @@ def not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
     return UserError(
         f"NaN or infinite after {env_steps:_} environment steps and "
         f"{int(agent.train_step_counter):_} updates: {first}{then}. If the environment's "
-        "observations and rewards are sound, lower the learning rate, or clip gradients or rewards."
+        f"observations and rewards are sound, {_ADVICE}."
     )
 
 

@@ -431,11 +431,17 @@ def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_
     run.loop.close()
 
 
-def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
+def stopped(tmp_path):
+    """A run that was asked to stop after 130 environment steps."""
     run = Run(tmp_path / "run", PLAN, "a3c")
     run.stop_at(130)
     with pytest.raises(Stopped):
         run.train()
+    return run
+
+
+def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
+    run = stopped(tmp_path)
     state, run.stop.requested = run.loop._state, False
     bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
     failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first call builds
@@ -446,10 +452,7 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
-    run = Run(tmp_path / "run", PLAN, "a3c")
-    run.stop_at(130)
-    with pytest.raises(Stopped):
-        run.train()
+    run = stopped(tmp_path)
     run.loop.close()
 
     resumed = Run(tmp_path / "run", PLAN, "a3c")

@@ -103,11 +103,12 @@ class Ledger:
             UserError: an experiment has runs that were begun with other settings.
         """
         num_seeds, noted = asked(self._output_dir, self._suite)
-        settings = {run.experiment.name: dict(run.settings) for run in runs}
-        for run in {run.experiment.name: run for run in runs}.values():
-            before = noted.get(run.experiment.name, {})
+        by_experiment = {run.experiment.name: run for run in runs}
+        for name, run in by_experiment.items():
+            before = noted.get(name, {})
             if before != run.settings and self._has_begun(run):
                 raise UserError(self._refusal(run, before))
+        settings = {name: dict(run.settings) for name, run in by_experiment.items()}
         plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
         RunFolder(self._output_dir).write_json(_plan_name(self._suite), plan._asdict())
 

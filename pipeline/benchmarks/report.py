@@ -125,7 +125,7 @@ class Suite(NamedTuple):
     @property
     def num_seeds(self) -> int:
         """The most that were asked for, of every experiment."""
-        return max(self.asked.num_seeds, *(record["num_seeds"] for record in self.records), 0)
+        return results.most_seeds(self.records, self.asked.num_seeds)
 
     @property
     def not_begun(self) -> list[str]:

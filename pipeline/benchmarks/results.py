@@ -156,13 +156,18 @@ class Group:
         return [p for p in scores.published(environment) if p.protocol != self.protocol]
 
 
+def most_seeds(records: Sequence[Record], num_seeds: int = 0) -> int:
+    """The most seeds that were asked for: `num_seeds`, or what a record tells of."""
+    return max([num_seeds, *(record["num_seeds"] for record in records)])
+
+
 def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
     """The records of one suite, by protocol.
 
     The number of seeds and the budgets are the suite's largest: it may have been asked for more in
     a later call than in an earlier one, and for more (`num_seeds`) than any record tells of.
     """
-    seeds = max(num_seeds, *(record["num_seeds"] for record in records))
+    seeds = most_seeds(records, num_seeds)
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
     split = [Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, seeds)) for kind in kinds]
