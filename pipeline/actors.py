@@ -68,7 +68,9 @@ class Actor(Iterations):
 
     def _copy(self) -> tf.Tensor:
         updates = self._updates_when_copied.assign(self._shared.train_step_counter)
-        self.agent.copy_weights(self._shared)
+        # Counted first: an update that falls in between then counts as one that was missed.
+        with tf.control_dependencies([updates]):
+            self.agent.copy_weights(self._shared)
         return updates
 
     def _send(self, gradients: Gradients) -> None:

@@ -213,12 +213,18 @@ def asynchronous_runner(
     Target networks are outside of that lock.
 
     Raises:
-      UserError: a parameter is out of range, or the agent does not learn from rollouts.
+      UserError: a parameter is out of range, the agent does not learn from whole rollouts, or
+        threads are to run eagerly.
     """
     check_whole("asynchronous_runner.num_actors", num_actors)
     if scheduler not in SCHEDULERS:
         raise UserError(
             f"asynchronous_runner.scheduler = {scheduler!r}: must be one of {SCHEDULERS}."
+        )
+    if scheduler == "threads" and tf.config.functions_run_eagerly():
+        raise UserError(
+            "Actors in threads must not pass gradients through Python, as --eager does: leave it "
+            'out, or bind asynchronous_runner.scheduler = "deterministic".'
         )
     seed_weights(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
@@ -227,7 +233,7 @@ def asynchronous_runner(
     shared = build_agent(environments[0], num_actors, seed, create_agent, env_steps)
     if not shared.needs_whole_rollouts:
         raise UserError(
-            "Asynchronous actors learn from rollouts: bind train.create_agent to "
+            "Asynchronous actors make one update of a whole rollout: bind train.create_agent to "
             "@create_a2c_agent or @create_nstep_q_agent."
         )
     lock = tf.CriticalSection() if use_locking else None

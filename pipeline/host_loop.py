@@ -182,14 +182,14 @@ class HostLoop:
                     self._save()
                 except UserError as error:
                     self._progress.message(f"no checkpoint could be made of what is left: {error}")
-                for other in halted.errors[1:]:
-                    self._progress.message(f"another failure: {str(other).splitlines()[0]}")
+                if len(parts.environment.failure_message().splitlines()) < len(halted.errors):
+                    for other in halted.errors[1:]:
+                        self._progress.message(f"another failure: {other}")
                 raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
-        check_losses(
-            self._state.loss_sums, self._parts.agent, self._parts.experience, self.env_steps
-        )
+        parts = self._parts
+        check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps)
 
     def _due(self, name: str, interval: int) -> bool:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval

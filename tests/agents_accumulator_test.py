@@ -242,7 +242,9 @@ def test_batches_without_a_valid_row_give_no_gradient() -> None:
     assert seen[0][0] == 0.0
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, False])
-def test_user_errors(value: Any) -> None:
-    with pytest.raises(UserError, match="accumulate_updates = .* whole number, at least 1"):
-        create("dqn", accumulate_updates=value)
+@pytest.mark.parametrize("value", [0, -1, 1.0, 1.5, True])
+@pytest.mark.parametrize("name", ["dqn", "nstep_q", "ppo", "a2c", "sac"])
+def test_user_errors(name: str, value: Any) -> None:
+    message = f"create_{name}_agent.accumulate_updates = {value}: must be a whole number, at least"
+    with pytest.raises(UserError, match=message):
+        create(name, accumulate_updates=value)

@@ -347,3 +347,10 @@ def test_it_is_clear_when_the_target_network_moves(periods) -> None:
     updates, steps = periods
     with pytest.raises(UserError, match="Bind one of create_dqn_agent.target_update_period"):
         create(target_update_period=updates, target_update_env_steps=steps)
+
+
+@pytest.mark.parametrize("value", [0, 2.5])
+def test_a_period_that_is_no_count_is_refused(value: Any) -> None:
+    message = f"create_dqn_agent.target_update_env_steps = {value}: must be a whole number"
+    with pytest.raises(UserError, match=message):
+        create(target_update_period=None, target_update_env_steps=value)

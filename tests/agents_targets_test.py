@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from pipeline.agents.targets import PeriodicTarget
-from pipeline.errors import UserError
 from pipeline.parts import Variables
 
 
@@ -65,9 +63,3 @@ def test_when_it_copied_last_is_restored(tmp_path: pathlib.Path) -> None:
     Variables(periodic=second.periodic).restore(tmp_path)
     assert Pair().copied_at([26]) == [26]
     assert second.copied_at([26, 30]) == [30]
-
-
-@pytest.mark.parametrize("period", [0, 2.5, None])
-def test_a_period_that_is_no_count_is_refused(period: Any) -> None:
-    with pytest.raises(UserError, match=f"env_steps = {period}: must be a whole number, at lea"):
-        Pair(period)

@@ -168,8 +168,10 @@ def test_fisher_vector_products_equal_an_explicit_matrix(action_spec, damping: f
         assert_close(product, matrix @ vector, 1e-4)
 
 
-def test_the_step_is_the_natural_gradient_shortened(action_spec) -> None:
-    agent = create(action_spec, region={"cg_iterations": 60, "cg_damping": 0.1, "max_kl": 0.02})
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float) -> None:
+    region = {"cg_iterations": 60, "cg_damping": 0.1, "max_kl": 0.02, "fisher_fraction": fraction}
+    agent = create(action_spec, region=region)
     rows, valid = rollout(agent, action_spec)
     observation = rows.observation[:, 0]
     advantage = rows.policy_info.advantage[:, 0]
@@ -177,7 +179,8 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec) -> None:
         log_prob = agent._actor_critic.distribution(observation).log_prob(rows.action[:, 0])
         surrogate = tf.reduce_mean((log_prob * advantage)[valid])
     gradient = as_float64(flatten(tape.gradient(surrogate, agent._policy_variables)))
-    fisher = explicit_fisher(agent, observation[valid])
+    first = slice(round(fraction * ROWS))
+    fisher = explicit_fisher(agent, observation[first][valid[first]])
     matrix = fisher + 0.1 * np.eye(len(fisher))
     direction = np.linalg.solve(matrix, gradient)
     longest = np.sqrt(2 * 0.02 / (direction @ matrix @ direction)) * direction

@@ -1,7 +1,14 @@
-"""The programs of docs/asynchronous.md do what the page says."""
+"""The programs of docs/asynchronous.md do what the page says.
 
+python tests/asynchronous_page_test.py      # times both, as that page has it
+"""
+
+import pathlib
 import re
 import runpy
+import tempfile
+import threading
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -10,10 +17,14 @@ from conftest import ROOT
 PAGE = ROOT / "docs/asynchronous.md"
 
 
-def test_actors_lose_no_update_and_learn_as_the_batch_does(tmp_path):
-    program = tmp_path / "page.py"  # a file, for TensorFlow reads the source of loops
+def run_page(folder):
+    program = folder / "page.py"  # a file, for TensorFlow reads the source of loops
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)))
-    page = runpy.run_path(str(program))
+    return runpy.run_path(str(program))
+
+
+def test_actors_lose_no_update_and_learn_as_the_batch_does(tmp_path):
+    page = run_page(tmp_path)
     weights, actors, updates = page["shared"], page["actors"], page["updates"]
     assert int(updates) == 4 * 100
     assert_learnt(weights)
@@ -46,3 +57,26 @@ def assert_learnt(weights):
 def reset(page):
     for variable in (*page["shared"], *page["squares"], *page["momenta"], page["updates"]):
         variable.assign(tf.zeros_like(variable))
+
+
+def print_times():
+    with tempfile.TemporaryDirectory() as folder:
+        page = run_page(pathlib.Path(folder))  # which traces the actors and runs them once
+    page["train"](tf.constant(0))
+    for _ in range(3):
+        calls = [(actor.run, tf.constant(100)) for actor in page["actors"]]
+        threads = [threading.Thread(target=run, args=[count]) for run, count in calls]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended = time.perf_counter()
+        for update in range(100):
+            page["train"](tf.constant(update))
+        batched = time.perf_counter() - ended
+        print(f"actors {1000 * (ended - began):.0f} ms, batched {1000 * batched:.0f} ms")
+
+
+if __name__ == "__main__":
+    print_times()

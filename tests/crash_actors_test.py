@@ -1,16 +1,20 @@
-"""Runs of actors in threads, started and stopped by the thousand."""
+"""Runs of actors in threads: a thousand starts and stops, Ctrl-C, a process that dies."""
 
 import faulthandler
 import random
+import signal
 import threading
+import time
 
 import gin
 import pytest
+import run_processes
 from host_loops import PLAN, Run
 from tiny_runs import build_components
 
 from pipeline.asynchronous import Actors
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
 from pipeline.shutdown import Stopped
 
 pytestmark = pytest.mark.crash
@@ -25,6 +29,10 @@ def clean_gin():
     yield
     gin.clear_config()
     faulthandler.cancel_dump_traceback_later()
+
+
+def has_actors():
+    return any(thread.name.startswith("actor") for thread in threading.enumerate())
 
 
 class RunOf(Run):
@@ -59,4 +67,32 @@ def _start_and_stop(tmp_path):
         run.loop.close()
         assert run.loop.env_steps > env_steps
         env_steps = run.loop.env_steps
-        assert not any(thread.name.startswith("actor") for thread in threading.enumerate())
+        assert not has_actors()
+
+
+def test_ctrl_c_stops_the_actors_of_a_process_within_two_seconds(tmp_path):
+    overrides = {"asynchronous_runner__scheduler": "threads", "train__num_env_steps": 10**7}
+    run = run_processes.Run(tmp_path, "a3c", **overrides)
+    with run.start_until(run_processes.TRAINING, env_steps=100) as process:
+        process.send_signal(signal.SIGINT)
+        asked, line = time.monotonic(), " "
+        while line and not line.startswith("stopped; the same command resumes"):
+            line = process.stdout.readline()
+        stopped = time.monotonic()
+        assert process.wait(timeout=20) == 130
+    assert line
+    assert stopped - asked < 2
+
+
+def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
+    overrides = {
+        "asynchronous_runner__scheduler": "threads",
+        "gymnasium_environment__vectorization_mode": "async",
+    }
+    run = Run(tmp_path / "run", PLAN, "a3c", **overrides)
+    environment = run.parts.runner.drivers[0].environment
+    run.at(130, lambda: environment._vector_env.processes[0].kill())
+    with pytest.raises(UserError, match=r"one of its processes has died(.|\n)*is intact"):
+        run.train()
+    run.loop.close()
+    assert not has_actors()

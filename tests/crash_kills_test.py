@@ -12,11 +12,6 @@ from run_processes import ENVIRONMENT, TESTS, Records, assert_same_end
 from tiny_runs import bindings, gin_files, statements
 
 _ATARI = """
-    atari_environment.game = "pong"
-    atari_environment.num_envs = 2
-    atari_environment.num_threads = 1
-    atari_environment.max_episode_frames = 400
-    evaluation/atari_environment.num_envs = 2
     configure_tensorflow.intra_op = 1
     train.num_env_steps = 600
     train.log_interval = 40
@@ -25,6 +20,21 @@ _ATARI = """
     train.num_eval_episodes = 2
     train.num_final_episodes = 2
     nature_cnn_encoder.units = (32,)
+"""
+_PONG = """
+    atari_environment.game = "pong"
+    atari_environment.num_envs = 2
+    atari_environment.num_threads = 1
+    atari_environment.max_episode_frames = 400
+    evaluation/atari_environment.num_envs = 2
+"""
+_DEEPMIND = """
+    deepmind_atari_environment.max_episode_frames = 400
+    BlockReplayBuffer.block_size = 24
+    create_dqn_agent.target_update_env_steps = 40
+    epsilon/linear_schedule.start = 60
+    epsilon/linear_schedule.num_steps = 300
+    Evaluator.num_env_steps = 40
 """
 _REPLAY = """
     ReplayBuffer.capacity = 400
@@ -66,11 +76,15 @@ CASES = {
     "dqn": Case(62, 100, gymnasium_flags("dqn", **SMALL)),
     "ppo": Case(62, 100, gymnasium_flags("ppo", **SMALL)),
     "sac": Case(62, 100, gymnasium_flags("sac", **SMALL)),
+    "a2c": Case(20, 100, gymnasium_flags("a2c", **SMALL)),
+    "trpo": Case(20, 100, gymnasium_flags("trpo", **SMALL)),
+    "nstep_q": Case(20, 100, gymnasium_flags("nstep_q", **SMALL)),
     "a3c": Case(20, 100, gymnasium_flags("a3c", **SMALL)),
     "async_nstep_q": Case(20, 100, gymnasium_flags("async_nstep_q", **SMALL)),
-    "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _REPLAY)),
-    "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _ROLLOUT)),
-    "sac_pong": Case(10, 60, atari_flags("sac_pong", _REPLAY)),
+    "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _PONG + _REPLAY)),
+    "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _PONG + _ROLLOUT)),
+    "sac_pong": Case(10, 60, atari_flags("sac_pong", _PONG + _REPLAY)),
+    "dqn3_breakout": Case(10, 60, atari_flags("dqn3_breakout", _DEEPMIND + _REPLAY)),
 }
 
 

@@ -13,6 +13,7 @@ from tiny_runs import assert_same, saved, statements, variables
 
 from pipeline import chunks, configuration
 from pipeline.components import build
+from pipeline.optimizers import CenteredRMSprop
 from pipeline.plan import Plan
 from pipeline.shutdown import Stopped
 from pipeline.train_loop import build_bound
@@ -71,14 +72,17 @@ def one_iteration_a_call(monkeypatch):
 def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     twin = TinyRun(tmp_path / "twin")
     stop_counts = []
+    updates = {}  # by environment steps
 
     def watch(record, phase):
+        updates[twin.loop.env_steps] = int(twin.parts.agent.train_step_counter)
         taken = int(twin.parts.experience._taken)
         if twin.loop.env_steps > WARM_UP and 8 <= taken <= 16:
             stop_counts.append(twin.loop.env_steps)
 
     twin.progress.hook = watch
     expected = twin.train()
+    assert (updates[WARM_UP], updates[WARM_UP + 4], updates[WARM_UP + 8]) == (0, 1, 2)
     assert 30 <= expected["updates"] <= 32  # a boundary row is no environment step
     assert 120 <= twin.parts.agent._periodic_target._copied_at.numpy() < 124
 
@@ -147,8 +151,14 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert parts.runner.drivers[0]._reward_range == (-1, 1)
 
     assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
-    assert agent._gradient_clipping is None
+    assert agent._gradient_clip_norm is None
+    assert agent._td_loss_fn(tf.constant([3.0])).numpy() == 2.5  # Huber's, with threshold 1
     assert agent._periodic_target._period == 10_000
+    optimizer = agent._optimizer
+    assert isinstance(optimizer, CenteredRMSprop)
+    constants = [optimizer.get_config()[name] for name in ("rho", "epsilon")]
+    assert constants == pytest.approx([0.95, 0.01])
+    assert gin.query_parameter("nature_cnn_encoder.first_padding") == 1
     shapes = [variable.shape.as_list() for variable in agent._q_network.variables]
     assert shapes[-4:] == [[3136, 512], [512], [512, 6], [6]]
     assert all(variable.numpy().any() for variable in agent._q_network.variables)  # biases too
@@ -156,7 +166,8 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert evaluator._num_env_steps == 125_000
     assert evaluator.policy._epsilon().numpy() == np.float32(0.05)
     assert (parts.environment.batch_size, evaluator.environment.batch_size) == (1, 1)
-    plan = {"num_env_steps": 50_000_000, "eval_interval": 250_000, "checkpoint_interval": 125_000}
+    plan = {"num_env_steps": 50_000_000, "log_interval": 10_000}
+    plan |= {"eval_interval": 250_000, "checkpoint_interval": 125_000}
     for name, value in plan.items():
         assert gin.query_parameter(f"train.{name}") == value
 

@@ -396,7 +396,9 @@ def with_gymnasium_stacks(padding_type: Any) -> ReplayBuffer:
 
 
 def test_gymnasium_stacks_need_the_padding_that_the_message_recommends() -> None:
-    with pytest.raises(UserError, match='FrameStackObservation, pass it padding_type="zero"$'):
+    with pytest.raises(
+        UserError, match=r'FrameStackObservation \(gymnasium\) padding_type="zero"$'
+    ):
         with_gymnasium_stacks("reset").check_ready()
     with_gymnasium_stacks("zero").check_ready()
 

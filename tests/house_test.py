@@ -186,7 +186,7 @@ FORBIDDEN = {
     "shelve": "a checkpoint is data, never code",
 }
 
-ALGORITHMS = {"a2c", "dqn", "ppo", "sac", "trpo"}
+ALGORITHMS = {"a2c", "a3c", "dqn", "nstep", "ppo", "sac", "trpo"}
 ENVIRONMENTS = {"atari", "ale_py"}
 # What a file must not know of, wherever the words of its code stand.
 UNMENTIONED = {

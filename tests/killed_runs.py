@@ -112,8 +112,10 @@ def load():
     import pipeline.agents.nstep_q  # noqa: F401
     import pipeline.agents.ppo  # noqa: F401
     import pipeline.agents.sac  # noqa: F401
+    import pipeline.agents.trpo  # noqa: F401
     import pipeline.asynchronous  # noqa: F401
     import pipeline.environments.atari  # noqa: F401
+    import pipeline.environments.deepmind_atari  # noqa: F401
     from pipeline.chunks import Chunks
     from pipeline.environments.vector_environment import VectorEnvironment
     from pipeline.host_loop import HostLoop

@@ -18,6 +18,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
+from pipeline.errors import check_whole
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
 from pipeline.schedules import Schedule, as_schedule
@@ -93,6 +94,7 @@ def create_a2c_agent(
       UserError: `accumulate_updates` is no whole number, at least 1.
     """
     del seed
+    check_whole("create_a2c_agent.accumulate_updates", accumulate_updates)
     rate_schedule = as_schedule(learning_rate)
     agent = A2CAgent(
         time_step_spec,

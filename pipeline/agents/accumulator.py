@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.errors import check_whole
-
 
 class Accumulator(tf.Module):
     """Sums gradients and valid rows in variables; every `num_batches`-th call applies them.
@@ -23,12 +21,8 @@ class Accumulator(tf.Module):
         variables: nest of the variables that are trained.
         num_batches: that make one update.
         of_means: whether losses are means over rows; otherwise they are sums, and so are updates.
-
-        Raises:
-          UserError: `num_batches` is not a whole number, at least 1.
         """
         super().__init__(name="accumulator")
-        check_whole("accumulate_updates", num_batches)
         self.num_batches = num_batches
         self._of_means = of_means
         self._sums = [

@@ -116,11 +116,7 @@ class Agent(tf_agent.TFAgent):
             tf.cond(tf.equal(self.accumulator.summed, 0), act, tf.no_op)
 
     def accumulate(self, num_batches: int) -> None:
-        """From now on the gradients of `num_batches` batches make one update.
-
-        Raises:
-          UserError: it is not a whole number, at least 1.
-        """
+        """From now on the gradients of `num_batches` batches make one update."""
         if num_batches != 1:
             self.accumulator = Accumulator(
                 self.gradient_variables(), num_batches, of_means=self.takes_mean

@@ -162,6 +162,7 @@ def create_dqn_agent(
     """
     del num_envs, seed
     check_whole("create_dqn_agent.n_step", n_step)
+    check_whole("create_dqn_agent.accumulate_updates", accumulate_updates)
     _check_target(target_update_period, target_update_env_steps)
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
@@ -194,5 +195,7 @@ def _check_target(target_update_period: int | None, target_update_env_steps: int
             "Bind one of create_dqn_agent.target_update_period (updates) and "
             "create_dqn_agent.target_update_env_steps, and the other to None."
         )
+    if target_update_env_steps is not None:
+        check_whole("create_dqn_agent.target_update_env_steps", target_update_env_steps)
     if target_update_period is not None:
         check_whole("create_dqn_agent.target_update_period", target_update_period)

@@ -25,6 +25,7 @@ from pipeline.agents.q_values import (
     squared_loss,
 )
 from pipeline.agents.targets import PeriodicTarget
+from pipeline.errors import check_whole
 from pipeline.optimizers import RMSprop, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.returns import discounted_returns, valid_mask
@@ -168,6 +169,8 @@ def create_nstep_q_agent(
       UserError: the actions are not discrete, or a number of steps or rollouts is none.
     """
     del num_envs, seed
+    check_whole("create_nstep_q_agent.accumulate_updates", accumulate_updates)
+    check_whole("create_nstep_q_agent.target_update_env_steps", target_update_env_steps)
     need_discrete_actions(action_spec, "n-step Q-learning")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)

@@ -17,7 +17,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
 from pipeline.schedules import Schedule, as_schedule
@@ -141,6 +141,7 @@ def create_ppo_agent(
       UserError: a value is none of those that there are.
     """
     del seed
+    check_whole("create_ppo_agent.accumulate_updates", accumulate_updates)
     if normalize_advantages not in ("minibatch", "rollout", None):
         raise UserError(
             f"create_ppo_agent.normalize_advantages = {normalize_advantages!r}: must be "

@@ -238,10 +238,10 @@ def create_sac_agent(
     del num_envs
     _check_actions(action_spec)
     check_whole("create_sac_agent.target_update_period", target_update_period)
+    check_whole("create_sac_agent.accumulate_updates", accumulate_updates)
     check_number("create_sac_agent.initial_alpha", initial_alpha, 0)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
-    size = int(np.prod(action_spec.shape))
     agent = SacAgent(
         time_step_spec,
         action_spec,
@@ -256,7 +256,7 @@ def create_sac_agent(
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         initial_log_alpha=float(np.log(initial_alpha)),
-        target_entropy=-float(size) if target_entropy is None else target_entropy,
+        target_entropy=_minus_size(action_spec) if target_entropy is None else target_entropy,
         gradient_clipping=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
@@ -265,11 +265,16 @@ def create_sac_agent(
     return agent
 
 
+def _minus_size(action_spec: tensor_spec.BoundedTensorSpec) -> float:
+    return -float(np.prod(action_spec.shape))
+
+
 def _check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
     if tensor_spec.is_discrete(action_spec):
         raise UserError(
-            "SAC needs continuous actions, but the environment's are discrete. Use agents/dqn or "
-            "agents/ppo, or bind a continuous form of the environment if it has one."
+            "SAC needs continuous actions, but the environment's are discrete. Use an agent "
+            "for those (agents/dqn, agents/ppo, ...), or bind a continuous form of the environment "
+            "if it has one."
         )
     if not (np.isfinite(action_spec.minimum).all() and np.isfinite(action_spec.maximum).all()):
         raise UserError(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from pipeline.errors import check_whole
-
 
 class PeriodicTarget(tf.Module):
     """Copies a network's weights to its target network once in `period` environment steps.
@@ -20,15 +18,11 @@ class PeriodicTarget(tf.Module):
         self, online: tf.Module, target: tf.Module, period: int, count: Callable[[], tf.Tensor]
     ):
         """Args:
-          online, target: with the same variables, in the same order.
-          period: environment steps.
-          count: gives the environment steps taken before this iteration, int64 [].
-
-        Raises:
-          UserError: the period is no whole number, at least 1.
+        online, target: with the same variables, in the same order.
+        period: environment steps.
+        count: gives the environment steps taken before this iteration, int64 [].
         """
         super().__init__("periodic_target")
-        check_whole("target_update_env_steps", period)
         self._online, self._target = online, target
         self._period = period
         self._count = count

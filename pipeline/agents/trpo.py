@@ -95,7 +95,7 @@ class TRPOAgent(OnPolicyAgent):
 
     def accumulate(self, num_batches: int) -> None:
         """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
-        if num_batches != 1:
+        if type(num_batches) is not int or num_batches != 1:
             raise UserError(
                 f"create_trpo_agent.accumulate_updates = {num_batches}: TRPO does not accumulate "
                 "gradients; collect a longer rollout instead."

@@ -58,13 +58,14 @@ def document(results: Results) -> str:
 
 
 def _circumstances(results: Results) -> str:
+    compares = any(name in (SB3, TF_AGENTS) for _, name, _ in _sides(results))
     return (
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
         f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns; "
-        "medians are shown, of ratios those of the rounds and their range; throughput.json has "
-        "every round."
+        f"medians are shown{', of ratios those of the rounds and their range' * compares}; "
+        "throughput.json has every round."
     )
 
 

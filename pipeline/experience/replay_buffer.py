@@ -227,10 +227,10 @@ class ReplayBuffer:
             )
         if not self._stacks_hold:
             raise UserError(
-                f"Observations of shape {self._spec.observation.shape} are no stacks of the "
-                "episode's newest frames, with zero frames before its first. Set "
-                "ReplayBuffer.store_single_frames = False; or, if they come from gymnasium's "
-                'FrameStackObservation, pass it padding_type="zero"'
+                f"Observations of shape {self._spec.observation.shape} are no stacks of the newest "
+                "frames, zeros before an episode's first. Set ReplayBuffer.store_single_frames = "
+                "False; or, with environments/atari_deepmind, train.create_experience = "
+                '@BlockReplayBuffer; or of FrameStackObservation (gymnasium) padding_type="zero"'
             )
         self._compares_stacks = False
 
