@@ -51,7 +51,6 @@ def document(results: Results) -> str:
         Paragraph(_circumstances(results)),
         *_failures(results),
         *(table for table in tables if table.rows),
-        Heading("What differs"),
         *_differences(results),
     ]
     return to_markdown(blocks, "")
@@ -283,6 +282,8 @@ def _differences(results: Results) -> Iterator[Block]:
     for work, name, side in _sides(results):
         for difference in side["facts"].get("differences", []):
             told.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
+    if told:
+        yield Heading("What differs")
     for name, works_of in told.items():
         points = tuple(f"{text} ({'; '.join(works)})" for text, works in works_of.items())
         yield Notice(f"{title(name)}, beside what its own loop and networks make of it", points)
