@@ -18,7 +18,7 @@ from tiny_runs import Walk, assert_same, build_components, saved, variables
 
 from pipeline import asynchronous
 from pipeline.actors import split_state
-from pipeline.asynchronous import actor_epsilon
+from pipeline.asynchronous import actor_epsilon, asynchronous_runner
 from pipeline.environments.gymnasium import gymnasium_environment
 from pipeline.errors import UserError
 from pipeline.iteration import Halted
@@ -452,6 +452,17 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
     run.loop.close()
 
 
+def test_failures_that_no_environment_explains_are_all_told(tmp_path):
+    run = stopped(tmp_path)
+    state, run.stop.requested = run.loop._state, False
+    halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    with pytest.raises(MemoryError, match="of the first"):
+        run.loop.train()
+    assert run.progress.said[-1] == "another failure: of\nthe second"
+    run.loop.close()
+
+
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     run = stopped(tmp_path)
     run.loop.close()
@@ -527,15 +538,24 @@ def test_the_mean_epsilon_is_that_of_no_actor():
         actor_epsilon(values=(0.1, 0.2, 3.0))
 
 
+def run_bound(**kwargs):
+    bound = gin.get_bindings(train)
+    creators = [bound[f"create_{name}"] for name in ("environment", "agent", "experience")]
+    return asynchronous_runner(1, *creators, **kwargs)
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn", "trpo"])
 def test_other_agents_are_refused(algorithm):
     build_components(algorithm)
-    from pipeline.asynchronous import asynchronous_runner
-
-    bound = gin.get_bindings(train)
-    creators = [bound[f"create_{name}"] for name in ("environment", "agent", "experience")]
     with pytest.raises(UserError, match="update of a whole rollout|TRPO does not learn"):
-        asynchronous_runner(1, *creators)
+        run_bound()
+
+
+def test_threads_are_refused_where_gradients_would_pass_through_python(monkeypatch):
+    build_components("a3c")
+    monkeypatch.setattr(tf.config, "functions_run_eagerly", lambda: True)
+    with pytest.raises(UserError, match="as --eager does: leave it out, or bind"):
+        run_bound(scheduler="threads")
 
 
 def test_another_number_of_actors_is_told(tmp_path):
