@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from host_loops import PLAN, Run
+from host_loops import PLAN, Run, actor_threads
 from tf_agents.trajectories import StepType
 from tiny_runs import Walk, assert_same, build_components, saved, variables
 
@@ -406,10 +406,6 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
         assert sum(record["staleness_counts"]) == record["updates"]
     resumed.loop.close()
     assert not actor_threads()
-
-
-def actor_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
 
 
 def no_such_room(action):

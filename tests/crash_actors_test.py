@@ -3,13 +3,12 @@
 import faulthandler
 import random
 import signal
-import threading
 import time
 
 import gin
 import pytest
 import run_processes
-from host_loops import PLAN, Run
+from host_loops import PLAN, Run, actor_threads
 from tiny_runs import build_components
 
 from pipeline.asynchronous import Actors
@@ -29,10 +28,6 @@ def clean_gin():
     yield
     gin.clear_config()
     faulthandler.cancel_dump_traceback_later()
-
-
-def has_actors():
-    return any(thread.name.startswith("actor") for thread in threading.enumerate())
 
 
 class RunOf(Run):
@@ -67,7 +62,7 @@ def _start_and_stop(tmp_path):
         run.loop.close()
         assert run.loop.env_steps > env_steps
         env_steps = run.loop.env_steps
-        assert not has_actors()
+        assert not actor_threads()
 
 
 def test_ctrl_c_stops_the_actors_of_a_process_within_two_seconds(tmp_path):
@@ -95,4 +90,4 @@ def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
     with pytest.raises(UserError, match=r"one of its processes has died(.|\n)*is intact"):
         run.train()
     run.loop.close()
-    assert not has_actors()
+    assert not actor_threads()

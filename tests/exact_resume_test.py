@@ -33,6 +33,7 @@ def learners(run):
         ("a2c", {}, 210),
         ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
         ("trpo", {}, 100),
+        ("a3c", {}, 210),
         ("async_nstep_q", {}, 210),
     ],
 )

@@ -1,6 +1,7 @@
 """Host loops over tiny runs, in this process."""
 
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,10 @@ PLAN = Plan(
     num_final_episodes=6,
 )
 WARM_UP = 60
+
+
+def actor_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
 
 
 class Watching(Progress):
