@@ -39,8 +39,8 @@ def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
     """What makes those configs do exactly the work; asynchronous actors are as many as its
     environments."""
     of_algorithm = {
-        "dqn": _dqn, "sac": _sac, "ppo": _ppo, "a2c": _actor_critic, "trpo": _trpo,
-        "nstep_q": _nstep_q,
+        "dqn": _dqn, "dqn3": _dqn3, "sac": _sac, "ppo": _ppo, "a2c": _actor_critic,
+        "trpo": _trpo, "nstep_q": _nstep_q,
     }[work.algorithm]  # fmt: skip
     agent = _agent(work)
     return [
@@ -67,14 +67,15 @@ def _actors(work: works.Work, count: int, scheduler: str) -> list[str]:
 
 
 def _agent(work: works.Work) -> str:
-    return f"create_{work.algorithm}_agent"
+    return f"create_{'dqn' if work.algorithm == 'dqn3' else work.algorithm}_agent"
 
 
 def _environment(work: works.Work, num_envs: int, variant: str) -> list[str]:
     if work.is_atari:
         precision = "mixed_bfloat16" if variant == BFLOAT16 else "float32"
+        environment = "deepmind_atari" if work.algorithm == "dqn3" else "atari"
         return [
-            f"atari_environment.num_envs = {num_envs}",
+            f"{environment}_environment.num_envs = {num_envs}",
             f'encoder_precision.policy = "{precision}"',
         ]
     return [
@@ -101,6 +102,14 @@ def _dqn(work: works.Work) -> list[str]:
         f"create_dqn_agent.epsilon = {works.EPSILON}",
         f"create_dqn_agent.target_update_period = {work.target_update_period}",
         *_encoder(work),
+        *_replay(work),
+    ]
+
+
+def _dqn3(work: works.Work) -> list[str]:
+    return [
+        f"create_dqn_agent.epsilon = {works.EPSILON}",
+        f"create_dqn_agent.target_update_env_steps = {work.target_update_period}",
         *_replay(work),
     ]
 
@@ -133,7 +142,8 @@ def _trpo(work: works.Work) -> list[str]:
     return [
         f"create_trpo_agent.gae_lambda = {work.gae_lambda}",
         f"TrustRegion.max_kl = {works.MAX_KL}",
-        f"TrustRegion.cg_iterations = {works.CG_ITERATIONS}",
+        f"TrustRegion.cg_iterations = {work.cg_iterations}",
+        f"TrustRegion.fisher_fraction = {work.fisher_fraction}",
         f"TrustRegion.cg_damping = {work.cg_damping}",
         f"TrustRegion.line_search_steps = {works.LINE_SEARCH_STEPS}",
         f"TrustRegion.line_search_shrink = {works.LINE_SEARCH_SHRINK}",

@@ -11,8 +11,8 @@ from pipeline.benchmarks.statistics import Estimate
 
 
 def agent(algorithm: str) -> str:
-    """ "DQN", "n-step Q"."""
-    return {"nstep_q": "n-step Q"}.get(algorithm, algorithm.upper())
+    """ "DQN", "DQN 3.0", "n-step Q"."""
+    return {"nstep_q": "n-step Q", "dqn3": "DQN 3.0"}.get(algorithm, algorithm.upper())
 
 
 def number(value: float) -> str:

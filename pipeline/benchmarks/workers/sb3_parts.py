@@ -128,7 +128,7 @@ def _a2c(work: works.Work, common: dict[str, Any]) -> A2C:
 def _trpo(work: works.Work, common: dict[str, Any]) -> TRPO:
     return TRPO(
         target_kl=works.MAX_KL,
-        cg_max_steps=works.CG_ITERATIONS,
+        cg_max_steps=work.cg_iterations,
         cg_damping=work.cg_damping,
         line_search_max_iter=works.LINE_SEARCH_STEPS,
         line_search_shrinking_factor=works.LINE_SEARCH_SHRINK,

@@ -15,7 +15,6 @@ EPSILON = 0.01  # of the epsilon-greedy policy that collects
 TARGET_UPDATE_TAU = 0.005
 RMSPROP_DECAY = 0.99
 MAX_KL = 0.01  # nats, of TRPO's step of the policy
-CG_ITERATIONS = 15
 LINE_SEARCH_STEPS = 10
 LINE_SEARCH_SHRINK = 0.8
 FRAME_STACK = 4
@@ -27,25 +26,28 @@ class Work(NamedTuple):
     """One line of the table, without the number of environments.
 
     Attributes:
-        algorithm: "dqn", "sac", "ppo", "a2c", "trpo" or "nstep_q".
+        algorithm: "dqn", "dqn3", "sac", "ppo", "a2c", "trpo" or "nstep_q".
         environment: a gymnasium id.
         batch_size: transitions an update; None: a whole rollout.
-        optimizer: "Adam", or "RMSprop" as in TensorFlow 1: epsilon inside the root.
+        optimizer: "Adam"; "RMSprop" as in TensorFlow 1, with epsilon inside the root;
+            "CenteredRMSprop" as in DQN 3.0.
         units: dense layers of a network that reads vectors, and of SAC's heads on images. Images
             are read by the Nature CNN (Mnih et al. 2015), by n-step Q, which has no peer, with the
             smaller one of its paper (Mnih et al. 2016).
         rollout_steps: vector steps of a rollout, which is learnt from `num_epochs` times and thrown
             away; 0: it learns from a replay buffer.
         env_steps_per_update: of what learns from a replay buffer.
-        target_update_period: of DQN in updates, of n-step Q in environment steps.
+        target_update_period: of DQN in updates, of DQN 3.0 and n-step Q in environment steps.
         gradient_clip_norm: global norm; None: no limit.
+        fisher_fraction: of a rollout's states, those that make TRPO's Fisher matrix.
         value_epochs: of TRPO, passes over the rollout that fit the values; all of them and the step
             of the policy are one update.
         value_batch_size: transitions of a step of that fit.
         initial_alpha: SAC's temperature, which is learnt.
         continuous: actions are the joystick's radius, angle and fire (Farebrother & Castro 2024).
         openai_protocol: Atari without sticky actions, with no-ops and lost lives, as in OpenAI
-            Baselines; otherwise with sticky actions, until the game is over, as in Dopamine.
+            Baselines; otherwise with sticky actions, until the game is over, as in Dopamine. Not of
+            DQN 3.0, which has its own environment.
         replay_capacity: environment steps, at most.
         warm_up: environment steps stored before anything is timed.
     """
@@ -67,6 +69,8 @@ class Work(NamedTuple):
     clip_ratio: float = 0.2
     entropy_coefficient: float = 0.0
     cg_damping: float = 0.1
+    cg_iterations: int = 15
+    fisher_fraction: float = 1.0
     value_epochs: int = 0
     value_batch_size: int = 128
     initial_alpha: float = 1.0
@@ -120,6 +124,10 @@ WORKS = {
         "dqn", PONG, 32, 6.25e-5, 1.5e-4, target_update_period=2_000,
         replay_capacity=1_000_000, warm_up=5_000,
     ),
+    "dqn3_pong": Work(
+        "dqn3", PONG, 32, 2.5e-4, 0.01, "CenteredRMSprop", target_update_period=10_000,
+        replay_capacity=1_000_000, warm_up=5_000,
+    ),
     "dqn_cartpole": Work(
         "dqn", "CartPole-v1", 64, 5e-4, units=(64, 64), target_update_period=500,
         gradient_clip_norm=10.0,
@@ -143,7 +151,11 @@ WORKS = {
     ),
     "trpo_cartpole": Work(
         "trpo", "CartPole-v1", None, 1e-3, units=(64, 64), rollout_steps=512, gae_lambda=0.98,
-        cg_damping=1e-3, value_epochs=20,
+        cg_damping=1e-3, value_epochs=20, value_batch_size=512,
+    ),
+    "trpo_pong": Work(
+        "trpo", PONG, None, 1e-3, 1e-5, rollout_steps=64, cg_iterations=10, fisher_fraction=0.1,
+        value_epochs=2, value_batch_size=256, openai_protocol=True,
     ),
     "nstep_q_pong": Work(
         "nstep_q", PONG, None, 7e-4, 1e-5, "RMSprop", rollout_steps=5, gradient_clip_norm=10.0,
