@@ -106,6 +106,7 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
         return 128 + (stop.signal or 0)
     if outcome.failed:
         print(f"failed: {len(outcome.failed)}; the same command tries these runs again.")
+        print("To begin one anew instead, delete its folder first: its log's name without .log.")
     if not _REPORT.value:
         print(f"finished: {outcome.finished}. For the report:")
         print(f"  {cli.python_command()} -m pipeline.benchmark --report --output_dir={output_dir}")

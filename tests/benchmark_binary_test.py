@@ -159,7 +159,8 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
     reason = f"{folder}/result.json is damaged"
     assert re.search(
         rf"^dqn-CartPole-v1 seed 1 has failed \({reason}.*\); all .*: {folder}.log\n"
-        r"failed: 1; the same command tries these runs again.\n",
+        r"failed: 1; the same command tries these runs again.\n"
+        r"To begin one anew instead, delete its folder first: its log's name without \.log\.\n",
         ended.stdout,
         re.MULTILINE,
     )

@@ -62,6 +62,8 @@ def make_record(
         "config_sha256": _digest(f"config {algorithm} {environment}"),
         "command": f"python -m pipeline.train --root_dir=runs/{name} --seed={seed}",
         "git_revision": "268cb32e9e2f15e0969a444221462eeb687de0c5",
+        "earlier_revisions": [],
+        "inexact_resumes": 0,
         "versions": {"python": "3.11.7", "tensorflow": "2.15.1", "tf-agents": "0.19.0"},
         "threads": {"intra_op": 0, "inter_op": 0},
         "onednn": "1",
@@ -75,7 +77,7 @@ def make_failed(algorithm: str, environment: str, seed: int, error: str, **field
     """A run that ended with `error`, which is several lines."""
     unknown = ["env_steps", "updates", "episodes", "wall_seconds", "env_steps_per_second"]
     unknown += ["workers", "evaluation_policy", "weights_sha256", "config_sha256"]
-    unknown += ["git_revision", "versions", "threads", "onednn"]
+    unknown += ["git_revision", "versions", "threads", "onednn", "inexact_resumes"]
     return {
         **make_record(algorithm, environment, seed, **fields),
         **dict.fromkeys(unknown),

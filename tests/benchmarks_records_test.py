@@ -47,6 +47,8 @@ def write_json(run, name, **changes):
             "versions": {"python": "3.11.7"},
             "threads": {"intra_op": 1, "inter_op": 2},
             "onednn": "0",
+            "earlier_starts": [{"git_revision": x} for x in ("ab", None, "cd", "ab")],
+            "inexact_resumes": [{"env_steps": 20, "why": ["another processor"]}],
         },
         "result.json": {
             "evaluation": {"return_mean": 2.0, "return_std": 1.0, "returns": [1.0, 3.0]},
@@ -102,6 +104,8 @@ def test_record_of_a_finished_run(run):
         "versions": {"python": "3.11.7"},
         "threads": {"intra_op": 1, "inter_op": 2},
         "onednn": "0",
+        "earlier_revisions": ["ab", "cd"],
+        "inexact_resumes": 1,
     }
 
 
@@ -112,7 +116,7 @@ def test_record_of_a_failed_run_has_the_same_keys(run):
     assert (failed["status"], failed["error"]) == ("failed", "exit code 2\nno\nNaN")
     assert records.last_words(failed) == "exit code 2: NaN"
     assert failed["command"].startswith(f"python -m pipeline.train --root_dir={run.folder} ")
-    lists = {"evaluation_returns", "curve", "iterations", "evaluations"}
+    lists = {"evaluation_returns", "curve", "iterations", "evaluations", "earlier_revisions"}
     known = {*IDENTITY, "status", "error", "command", "cpu_model", "cpu_count"}
     assert {
         name for name, value in failed.items() if value is None

@@ -312,9 +312,27 @@ def test_incomplete_suite_says_so_first(tmp_path):
     assert "&lt;loss&gt; is \\| not \\*finite\\* &amp; so on" in markdown
 
 
-def test_mixed_configurations_are_noticed(tmp_path):
-    records = [make_record(seed=seed, num_seeds=2, config_sha256=f"{seed}") for seed in (1, 2)]
-    assert "different configurations" in write(tmp_path, records).notices[-1]
+@pytest.mark.parametrize(
+    ("of_second", "said"),
+    [
+        ({"config_sha256": "another"}, "the runs are of different configurations."),
+        ({"git_revision": "another"}, "the runs are of different revisions."),
+        ({"earlier_revisions": ["another"]}, "the runs are of different revisions."),
+        ({"cpu_model": "another"}, "the runs are of different machines or versions."),
+        ({"inexact_resumes": 1}, "not resumed bit for bit: seeds 2."),
+    ],
+)
+def test_runs_that_were_not_made_alike_are_noticed(tmp_path, of_second, said):
+    records = [make_record(seed=1, num_seeds=2), make_record(seed=2, num_seeds=2, **of_second)]
+    page = write(tmp_path, records)
+    assert page.notices[1:] == [f"trial, DQN on CartPole-v1: {said}"]
+    assert "All 2 runs that were asked for have finished." in (tmp_path / "report.md").read_text()
+
+
+def test_all_revisions_of_a_run_are_listed(tmp_path):
+    page = write(tmp_path, [make_record(num_seeds=1, earlier_revisions=["ab"], git_revision="cd")])
+    (row,) = page.rows("Runs")
+    assert (row["git revision"], row["inexact resumes"]) == ("ab, cd", "0")
 
 
 def test_complete_suite_needs_no_notice(tmp_path):

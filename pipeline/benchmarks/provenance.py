@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import progress
@@ -21,6 +21,24 @@ def details(group: Group) -> Details:
     machines = list(dict.fromkeys(map(_machine, records)))
     summary = f"{wording.count(len(records), 'run')}: commands, hashes, versions and machines"
     return Details(summary, (_machines(machines), _runs(records, machines)))
+
+
+def differences(records: Sequence[Record]) -> Iterator[str]:
+    """In what finished runs that should be alike were not made alike."""
+    if len({record["config_sha256"] for record in records}) > 1:
+        yield "the runs are of different configurations"
+    if len({revision for record in records for revision in _revisions(record)}) > 1:
+        yield "the runs are of different revisions"
+    if len({_machine(record) for record in records}) > 1:
+        yield "the runs are of different machines or versions"
+    if inexact := [str(record["seed"]) for record in records if record["inexact_resumes"]]:
+        yield f"not resumed bit for bit: seeds {', '.join(inexact)}"
+
+
+def _revisions(record: Record) -> list[str]:
+    """Of the processes that made a run, those of earlier ones first."""
+    of_run = [*record["earlier_revisions"], record["git_revision"]]
+    return [revision or "unknown" for revision in of_run]
 
 
 def _machine(record: Record) -> str:
@@ -51,7 +69,8 @@ def _runs(records: Sequence[Record], machines: Sequence[str]) -> Table:
         *(Column("environment", "text"), Column("agent", "text"), Column("seed")),
         *(Column("status", "text"), Column("score"), Column("environment steps")),
         *(Column("updates"), Column("episodes"), Column("wall-clock"), Column("machine")),
-        *(Column("git revision", "code"), Column("SHA-256 of the configuration", "code")),
+        *(Column("inexact resumes"), Column("git revision", "code")),
+        Column("SHA-256 of the configuration", "code"),
         *(Column("SHA-256 of the weights", "code"), Column("command", "code")),
     )
     rows = [_run(record, machines.index(_machine(record)) + 1) for record in records]
@@ -61,7 +80,7 @@ def _runs(records: Sequence[Record], machines: Sequence[str]) -> Table:
 def _run(record: Record, machine: int) -> tuple[str, ...]:
     score, seconds = score_of(record), record["wall_seconds"]
     counts = [record[name] for name in ("env_steps", "updates", "episodes")]
-    hashes = [record[name] for name in ("git_revision", "config_sha256", "weights_sha256")]
+    hashes = [record[name] for name in ("config_sha256", "weights_sha256")]
     return (
         record["environment"],
         wording.agent(record["algorithm"]),
@@ -71,6 +90,8 @@ def _run(record: Record, machine: int) -> tuple[str, ...]:
         *("" if count is None else f"{count:,}" for count in counts),
         "" if seconds is None else progress.duration(seconds),
         str(machine),
+        str(record["inexact_resumes"] or 0),
+        ", ".join(_revisions(record)),
         *(text or "" for text in hashes),
         record["command"],
     )

@@ -28,6 +28,8 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     config_sha256 *         of operative_config.gin, which lists every value in force
     command                 that made the run
     git_revision *, versions *, threads *, onednn *  of the process that ended the run
+    earlier_revisions *     of the processes that were stopped or killed before, where they differ
+    inexact_resumes *       how many of its processes could not go on bit for bit
     cpu_model, cpu_count    of the machine
 
 A later line about the same run replaces an earlier one.
@@ -105,6 +107,8 @@ def failed(run: Run, error: str) -> Record:
         "config_sha256": None,
         "command": shlex.join(["python", "-m", "pipeline.train", *run.arguments]),
         **dict.fromkeys(_FROM_START, None),
+        "earlier_revisions": [],
+        "inexact_resumes": None,
         **machine(),
     }
 
@@ -142,10 +146,17 @@ def finished(run: Run, workers: int) -> Record:
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
             **{name: start[name] for name in _FROM_START},
+            "earlier_revisions": _earlier_revisions(start),
+            "inexact_resumes": len(start["inexact_resumes"]),
             **machine(),
         }
     except KeyError as error:
         raise UserError(f"{run.folder}: a file of the run does not tell its {error}.") from error
+
+
+def _earlier_revisions(start: Record) -> list[str | None]:
+    revisions = dict.fromkeys(earlier["git_revision"] for earlier in start["earlier_starts"])
+    return [revision for revision in revisions if revision != start["git_revision"]]
 
 
 def _finite(run: Run, returns: list[float]) -> list[float]:

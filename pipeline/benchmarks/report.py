@@ -138,6 +138,7 @@ def _blocks(suites: Sequence[Suite]) -> list[Block]:
     return [
         Heading("Benchmark report", level=1),
         *_completeness(suites, groups),
+        *_unlike(groups),
         Paragraph(_READING),
         *(block for group in groups for block in _group_blocks(group, groups)),
     ]
@@ -171,8 +172,18 @@ def _gaps(pair: Pair) -> Iterator[str]:
         yield f"{pair.name}: seed {record['seed']} failed: {records.last_words(record)}"
     if pair.unscored:
         yield f"{pair.name}: {_seeds([r['seed'] for r in pair.unscored])} finished without a score."
-    if len({record["config_sha256"] for record in pair.finished}) > 1:
-        yield f"{pair.name}: the runs are of different configurations; see how they were made."
+
+
+def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
+    """Where the runs of a pair are not of one kind."""
+    points = tuple(
+        f"{group.suite}, {pair.name}: {what}."
+        for group in groups
+        for pair in group.pairs
+        for what in provenance.differences(pair.finished)
+    )
+    if points:
+        yield Notice("Not all runs of a line were made alike; see how each was made.", points)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
