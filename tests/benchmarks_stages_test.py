@@ -72,7 +72,7 @@ def measured(work, output_dir):
     )
     assert worker.stdin is not None and worker.stdout is not None
     ready = json.loads(worker.stdout.readline())
-    assert ready["stages"] == ["environment", "collect", "sample", "update", "training"]
+    assert ready["stages"] == ["environment", "collect", "sample", "training", "update"]
     answers = {}
     for stage in ready["stages"]:
         worker.stdin.write(json.dumps({"stage": stage, "seconds": 0.2}) + "\n")

@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import run_folder
 from pipeline.benchmarks import (
+    contenders,
     peer_environment,
     throughput,
     throughput_names,
     throughput_tables,
     worker_process,
 )
+from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.ratios import ratios
-from pipeline.benchmarks.throughput import Contender, measure, measure_work
+from pipeline.benchmarks.throughput import measure, measure_work
 from pipeline.benchmarks.throughput_tables import summary
 from pipeline.benchmarks.workers import protocol, works
 from pipeline.errors import UserError
@@ -86,7 +89,7 @@ def test_the_sides_take_turns_stage_by_stage(tmp_path, output_dir):
     assert training["per_second"] == 70.0  # median of 30 / 0.5 and 40 / 0.5
     assert results["b"]["facts"]["versions"] == {"fake": "1"}
     assert results["a"]["error"] is None
-    assert not (output_dir / "scratch").exists()
+    assert [path.name for path in output_dir.iterdir()] == ["logs"]
 
 
 def test_what_else_a_worker_prints_is_in_its_log(tmp_path, output_dir):
@@ -152,8 +155,8 @@ def fake_sides(tmp_path, monkeypatch):
     def ours(work, variants):
         return [fake(tmp_path, f"ours{':' if v else ''}{v}") for v in variants]
 
-    monkeypatch.setattr(throughput, "_ours", ours)
-    monkeypatch.setattr(throughput, "_peers", lambda work, python: [fake(tmp_path, "sb3")])
+    monkeypatch.setattr(contenders, "ours", ours)
+    monkeypatch.setattr(contenders, "peers", lambda work, python: [fake(tmp_path, "sb3")])
     monkeypatch.setattr(peer_environment, "ensure", lambda: pathlib.Path("/python"))
 
 
@@ -178,13 +181,42 @@ def test_without_peers_there_are_none(tmp_path, fake_sides, monkeypatch):
 
 def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, monkeypatch):
     broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
-    monkeypatch.setattr(throughput, "_peers", lambda work, python: [broken])
+    monkeypatch.setattr(contenders, "peers", lambda work, python: [broken])
     with pytest.raises(UserError, match="dqn_pong_1: sb3"):
         measure(tmp_path, True, SMALL)
     results = json.loads((tmp_path / "throughput.json").read_text())
     assert results["works"]["dqn_pong_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
     text = (tmp_path / "throughput.md").read_text()
     assert "Not everything was measured" in text and "ValueError: oh" in text
+
+
+def test_what_a_folder_holds_is_not_replaced(tmp_path, fake_sides):
+    (tmp_path / "scratch").mkdir()
+    measure(tmp_path, False, SMALL)
+    before = (tmp_path / "throughput.json").read_bytes()
+    with pytest.raises(UserError, match=r"throughput.json has measurements already.* delete it"):
+        measure(tmp_path, False, SMALL)
+    assert (tmp_path / "throughput.json").read_bytes() == before
+    assert (tmp_path / "scratch").is_dir()
+
+
+def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):
+    held = run_folder.lock(tmp_path / ".throughput.lock", "", "")
+    with pytest.raises(UserError, match="another measurement writes to"):
+        measure(tmp_path, False, SMALL)
+    held.close()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"cannot write to --output_dir={tmp_path}/file"):
+        measure(tmp_path / "file", False, SMALL)
+
+
+@pytest.mark.parametrize("names", ["'machine'", "5", "(5,)", "None"])
+def test_works_that_are_no_names_are_refused(tmp_path, names):
+    with pytest.raises(UserError, match="must be a tuple of works"):
+        measure(tmp_path, False, [f"throughput.works = {names}"])
 
 
 @pytest.mark.parametrize("binding", ["works = ()", "seconds = 0", "rounds = 0"])
@@ -216,13 +248,13 @@ def test_a_work_named_twice_is_measured_once(tmp_path, fake_sides):
 
 
 def test_every_peer_has_its_worker_and_works():
-    for name, names in throughput._PEER_WORKS.items():
+    for name, names in contenders._PEER_WORKS.items():
         assert (WORKERS / f"{name}_worker.py").is_file()
         assert set(names) <= works.WORKS.keys()
 
 
 def test_every_work_is_measured_unless_others_are_chosen():
-    names = [name.partition(":")[0].rpartition("_")[0] for name in throughput.WORKS]
+    names = [name.partition(":")[0].rpartition("_")[0] for name in contenders.WORKS]
     assert works.WORKS.keys() <= set(names)
 
 
@@ -238,7 +270,7 @@ def test_every_work_is_measured_unless_others_are_chosen():
 )
 def test_the_peers_of_a_work(work, peers):
     python = {"sb3": "/sb3/python", "tf_agents": "/tf/python"}
-    assert [peer.name for peer in throughput._peers(work, python)] == peers
+    assert [peer.name for peer in contenders.peers(work, python)] == peers
 
 
 def side(**speeds):
@@ -455,7 +487,7 @@ def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
     )
     results = measure_work("dqn_cartpole_8", [peer], output_dir, 0.3, 1)[name]
     assert results["error"] is None
-    assert list(results["stages"]) == ["environment", "collect", "sample", "update", "training"]
+    assert list(results["stages"]) == ["environment", "collect", "sample", "training", "update"]
     assert results["facts"]["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
     training = results["stages"]["training"]["rounds"][0]
     assert training["count"] / 4 == pytest.approx(training["updates"], abs=2)

@@ -16,55 +16,25 @@ import json
 import os
 import pathlib
 import shlex
-import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 
 from pipeline import configuration, run_folder
-from pipeline.benchmarks import peer_environment, records
-from pipeline.benchmarks.stages import has_variant
+from pipeline.benchmarks import contenders, peer_environment, records
+from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
-from pipeline.benchmarks.workers import works as trainings
 from pipeline.errors import UserError
 from pipeline.jsonl import plain
 
 Results = dict[str, Any]
 
-WORKS = (
-    "machine",
-    "dqn_pong_1", "dqn_pong_1:bfloat16", "dqn_pong_8", "dqn_pong_8:bfloat16",
-    "ppo_pong_8", "ppo_pong_8:bfloat16", "sac_pong_8", "sac_pong_8:bfloat16",
-    "a2c_pong_16", "a2c_pong_16:bfloat16", "nstep_q_pong_16", "trpo_pong_16", "dqn3_pong_1",
-    "dqn_cartpole_1", "dqn_cartpole_8", "ppo_cartpole_8", "sac_pendulum_1",
-    "a2c_cartpole_8", "trpo_cartpole_2", "nstep_q_cartpole_8",
-    "start_pong", "replay_pong",
-)  # fmt: skip
-
-_SOLITARY = ("machine", "start_pong", "replay_pong")  # without peers
-
-_WORKERS = pathlib.Path(__file__).parent / "workers"
-_PEER_WORKS = {
-    # Neither has n-step Q-learning or DQN 3.0; SB3's TRPO on a part of the states drops the others.
-    "sb3": (
-        "dqn_pong", "ppo_pong", "sac_pong", "a2c_pong", "dqn_cartpole", "ppo_cartpole",
-        "sac_pendulum", "a2c_cartpole", "trpo_cartpole",
-    ),
-    # There is no A2C and no TRPO, and SacAgent's networks cannot share an image encoder.
-    "tf_agents": ("dqn_pong", "ppo_pong", "dqn_cartpole", "ppo_cartpole", "sac_pendulum"),
-}  # fmt: skip
-
-
-class Contender(NamedTuple):
-    """One side of a work: its name in the results, and its worker's command without the flags."""
-
-    name: str
-    command: tuple[str, ...]
-    work: str
+_JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 
 
 def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()) -> None:
@@ -76,8 +46,9 @@ def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[s
         gin_bindings: of `throughput`: works, seconds, rounds.
 
     Raises:
-        UserError: a binding is wrong, the peers' environment cannot be made, or a worker failed;
-            the others are measured and written all the same.
+        UserError: a binding is wrong, the folder is not writable or has measurements or is being
+            measured into, or the peers' environment cannot be made. Or a worker failed; the others
+            are measured and written all the same.
     """
     configuration.load([], gin_bindings)
     throughput(output_dir, with_peers)
@@ -88,7 +59,7 @@ def throughput(
     output_dir: pathlib.Path,
     with_peers: bool,
     *,
-    works: Sequence[str] = WORKS,
+    works: Sequence[str] = contenders.WORKS,
     seconds: float = 10.0,
     rounds: int = 2,
 ) -> None:
@@ -100,48 +71,35 @@ def throughput(
         seconds: that a stage takes in a round, at least.
         rounds: of turns through the sides.
     """
-    _check_works(works)
+    contenders.check(works)
     if not works or seconds <= 0 or rounds < 1:
         raise UserError(
             f"throughput(works={works!r}, seconds={seconds}, rounds={rounds}): there must be a "
             "work and a round, and the seconds must be positive."
         )
-    python = {"tf_agents": sys.executable}
-    if with_peers:
-        python["sb3"] = str(peer_environment.ensure())
-    (output_dir / "logs").mkdir(parents=True, exist_ok=True)
-    results: Results = {**_circumstances(), "seconds": seconds, "rounds": rounds, "works": {}}
-    for work, variants in _grouped(works).items():
-        sides = _ours(work, variants) + (_peers(work, python) if with_peers else [])
-        results["works"][work] = {
-            "load_average_before": os.getloadavg()[0],
-            "sides": measure_work(work, sides, output_dir, seconds, rounds),
-        }
-        write(output_dir, results)
-    _report_failures(results, output_dir)
+    with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
+        _refuse_to_replace(output_dir)
+        python = {"tf_agents": sys.executable}
+        if with_peers:
+            python["sb3"] = str(peer_environment.ensure())
+        results: Results = {**_circumstances(), "seconds": seconds, "rounds": rounds, "works": {}}
+        for work, variants in contenders.grouped(works).items():
+            sides = contenders.ours(work, variants)
+            sides += contenders.peers(work, python) if with_peers else []
+            results["works"][work] = {
+                "load_average_before": os.getloadavg()[0],
+                "sides": measure_work(work, sides, output_dir, seconds, rounds),
+            }
+            write(output_dir, results)
+        _report_failures(results, output_dir)
 
 
-def _check_works(names: Sequence[str]) -> None:
-    if isinstance(names, str):
-        raise UserError(f"throughput.works = {names!r}: must be a tuple of works: ({names!r},).")
-    for name in names:
-        if not _is_work(name):
-            raise UserError(
-                f"throughput.works = {names!r}: {name!r} is none. Choose from "
-                f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
-                "a2c_pong_8:asynchronous or a2c_pong_8:in_turns: WORK_N stands for N environments "
-                f"or actors, WORK one of {', '.join(trainings.WORKS)}."
-            )
-
-
-def _is_work(name: str) -> bool:
-    work, _, variant = name.partition(":")
-    if work in _SOLITARY:
-        return name == work
-    try:
-        return has_variant(trainings.parse(work)[0], variant) and not name.endswith(":")
-    except ValueError:
-        return False
+def _refuse_to_replace(output_dir: pathlib.Path) -> None:
+    if (output_dir / _JSON).exists():
+        raise UserError(
+            f"{output_dir / _JSON} has measurements already, which a new one would replace: choose "
+            "another --output_dir, or delete it."
+        )
 
 
 def _circumstances() -> Results:
@@ -151,35 +109,6 @@ def _circumstances() -> Results:
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         **records.machine(),
     }
-
-
-def _grouped(works: Sequence[str]) -> dict[str, list[str]]:
-    """The variants of each work, in order: "" for the name alone."""
-    grouped: dict[str, list[str]] = {}
-    for name in dict.fromkeys(works):
-        work, _, variant = name.partition(":")
-        grouped.setdefault(work, []).append(variant)
-    return grouped
-
-
-def _ours(work: str, variants: Sequence[str]) -> list[Contender]:
-    command = (sys.executable, "-m", "pipeline.benchmarks.stages")
-    names = [(":" + variant) if variant else "" for variant in variants]
-    return [Contender(f"ours{name}", command, f"{work}{name}") for name in names]
-
-
-def _peers(work: str, python: dict[str, str]) -> list[Contender]:
-    if work in _SOLITARY:
-        return []
-    training = trainings.parse(work)[0]
-    # TensorFlow for them uses the kernels that ours does; torch does not read this.
-    onednn = f"TF_ENABLE_ONEDNN_OPTS={int(not training.has_small_layers)}"
-    settings = (str(shutil.which("env")), onednn)
-    return [
-        Contender(name, (*settings, python[name], str(_WORKERS / f"{name}_worker.py")), work)
-        for name, works in _PEER_WORKS.items()
-        if work.rpartition("_")[0] in works
-    ]
 
 
 def measure_work(
@@ -197,11 +126,11 @@ def measure_work(
     results: dict[str, Results] = {
         side.name: {"facts": {}, "stages": {}, "error": None} for side in sides
     }
-    scratch = output_dir / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
+    (output_dir / "logs").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        workers = _started(work, sides, results, output_dir, stack)
+        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=".scratch-")
+        folders = (pathlib.Path(stack.enter_context(scratch)), output_dir / "logs")
+        workers = _started(work, sides, results, folders, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
         for stage in stages:
             once = any(stage in results[name]["facts"].get("once", ()) for name in workers)
@@ -214,17 +143,18 @@ def _started(
     work: str,
     sides: Sequence[Contender],
     results: dict[str, Results],
-    output_dir: pathlib.Path,
+    folders: tuple[pathlib.Path, pathlib.Path],
     stack: contextlib.ExitStack,
 ) -> dict[str, Worker]:
-    """The workers that are ready."""
+    """The workers that are ready; `folders` are theirs for scratch and for logs."""
+    scratch, logs = folders
     workers = {}
     for side in sides:
         label = f"{work}-{side.name}".replace(":", "-")
-        folder = output_dir / "scratch" / label
+        folder = scratch / label
         folder.mkdir(parents=True)
         flags = (f"--work={side.work}", f"--output_dir={folder.absolute()}")
-        log = output_dir / "logs" / f"{label}.log"
+        log = logs / f"{label}.log"
         print(f"{work}  {side.name}  starting", flush=True)
         worker = Worker(f"{side.name}'s worker for {side.work}", (*side.command, *flags), log)
         stack.callback(worker.close)
@@ -269,8 +199,8 @@ def write(output_dir: pathlib.Path, results: Results) -> None:
         UserError: the disk is full or not writable.
     """
     text = json.dumps(plain(results), indent=1, allow_nan=False)
-    run_folder.write_text(output_dir / "throughput.json", text + "\n")
-    run_folder.write_text(output_dir / "throughput.md", document(results))
+    run_folder.write_text(output_dir / _JSON, text + "\n")
+    run_folder.write_text(output_dir / _TABLES, document(results))
 
 
 def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
@@ -279,10 +209,10 @@ def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: throughput.json is damaged, or the disk is full or not writable.
     """
-    if not (results := run_folder.RunFolder(output_dir).read_json("throughput.json")):
+    if not (results := run_folder.RunFolder(output_dir).read_json(_JSON)):
         return []
-    run_folder.write_text(output_dir / "throughput.md", document(results))
-    return [output_dir / "throughput.md"]
+    run_folder.write_text(output_dir / _TABLES, document(results))
+    return [output_dir / _TABLES]
 
 
 def _report_failures(results: Results, output_dir: pathlib.Path) -> None:
@@ -294,7 +224,6 @@ def _report_failures(results: Results, output_dir: pathlib.Path) -> None:
     ]
     if failed:
         raise UserError(
-            f"not everything was measured; {output_dir}/throughput.json says why: "
-            f"{', '.join(failed)}."
+            f"not everything was measured; {output_dir / _JSON} says why: {', '.join(failed)}."
         )
-    print(f"{output_dir}/throughput.md has the tables.")
+    print(f"{output_dir / _TABLES} has the tables.")

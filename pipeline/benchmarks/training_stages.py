@@ -50,8 +50,8 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
         "environment": stages.environment(),
         "collect": stages.collect(),
         "sample": stages.sample(),
-        "update": stages.update(),
         "training": training,
+        "update": stages.update(),  # last, for what it learns from one batch spoils the weights
     }
 
 

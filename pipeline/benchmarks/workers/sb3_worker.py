@@ -181,7 +181,9 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
         told.append(
             "a rollout has no rows between episodes, so it holds a few environment steps more"
         )
-    elif work.is_atari:
+    else:
+        told.append(works.UPDATES_BY_ROWS)
+    if work.is_atari and not work.uses_rollouts:
         told.append(
             f"the replay buffer holds {stages.model.buffer_size:,} stacks of four frames, each "
             "stored once: a million would take 28 GB"
@@ -221,7 +223,7 @@ def main() -> None:
         "num_parameters": stages.num_parameters(),
         "differences": differences(work, stages),
     }
-    names = ("environment", "collect", "sample", "update", "training")
+    names = ("environment", "collect", "sample", "training", "update")
     channel.serve(facts, {name: getattr(stages, name) for name in names})
 
 

@@ -261,6 +261,7 @@ def differences(stages: Stages) -> list[str]:
                 "the other: the encoder runs twice"
             )
         return told
+    told.append(works.UPDATES_BY_ROWS)
     if work.is_atari:
         told.append(
             f"the replay buffer holds {stages.capacity * stages.num_envs:,} stacks of four frames: "
@@ -291,7 +292,7 @@ def main() -> None:
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
         }
-        names = ("environment", "collect", "sample", "update", "training")
+        names = ("environment", "collect", "sample", "training", "update")
         channel.serve(facts, {name: getattr(stages, name) for name in names})
 
 

@@ -175,6 +175,12 @@ WORKS = {
 }  # fmt: skip
 
 
+UPDATES_BY_ROWS = (
+    "updates come by environment steps, ours by vector steps, in which a row between two episodes "
+    "is no environment step: the shorter the episodes, the more updates ours makes of the steps"
+)
+
+
 def parse(name: str) -> tuple[Work, int]:
     """The work and the number of environments that `dqn_pong_8` names.
 
