@@ -92,6 +92,17 @@ def test_profile_tells_how_many_runs_beat_a_human():
     assert drawn.description == "DQN, 4 runs: 50% above a human's score."
 
 
+def test_profiles_of_an_environment_are_of_its_own_scores():
+    of_dqn = [make_record(seed=seed, evaluation_returns=[x]) for seed, x in enumerate((1, 5, 3), 1)]
+    of_ppo = [make_record("ppo", evaluation_returns=[-7.0])]
+    drawn = figures.environment_profiles(group_of([*of_dqn, *of_ppo]), "CartPole-v1")
+    assert drawn is not None
+    assert drawn.title == "CartPole-v1: performance profiles"
+    assert drawn.description == "DQN, 3 runs: median 3.0; PPO, 1 run: median -7.0."
+    unscored = group_of([make_record(evaluation_returns=[])])
+    assert figures.environment_profiles(unscored, "CartPole-v1") is None
+
+
 def test_normalised_curve_ends_at_the_middle_of_all_runs():
     ends = {"pong": [1.0, 3.0], "breakout": [10.0, 40.0]}
     records = [

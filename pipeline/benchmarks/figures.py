@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -81,7 +81,7 @@ def normalised_curves(group: Group) -> Figure | None:
 
 
 def profiles(group: Group) -> Figure | None:
-    """Performance profiles: which fraction of an agent's runs scores above each threshold.
+    """Performance profiles over all games: which fraction of an agent's runs scores above each τ.
 
     Returns:
         None if no run has a score.
@@ -98,21 +98,54 @@ def profiles(group: Group) -> Figure | None:
     if not tasks:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
-    thresholds = np.linspace(0, max(1.0, 1.05 * highest), _POINTS)
-    drawn = []
+    above = [statistics.performance_profile(of, [1.0])[0] for of in tasks.values()]
+    drawing, labels = _draw_profiles(
+        group, tasks, np.linspace(0, max(1.0, 1.05 * highest), _POINTS), "human-normalised score"
+    )
+    drawn = [
+        f"{label}: {x:.0%} above a human's score" for label, x in zip(labels, above, strict=True)
+    ]
+    return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", drawing)
+
+
+def environment_profiles(group: Group, environment: str) -> Figure | None:
+    """Performance profiles of the agents in one environment, by its own scores.
+
+    Returns:
+        None if no run has a score.
+    """
+    tasks = {pair.algorithm: [pair.scores] for pair in group.of(environment) if len(pair.scores)}
+    if not tasks:
+        return None
+    known = np.concatenate([of[0] for of in tasks.values()])
+    margin = 0.05 * (known.max() - known.min()) or 1.0
+    thresholds = np.linspace(known.min() - margin, known.max() + margin, _POINTS)
+    drawing, labels = _draw_profiles(group, tasks, thresholds, "score", environment)
+    medians = [wording.number(float(np.median(of[0]))) for of in tasks.values()]
+    drawn = [f"{label}: median {x}" for label, x in zip(labels, medians, strict=True)]
+    return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", drawing)
+
+
+def _draw_profiles(
+    group: Group,
+    tasks: Mapping[str, Sequence[np.ndarray]],
+    thresholds: np.ndarray,
+    what: str,
+    environment: str = "",
+) -> tuple[str, list[str]]:
+    """The drawing, and a label for each agent of `tasks`."""
+    labels = []
     with svg.canvas() as (figure, axes):
         for algorithm, of in tasks.items():
             band = statistics.profile_estimate(of, thresholds)
             label = f"{wording.agent(algorithm)}, {wording.count(sum(map(len, of)), 'run')}"
             _draw_band(axes, thresholds, band, _colour(group, algorithm), label, "post")
-            (above,) = statistics.performance_profile(of, [1.0])
-            drawn.append(f"{label}: {above:.0%} above a human's score")
-        axes.set_xlabel("human-normalised score τ")
+            labels.append(label)
+        axes.set_xlabel(f"{what} τ")
         axes.set_ylabel("fraction of runs with score > τ")
-        axes.set_xlim(0, thresholds[-1])
+        axes.set_xlim(thresholds[0], thresholds[-1])
         axes.set_ylim(0, 1.02)
-        drawing = svg.inline(figure, f"profiles {_key(group)}")
-    return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", drawing)
+        return svg.inline(figure, f"profiles {environment} {_key(group)}"), labels
 
 
 def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:

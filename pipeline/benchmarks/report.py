@@ -71,9 +71,10 @@ _NORMALISED = (
     "1 is a human. The median is over games, of a game's mean; the optimality gap is by how much "
     "runs fall short of human scores on average."
 )
-_NO_PROFILE = (
-    "There is no performance profile and no aggregate over environments: both need scores on one "
-    "scale, and for these environments no reference scores are established as they are for Atari."
+_PROFILES = (
+    "Which fraction of an agent's runs scores above each τ, with 95 % intervals. There is no "
+    "profile and no aggregate over all environments: they need scores on one scale, and for these "
+    "environments no reference scores are established as they are for Atari."
 )
 _IMPROVEMENT = (
     "How probably a run of the first agent scores more than one of the second, a tie counting half "
@@ -207,7 +208,7 @@ def _group_blocks(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
     yield tables.what_was_run(group)
     yield from _curves(group)
     yield from _environments(group)
-    yield from _atari(group) if group.is_atari else [Paragraph(_NO_PROFILE)]
+    yield from _atari(group) if group.is_atari else _profiles(group)
     yield from _improvement(group)
     yield Heading("Wall-clock and speed", level=3)
     yield Paragraph(_SPEED)
@@ -234,6 +235,14 @@ def _environments(group: Group) -> Iterator[Block]:
             count = wording.count(len(table.rows), "score")
             summary = f"{name}: {count} published under other protocols, not comparable"
             yield Details(summary, (table,))
+
+
+def _profiles(group: Group) -> Iterator[Block]:
+    drawn = [figures.environment_profiles(group, name) for name in group.environments]
+    if any(drawn):
+        yield Heading("Performance profiles", level=3)
+        yield Paragraph(_PROFILES)
+        yield Figures(tuple(figure for figure in drawn if figure))
 
 
 def _atari(group: Group) -> Iterator[Block]:
