@@ -112,6 +112,14 @@ def test_a_damaged_result_stops_nobody_else(tmp_path):
     assert reason.startswith(f"{damaged} is damaged")
 
 
+def test_a_run_that_cannot_be_started_stops_nobody_else(tmp_path):
+    (tmp_path / "tiny" / "dqn-A-v1" / "seed-1.log").mkdir(parents=True)
+    outcome = run(tmp_path, make_suite())
+    ((failed, reason),) = outcome.failed
+    assert (outcome.finished, outcome.left, failed.name) == (1, 0, "dqn-A-v1 seed 1")
+    assert reason.startswith("it cannot be started: ") and "seed-1.log" in reason
+
+
 def test_a_run_with_a_result_has_finished_however_its_process_ended(tmp_path):
     assert run(tmp_path, make_suite(1, "fake.exit_code = '139'")) == (2, [], 0)
 

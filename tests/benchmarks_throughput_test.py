@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -219,9 +220,11 @@ def test_works_that_are_no_names_are_refused(tmp_path, names):
         measure(tmp_path, False, [f"throughput.works = {names}"])
 
 
-@pytest.mark.parametrize("binding", ["works = ()", "seconds = 0", "rounds = 0"])
+@pytest.mark.parametrize(
+    "binding", ["works = ()", "seconds = 0", "seconds = 'x'", "rounds = 0", "rounds = 1.5"]
+)
 def test_measuring_nothing_is_refused(tmp_path, binding):
-    with pytest.raises(UserError, match="throughput"):
+    with pytest.raises(UserError, match=f"throughput.{re.escape(binding)}: "):
         measure(tmp_path, False, [f"throughput.{binding}"])
 
 

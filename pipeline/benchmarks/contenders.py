@@ -50,6 +50,8 @@ def check(names: Any) -> None:
         raise UserError(
             f"throughput.works = {names!r}: must be a tuple of works: ('dqn_pong_8', 'machine')."
         )
+    if not names:
+        raise UserError("throughput.works = (): there must be a work.")
     for name in names:
         if not _is_work(name):
             raise UserError(

@@ -62,6 +62,15 @@ Key = tuple[str, str, str, int]
 
 _FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
 _FROM_START = ("git_revision", "versions", "threads", "onednn")
+_OF_ITS_END = (
+    *_FROM_RESULT, *_FROM_START, "env_steps_per_second", "workers", "evaluation_policy",
+    "config_sha256", "inexact_resumes",
+)  # fmt: skip
+_LISTS = ("evaluation_returns", "curve", "iterations", "evaluations", "earlier_revisions")
+_ALWAYS_KNOWN = (
+    "suite", "algorithm", "environment", "config", "seed", "status", "error", "protocol", "score",
+    "budgets", "num_seeds", "num_env_steps", "command", "cpu_model", "cpu_count",
+)  # fmt: skip
 
 
 def key(record: Record) -> Key:
@@ -79,10 +88,13 @@ def read(path: pathlib.Path) -> list[Record]:
     """
     records: dict[Key, Record] = {}
     for record in jsonl.read_jsonl(path):
-        try:
-            records[key(record)] = record
-        except KeyError as error:
-            raise UserError(f"{path}: a line is no record of a run: it has no {error}.") from error
+        missing = [name for name in (*_ALWAYS_KNOWN, *_OF_ITS_END, *_LISTS) if name not in record]
+        if missing:
+            raise UserError(
+                f"{path}: a line is no record of a run: it has no {missing[0]!r}. Remove the line, "
+                "or read it with the version that wrote it."
+            )
+        records[key(record)] = record
     return list(records.values())
 
 
@@ -98,17 +110,9 @@ def write(path: pathlib.Path, records: Iterable[Record]) -> None:
 def failed(run: Run, error: str) -> Record:
     """The record of a run that did not come to its end."""
     return _identity(run, FAILED, error) | {
-        **dict.fromkeys((*_FROM_RESULT, "env_steps_per_second", "workers"), None),
-        "evaluation_returns": [],
-        "evaluation_policy": None,
-        "curve": [],
-        "iterations": [],
-        "evaluations": [],
-        "config_sha256": None,
+        **dict.fromkeys(_OF_ITS_END, None),
+        **{name: [] for name in _LISTS},
         "command": shlex.join(["python", "-m", "pipeline.train", *run.arguments]),
-        **dict.fromkeys(_FROM_START, None),
-        "earlier_revisions": [],
-        "inexact_resumes": None,
         **machine(),
     }
 

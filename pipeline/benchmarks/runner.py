@@ -151,10 +151,16 @@ class Runner:
             self._running.remove(process)
             self._conclude(process)
         while self._waiting and len(self._running) < self._workers and not self._stop.requested:
-            self._running.append(TrainProcess(self._waiting.popleft(), self._train))
+            self._start(self._waiting.popleft())
         if ended or time.monotonic() - self._shown_at >= _SHOW_SECONDS:
             self._shown_at = time.monotonic()
             self._shown.show(self._statuses(), at_once=bool(ended))
+
+    def _start(self, run: Run) -> None:
+        try:
+            self._running.append(TrainProcess(run, self._train))
+        except OSError as error:
+            self._note(run, records.failed(run, f"it cannot be started: {error}"), 0.0)
 
     def _stop_processes(self) -> None:
         for process in self._running:
@@ -165,11 +171,13 @@ class Runner:
         record = self._end_of(run)
         if record is None and process.was_stopped():
             return
-        record = record or records.failed(run, process.error())
+        self._note(run, record or records.failed(run, process.error()), process.seconds)
+
+    def _note(self, run: Run, record: Record, seconds: float) -> None:
         self._ledger.add(record)
         self._over.add(run.name)
-        self._seconds[run.name] = process.seconds
-        self._shown.message(f"{run.name}: {_ending(record)} after {duration(process.seconds)}")
+        self._seconds[run.name] = seconds
+        self._shown.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
 
     def _statuses(self) -> list[RunStatus]:
         running = {process.run.name for process in self._running}

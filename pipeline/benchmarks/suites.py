@@ -135,12 +135,15 @@ def suite(
     Raises:
         UserError: a value makes no sense.
     """
+    are_many = isinstance(experiments, list | tuple)
+    _check(are_many, "experiments", experiments, "must be a tuple of experiments")
     built = tuple(_experiment(entry) for entry in experiments)
     _check_experiments(built)
     is_score = _covers(score, built) and all(_of_algorithm(score, e) in SCORES for e in built)
     _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or so for every algorithm")
     _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
-    _check(all(map(_is_count, budgets)), "budgets", budgets, "must be environment steps")
+    are_counts = isinstance(budgets, list | tuple) and all(map(_is_count, budgets))
+    _check(are_counts, "budgets", budgets, "must be a tuple of environment steps")
     _check(_are_texts(bindings), "bindings", bindings, "must be gin statements")
     expected = "must say how scores are taken, for every algorithm"
     _check(bool(protocol) and _covers(protocol, built), "protocol", protocol, expected)

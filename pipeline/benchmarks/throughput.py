@@ -29,7 +29,7 @@ from pipeline.benchmarks import contenders, peer_environment, records
 from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_number, check_whole
 from pipeline.jsonl import plain
 
 Results = dict[str, Any]
@@ -72,11 +72,8 @@ def throughput(
         rounds: of turns through the sides.
     """
     contenders.check(works)
-    if not works or seconds <= 0 or rounds < 1:
-        raise UserError(
-            f"throughput(works={works!r}, seconds={seconds}, rounds={rounds}): there must be a "
-            "work and a round, and the seconds must be positive."
-        )
+    check_number("throughput.seconds", seconds, 0)
+    check_whole("throughput.rounds", rounds)
     with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
         _refuse_to_replace(output_dir)
         python = {"tf_agents": sys.executable}
