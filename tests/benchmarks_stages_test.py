@@ -44,7 +44,11 @@ def test_a_work_is_what_is_trained(name, num_envs):
     assert parts.environment.batch_size == num_envs
     steps, updates = parts.experience.collect_steps, parts.experience.num_updates
     assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps
-    assert any(v.dtype == tf.float32 for v in parts.agent.variables)
+    layers = [x for network in parts.agent.trained.values() for x in network.submodules]
+    computed = {x.compute_dtype for x in layers if isinstance(x, tf.keras.layers.Conv2D)}
+    assert computed == ({"bfloat16"} if work.is_atari else set())
+    weights = [v for x in parts.agent.trained.values() for v in x.trainable_variables]
+    assert {v.dtype for v in weights} == {tf.float32}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +171,14 @@ def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
     products = answer["count"] * 1e9 / (2 * 1024**3)
     assert products == pytest.approx(round(products)) and products >= 1
     assert answer["unit"] == "GFLOP"
+
+
+@pytest.mark.parametrize("name", ["graph_call", "python_call"])
+def test_calls_are_counted_where_they_arrive(tmp_path, name):
+    _, of_machine = machine_stages.prepare("machine", tmp_path)
+    answer = of_machine[name](0.02)
+    assert answer["count"] >= 2 and answer["seconds"] >= 0.02
+    assert answer["unit"] == "calls"
 
 
 def test_an_unknown_work_is_named(tmp_path):

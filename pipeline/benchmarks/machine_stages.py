@@ -47,6 +47,8 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
         "machine": lambda _: {
             "matmul_float32": _matmul(tf.float32),
             "matmul_bfloat16": _matmul(tf.bfloat16),
+            "graph_call": _graph_call(),
+            "python_call": _python_call(),
         },
         "start_pong": lambda folder: {"first_update": lambda _: _first_update(folder)},
         "replay_pong": lambda folder: FullReplay(folder).stages(),
@@ -66,6 +68,31 @@ def _matmul(dtype: tf.DType) -> Stage:
 
     repeat = tf.function(lambda times: repeated(body, matrix, times)[0, 0], autograph=False)
     return timed(finishing(repeat, 2 * _MATRIX_SIDE**3 / 1e9), "GFLOP")
+
+
+def _graph_call() -> Stage:
+    """From Python into a graph that does next to nothing, and back."""
+    graph = tf.function(lambda x: x + 1.0, autograph=False)
+
+    def repeat(times: tf.Tensor) -> int:
+        total = tf.zeros([])
+        for _ in range(int(times)):
+            total = graph(total)
+        return round(float(total))
+
+    return timed(repeat, "calls")
+
+
+def _python_call() -> Stage:
+    """From a graph into Python and back, as for a step of the environments."""
+
+    def body(total: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(lambda x: x + 1, [total], tf.int64), [])
+
+    graph = tf.function(
+        lambda times: repeated(body, tf.zeros([], tf.int64), times), autograph=False
+    )
+    return timed(lambda times: int(graph(times)), "calls")
 
 
 def _first_update(output_dir: pathlib.Path) -> Answer:

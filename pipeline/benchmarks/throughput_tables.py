@@ -64,8 +64,16 @@ def _circumstances(results: Results) -> str:
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
         f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns; "
         f"medians are shown{', of ratios those of the rounds and their range' * compares}; "
-        "throughput.json has every round."
+        f"throughput.json has every round. {_load(results)}".rstrip()
     )
+
+
+def _load(results: Results) -> str:
+    """What else was running, by the load average before anything was measured."""
+    loads = [work.get("load_average_before") for work in results["works"].values()]
+    if not loads or loads[0] is None:
+        return ""
+    return f"The load average was {loads[0]:.1f} when it began."
 
 
 def _sides(results: Results) -> Iterator[tuple[str, str, Side]]:
