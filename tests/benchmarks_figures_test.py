@@ -72,6 +72,31 @@ def test_dopamines_curve_is_drawn_as_far_as_ours_goes():
     assert "TensorFlow" not in drawn.description
 
 
+@pytest.mark.parametrize(
+    ("records", "label", "points"),
+    [
+        (
+            make_games(
+                "dqn", {"pong": 1.0}, score="iteration",
+                iterations=[[250_000, -3.0], [2_500_000, 2.0]],
+            ),
+            "DQN, mean of an iteration",
+            [[250_000, -3.0], [2_500_000, 2.0]],
+        ),
+        ([make_record(evaluation_returns=[7.0])], "DQN, final evaluation", [[50_000, 7.0]]),
+        (make_games("dqn", {"pong": 1.0}), None, []),
+    ],
+)  # fmt: skip
+def test_scores_that_are_no_points_of_the_curve_are_diamonds(records, label, points):
+    (pair,) = group_of(records).pairs
+    with svg.canvas() as (_, axes):
+        figures._draw_scores(axes, pair, "red")
+        drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.lines}
+    assert drawn == ({label: points} if label else {})
+    figure = figures.learning_curves(group_of(records), pair.environment)
+    assert figure is not None and (label is None or label in figure.svg)
+
+
 def test_no_curve_no_figure():
     group = group_of([make_record(curve=[[5, 1.0]])])
     assert figures.learning_curves(group, "CartPole-v1") is None

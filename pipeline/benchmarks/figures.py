@@ -10,17 +10,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from pipeline.benchmarks import scores, statistics, svg, wording
+from pipeline.benchmarks import results, scores, statistics, svg, wording
 from pipeline.benchmarks.document import Figure
 from pipeline.benchmarks.results import SAME_BUDGET, Group, Pair
 from pipeline.benchmarks.scores import Published
-from pipeline.benchmarks.statistics import Band, Estimate
+from pipeline.benchmarks.statistics import Band
 
 _POINTS = 101
 _SHORT = FuncFormatter(lambda value, _: wording.short(value))
 # Budgets further apart than this share a panel only on a logarithmic axis.
 _WIDEST_LINEAR = 4
 _PEER_MARKERS = "os^vP*X"
+_NO_POINTS_OF_CURVES = {"evaluation": "final evaluation", "iteration": "mean of an iteration"}
 
 # The usual agents keep their colours in every report.
 _FIXED = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q")
@@ -29,8 +30,9 @@ _FIXED = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q")
 def learning_curves(group: Group, environment: str) -> Figure | None:
     """Training returns of every run in an environment, and what others published.
 
-    A thin line a run; a thick one for their interquartile mean, with its 95 % band. Scores of final
-    evaluations are diamonds. Others' scores are hollow, and only of this protocol and our agents.
+    A thin line a run; a thick one for their interquartile mean, with its 95 % band. Scores that are
+    no points of these lines, of final evaluations or iterations, are diamonds. Others' scores are
+    hollow, and only of this protocol and our agents.
 
     Returns:
         None if no run has a curve.
@@ -159,15 +161,24 @@ def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
         label = f"{wording.agent(pair.algorithm)}, IQM of {runs}"
     band = statistics.curve_estimate([_at(curves, steps)])
     _draw_band(axes, steps, band, colour, label)
-    if pair.estimate and pair.finished[0]["score"] == "evaluation":
-        _draw_evaluation(axes, pair, pair.estimate, colour)
+    _draw_scores(axes, pair, colour)
     return f"{label}, ends at {wording.number(band.point[-1])}"
 
 
-def _draw_evaluation(axes: Axes, pair: Pair, estimate: Estimate, colour: str) -> None:
-    label = f"{wording.agent(pair.algorithm)}, final evaluation"
-    axes.vlines(pair.num_env_steps, estimate.low, estimate.high, color=colour, linewidth=1.8)
-    axes.plot(pair.num_env_steps, estimate.point, "D", color=colour, markersize=4.5, label=label)
+def _draw_scores(axes: Axes, pair: Pair, colour: str) -> None:
+    """Diamonds, for scores that are no points of the curve."""
+    asked = pair.finished[0]
+    budgets = asked["budgets"] if asked["score"] == "iteration" else []
+    ends = sorted({*budgets, pair.num_env_steps})
+    known = [(end, results.estimate(pair.scores_at(end))) for end in ends]
+    drawn = [(end, estimate) for end, estimate in known if estimate]
+    if asked["score"] not in _NO_POINTS_OF_CURVES or not drawn:
+        return
+    steps, estimates = zip(*drawn, strict=True)
+    points, lows, highs, _ = zip(*estimates, strict=True)
+    label = f"{wording.agent(pair.algorithm)}, {_NO_POINTS_OF_CURVES[asked['score']]}"
+    axes.vlines(steps, lows, highs, color=colour, linewidth=1.8)
+    axes.plot(steps, points, "D", color=colour, markersize=4.5, label=label)
 
 
 def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
