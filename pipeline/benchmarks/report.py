@@ -59,7 +59,7 @@ _SCORES = {
 _CURVES = (
     "Returns of training episodes, with the exploration that training has: a thin line a run, a "
     "thick one for their interquartile mean at the same number of environment steps, shaded its "
-    "95 % interval at each point. Diamonds, with their intervals, are the scores that count, if the "
+    "95 % interval at each point. Diamonds, with intervals, are the scores that count, if the "
     "line does not show them: final evaluations, or means of iterations, which are over more "
     "episodes than the line's. Hollow markers are published scores of the same protocol, with the "
     "standard deviation over runs where it is known; they compare with the diamonds, if there are "
