@@ -100,13 +100,14 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
             suite, output_dir, _WORKERS.value or 1, _GIN_BINDINGS.value, stop
         )
     for run, reason in outcome.failed:
-        print(f"{run.name} has failed ({reason}); all that it printed: {run.log}")
+        printed = f"; all that it printed: {run.log}" if run.log.is_file() else ""
+        print(f"{run.name} has failed ({reason}){printed}")
     if outcome.left:
         print(f"stopped; left: {outcome.left}. The same command goes on with them.")
         return 128 + (stop.signal or 0)
     if outcome.failed:
         print(f"failed: {len(outcome.failed)}; the same command tries these runs again.")
-        print("To begin one anew instead, delete its folder first: its log's name without .log.")
+        print("One that cannot go on begins anew if its folder is deleted: its log without .log.")
     if not _REPORT.value:
         print(f"finished: {outcome.finished}. For the report:")
         print(f"  {cli.python_command()} -m pipeline.benchmark --report --output_dir={output_dir}")

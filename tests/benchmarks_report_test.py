@@ -316,11 +316,11 @@ def test_incomplete_suite_says_so_first(tmp_path):
 @pytest.mark.parametrize(
     ("of_second", "said"),
     [
-        ({"config_sha256": "another"}, "the runs are of different configurations."),
-        ({"git_revision": "another"}, "the runs are of different revisions."),
-        ({"earlier_revisions": ["another"]}, "the runs are of different revisions."),
-        ({"cpu_model": "another"}, "the runs are of different machines or versions."),
-        ({"inexact_resumes": 1}, "not resumed bit for bit: seeds 2."),
+        ({"config_sha256": "another"}, "made with different configurations."),
+        ({"git_revision": "another"}, "made by different revisions."),
+        ({"earlier_revisions": ["another"]}, "made by different revisions."),
+        ({"cpu_model": "another"}, "made on different machines or with different versions."),
+        ({"inexact_resumes": 1}, "not resumed bit for bit: seed 2."),
     ],
 )
 def test_runs_that_were_not_made_alike_are_noticed(tmp_path, of_second, said):
@@ -334,6 +334,12 @@ def test_all_revisions_of_a_run_are_listed(tmp_path):
     page = write(tmp_path, [make_record(num_seeds=1, earlier_revisions=["ab"], git_revision="cd")])
     (row,) = page.rows("Runs")
     assert (row["git revision"], row["inexact resumes"]) == ("ab, cd", "0")
+    assert page.notices[1:] == ["trial, DQN on CartPole-v1: made by different revisions."]
+
+
+def test_a_failed_run_s_revisions_are_not_known(tmp_path):
+    (row,) = write(tmp_path, [make_failed("dqn", "CartPole-v1", 1, "killed")]).rows("Runs")
+    assert (row["git revision"], row["inexact resumes"]) == ("", "")
 
 
 def test_complete_suite_needs_no_notice(tmp_path):

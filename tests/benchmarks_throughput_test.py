@@ -192,13 +192,16 @@ def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, mon
 
 
 def test_what_a_folder_holds_is_not_replaced(tmp_path, fake_sides):
-    (tmp_path / "scratch").mkdir()
+    for name in ("scratch", ".throughput-scratch-killed"):
+        (tmp_path / name).mkdir()
     measure(tmp_path, False, SMALL)
+    kept = {"throughput.json", "throughput.md", "logs", "scratch", ".throughput.lock"}
+    assert kept < {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob(".throughput-scratch-*"))
     before = (tmp_path / "throughput.json").read_bytes()
     with pytest.raises(UserError, match=r"throughput.json has measurements already.* delete it"):
         measure(tmp_path, False, SMALL)
     assert (tmp_path / "throughput.json").read_bytes() == before
-    assert (tmp_path / "scratch").is_dir()
 
 
 def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):
@@ -254,6 +257,19 @@ def test_every_peer_has_its_worker_and_works():
     for name, names in contenders._PEER_WORKS.items():
         assert (WORKERS / f"{name}_worker.py").is_file()
         assert set(names) <= works.WORKS.keys()
+
+
+@pytest.mark.parametrize(
+    ("work", "num_envs", "steps"),
+    [
+        ("trpo_cartpole", 2, 20 * 2),
+        ("trpo_pong", 16, 2 * 4),
+        ("trpo_pong", 1, 2),
+        ("dqn_pong", 8, 0),
+    ],
+)
+def test_optimizer_steps_of_an_update_of_trpo(work, num_envs, steps):
+    assert works.WORKS[work].value_steps(num_envs) == steps
 
 
 def test_every_work_is_measured_unless_others_are_chosen():

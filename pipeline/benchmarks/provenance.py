@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import progress
 from pipeline.benchmarks import wording
 from pipeline.benchmarks.document import Column, Details, Table
-from pipeline.benchmarks.records import Record
+from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.benchmarks.results import Group, score_of
 
 _OF_THE_MACHINE = ("cpu_model", "cpu_count", "threads", "onednn", "versions")
@@ -26,13 +26,13 @@ def details(group: Group) -> Details:
 def differences(records: Sequence[Record]) -> Iterator[str]:
     """In what finished runs that should be alike were not made alike."""
     if len({record["config_sha256"] for record in records}) > 1:
-        yield "the runs are of different configurations"
+        yield "made with different configurations"
     if len({revision for record in records for revision in _revisions(record)}) > 1:
-        yield "the runs are of different revisions"
+        yield "made by different revisions"
     if len({_machine(record) for record in records}) > 1:
-        yield "the runs are of different machines or versions"
-    if inexact := [str(record["seed"]) for record in records if record["inexact_resumes"]]:
-        yield f"not resumed bit for bit: seeds {', '.join(inexact)}"
+        yield "made on different machines or with different versions"
+    if inexact := [record["seed"] for record in records if record["inexact_resumes"]]:
+        yield f"not resumed bit for bit: {wording.seeds(inexact)}"
 
 
 def _revisions(record: Record) -> list[str]:
@@ -90,8 +90,8 @@ def _run(record: Record, machine: int) -> tuple[str, ...]:
         *("" if count is None else f"{count:,}" for count in counts),
         "" if seconds is None else progress.duration(seconds),
         str(machine),
-        str(record["inexact_resumes"] or 0),
-        ", ".join(_revisions(record)),
+        "" if record["inexact_resumes"] is None else str(record["inexact_resumes"]),
+        ", ".join(_revisions(record)) if record["status"] == FINISHED else "",
         *(text or "" for text in hashes),
         record["command"],
     )

@@ -60,7 +60,7 @@ _CURVES = (
     "Returns of training episodes, with the exploration that training has: a thin line a run, a "
     "thick one for their interquartile mean at the same number of environment steps, shaded its "
     "95 % interval at each point. Diamonds, with intervals, are the scores that count, if the "
-    "line does not show them: final evaluations, or means of iterations, which are over more "
+    "line does not show them: final evaluations, or means of iterations, which are over other "
     "episodes than the line's. Hollow markers are published scores of the same protocol, with the "
     "standard deviation over runs where it is known; they compare with the diamonds, if there are "
     "any."
@@ -171,11 +171,12 @@ def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[
 
 def _gaps(pair: Pair) -> Iterator[str]:
     if pair.missing:
-        yield f"{pair.name}: no record of {_seeds(pair.missing)}."
+        yield f"{pair.name}: no record of {wording.seeds(pair.missing)}."
     for record in pair.failed:
         yield f"{pair.name}: seed {record['seed']} failed: {records.last_words(record)}"
     if pair.unscored:
-        yield f"{pair.name}: {_seeds([r['seed'] for r in pair.unscored])} finished without a score."
+        seeds = wording.seeds([record["seed"] for record in pair.unscored])
+        yield f"{pair.name}: {seeds} finished without a score."
 
 
 def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
@@ -187,11 +188,7 @@ def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
         for what in provenance.differences(pair.finished)
     )
     if points:
-        yield Notice("Not all runs of a line were made alike; see how each was made.", points)
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'' if len(seeds) == 1 else 's'} {wording.numbers(seeds)}"
+        yield Notice("Not all of a line was made alike; see how each run was made.", points)
 
 
 def _failures(failed: Sequence[Record]) -> Iterator[Block]:

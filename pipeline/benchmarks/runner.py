@@ -160,7 +160,7 @@ class Runner:
         try:
             self._running.append(TrainProcess(run, self._train))
         except OSError as error:
-            self._note(run, records.failed(run, f"it cannot be started: {error}"), 0.0)
+            self._note(run, records.failed(run, f"it cannot be started: {error}; mend that"), 0.0)
 
     def _stop_processes(self) -> None:
         for process in self._running:

@@ -7,6 +7,8 @@ output folder:
     throughput.json     every number of every round, and what produced it
     throughput.md       the tables of `throughput_tables`, and what differs between the sides
     logs/               what each worker printed
+    .throughput.lock    held by the measurement that writes there
+    .throughput-scratch-*/  of its workers, gone when it ends, or when the next one begins
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import statistics
 import sys
 import tempfile
@@ -35,6 +38,7 @@ from pipeline.jsonl import plain
 Results = dict[str, Any]
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
+_SCRATCH = ".throughput-scratch-"
 
 
 def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()) -> None:
@@ -76,6 +80,8 @@ def throughput(
     check_whole("throughput.rounds", rounds)
     with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
         _refuse_to_replace(output_dir)
+        for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left_by_a_killed_one)
         python = {"tf_agents": sys.executable}
         if with_peers:
             python["sb3"] = str(peer_environment.ensure())
@@ -125,7 +131,7 @@ def measure_work(
     }
     (output_dir / "logs").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=".scratch-")
+        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
         folders = (pathlib.Path(stack.enter_context(scratch)), output_dir / "logs")
         workers = _started(work, sides, results, folders, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])

@@ -83,6 +83,11 @@ def numbers(values: Iterable[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
 
 
+def seeds(values: Sequence[int]) -> str:
+    """ "seed 2", "seeds 1 to 3, 7"."""
+    return f"seed{'' if len(values) == 1 else 's'} {numbers(values)}"
+
+
 def listed(names: Sequence[str]) -> str:
     """ "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

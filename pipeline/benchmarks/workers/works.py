@@ -116,7 +116,8 @@ class Work(NamedTuple):
 
     def value_steps(self, num_envs: int) -> int:
         """Optimizer steps in an update of TRPO, which fit the values; of all others 0."""
-        return self.value_epochs * (self.rollout_steps * num_envs // self.value_batch_size)
+        rows = self.rollout_steps * num_envs
+        return self.value_epochs * (rows // min(rows, self.value_batch_size)) if rows else 0
 
 
 WORKS = {
