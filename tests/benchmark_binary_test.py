@@ -153,12 +153,13 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
     folder = output_dir / "mine" / "dqn-CartPole-v1" / "seed-1"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text("{")
+    folder.with_name("seed-1.log").touch()
     arguments = [f"--suite={suite}", f"--output_dir={output_dir}", "--seeds=1"]
     ended = run_binary("benchmark", *arguments, "--report")
     assert (ended.returncode, ended.stderr) == (1, "")
     reason = f"{folder}/result.json is damaged"
     assert re.search(
-        rf"^dqn-CartPole-v1 seed 1 has failed \({reason}.*\)\n"
+        rf"^dqn-CartPole-v1 seed 1 has failed \({reason}.*\); all .*: {folder}.log\n"
         r"failed: 1; the same command tries these runs again.\n"
         r"One that cannot go on begins anew if its folder is deleted: its log without \.log\.\n",
         ended.stdout,

@@ -199,9 +199,11 @@ def test_what_a_folder_holds_is_not_replaced(tmp_path, fake_sides):
     assert kept < {path.name for path in tmp_path.iterdir()}
     assert not list(tmp_path.glob(".throughput-scratch-*"))
     before = (tmp_path / "throughput.json").read_bytes()
+    (tmp_path / ".throughput-scratch-killed").mkdir()
     with pytest.raises(UserError, match=r"throughput.json has measurements already.* delete it"):
         measure(tmp_path, False, SMALL)
     assert (tmp_path / "throughput.json").read_bytes() == before
+    assert not list(tmp_path.glob(".throughput-scratch-*"))
 
 
 def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):

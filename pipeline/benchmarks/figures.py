@@ -167,12 +167,13 @@ def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
 
 def _draw_scores(axes: Axes, pair: Pair, colour: str) -> None:
     """Diamonds, for scores that are no points of the curve."""
-    asked = pair.finished[0]
+    asked, end = pair.finished[0], pair.num_env_steps
+    if asked["score"] not in _NO_POINTS_OF_CURVES:
+        return
     budgets = asked["budgets"] if asked["score"] == "iteration" else []
-    ends = sorted({*budgets, pair.num_env_steps})
-    known = [(end, results.estimate(pair.scores_at(end))) for end in ends]
-    drawn = [(end, estimate) for end, estimate in known if estimate]
-    if asked["score"] not in _NO_POINTS_OF_CURVES or not drawn:
+    before = [(b, results.estimate(pair.scores_at(b))) for b in budgets if b < end]
+    drawn = [(at, estimate) for at, estimate in [*before, (end, pair.estimate)] if estimate]
+    if not drawn:
         return
     steps, estimates = zip(*drawn, strict=True)
     points, lows, highs, _ = zip(*estimates, strict=True)

@@ -7,7 +7,7 @@ the same bytes.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.benchmarks import (
@@ -25,6 +25,7 @@ from pipeline.benchmarks import (
 from pipeline.benchmarks.document import (
     Block,
     Details,
+    Figure,
     Figures,
     Heading,
     Listing,
@@ -206,9 +207,13 @@ def _group_blocks(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
     yield Paragraph(f"Protocol: {group.protocol}. {_SCORES[group.score]}")
     yield tables.overview(group)
     yield tables.what_was_run(group)
-    yield from _curves(group)
+    yield from _of_each_environment("Learning curves", _CURVES, figures.learning_curves, group)
     yield from _environments(group)
-    yield from _atari(group) if group.is_atari else _profiles(group)
+    if group.is_atari:
+        yield from _atari(group)
+    else:
+        draw = figures.environment_profiles
+        yield from _of_each_environment("Performance profiles", _PROFILES, draw, group)
     yield from _improvement(group)
     yield Heading("Wall-clock and speed", level=3)
     yield Paragraph(_SPEED)
@@ -217,11 +222,13 @@ def _group_blocks(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
     yield provenance.details(group)
 
 
-def _curves(group: Group) -> Iterator[Block]:
-    drawn = [figures.learning_curves(group, name) for name in group.environments]
+def _of_each_environment(
+    title: str, text: str, draw: Callable[[Group, str], Figure | None], group: Group
+) -> Iterator[Block]:
+    drawn = [draw(group, name) for name in group.environments]
     if any(drawn):
-        yield Heading("Learning curves", level=3)
-        yield Paragraph(_CURVES)
+        yield Heading(title, level=3)
+        yield Paragraph(text)
         yield Figures(tuple(figure for figure in drawn if figure))
 
 
@@ -235,14 +242,6 @@ def _environments(group: Group) -> Iterator[Block]:
             count = wording.count(len(table.rows), "score")
             summary = f"{name}: {count} published under other protocols, not comparable"
             yield Details(summary, (table,))
-
-
-def _profiles(group: Group) -> Iterator[Block]:
-    drawn = [figures.environment_profiles(group, name) for name in group.environments]
-    if any(drawn):
-        yield Heading("Performance profiles", level=3)
-        yield Paragraph(_PROFILES)
-        yield Figures(tuple(figure for figure in drawn if figure))
 
 
 def _atari(group: Group) -> Iterator[Block]:

@@ -79,9 +79,9 @@ def throughput(
     check_number("throughput.seconds", seconds, 0)
     check_whole("throughput.rounds", rounds)
     with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
-        _refuse_to_replace(output_dir)
         for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left_by_a_killed_one)
+        _refuse_to_replace(output_dir)
         python = {"tf_agents": sys.executable}
         if with_peers:
             python["sb3"] = str(peer_environment.ensure())
@@ -131,9 +131,7 @@ def measure_work(
     }
     (output_dir / "logs").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
-        folders = (pathlib.Path(stack.enter_context(scratch)), output_dir / "logs")
-        workers = _started(work, sides, results, folders, stack)
+        workers = _started(work, sides, results, output_dir, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
         for stage in stages:
             once = any(stage in results[name]["facts"].get("once", ()) for name in workers)
@@ -146,18 +144,19 @@ def _started(
     work: str,
     sides: Sequence[Contender],
     results: dict[str, Results],
-    folders: tuple[pathlib.Path, pathlib.Path],
+    output_dir: pathlib.Path,
     stack: contextlib.ExitStack,
 ) -> dict[str, Worker]:
-    """The workers that are ready; `folders` are theirs for scratch and for logs."""
-    scratch, logs = folders
+    """The workers that are ready."""
+    scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
+    of_workers = pathlib.Path(stack.enter_context(scratch))
     workers = {}
     for side in sides:
         label = f"{work}-{side.name}".replace(":", "-")
-        folder = scratch / label
+        folder = of_workers / label
         folder.mkdir(parents=True)
         flags = (f"--work={side.work}", f"--output_dir={folder.absolute()}")
-        log = logs / f"{label}.log"
+        log = output_dir / "logs" / f"{label}.log"
         print(f"{work}  {side.name}  starting", flush=True)
         worker = Worker(f"{side.name}'s worker for {side.work}", (*side.command, *flags), log)
         stack.callback(worker.close)
