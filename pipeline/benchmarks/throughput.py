@@ -64,8 +64,8 @@ def throughput(
     with_peers: bool,
     *,
     works: Sequence[str] = contenders.WORKS,
-    seconds: float = 10.0,
-    rounds: int = 2,
+    seconds: float = 7.0,
+    rounds: int = 3,
 ) -> None:
     """See `measure`.
 
