@@ -64,8 +64,8 @@ def throughput(
     with_peers: bool,
     *,
     works: Sequence[str] = contenders.WORKS,
-    seconds: float = 7.0,
-    rounds: int = 3,
+    seconds: float = 3.0,
+    rounds: int = 7,
 ) -> None:
     """See `measure`.
 

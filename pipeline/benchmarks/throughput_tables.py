@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.benchmarks.document import (
     Block,
@@ -27,11 +27,17 @@ from pipeline.benchmarks.throughput_names import (
     title,
     work_title,
 )
-
-Results = dict[str, Any]
-Side = dict[str, Any]
-
-_STAGES = ("environment", "collect", "sample", "update", "training")
+from pipeline.benchmarks.throughput_numbers import (
+    STAGES,
+    Results,
+    Side,
+    ratio_at_floor,
+    share_of_peak,
+    sides_of,
+    speed_of,
+    steps_per_update,
+    vector_step,
+)
 
 
 def summary(results: Results) -> str:
@@ -57,7 +63,7 @@ def document(results: Results) -> str:
 
 
 def _circumstances(results: Results) -> str:
-    compares = any(name in (SB3, TF_AGENTS) for _, name, _ in _sides(results))
+    compares = any(name in (SB3, TF_AGENTS) for _, name, _ in sides_of(results))
     return (
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
@@ -76,23 +82,17 @@ def _load(results: Results) -> str:
     return f"The load average was {loads[0]:.1f} when it began."
 
 
-def _sides(results: Results) -> Iterator[tuple[str, str, Side]]:
-    for work, measured in results["works"].items():
-        for name, side in measured["sides"].items():
-            yield work, name, side
-
-
 def _failures(results: Results) -> list[Block]:
     points = tuple(
         f"{work_title(work)}, {title(name)}: {side['error']}"
-        for work, name, side in _sides(results)
+        for work, name, side in sides_of(results)
         if side["error"]
     )
     return [Notice("Not everything was measured.", points)] if points else []
 
 
 def _speeds(results: Results) -> Table:
-    known = {name for _, name, _ in _sides(results)}
+    known = {name for _, name, _ in sides_of(results)}
     actors = {OURS_ASYNCHRONOUS, OURS_IN_TURNS}
     variants = (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS, OURS_IN_TURNS)
     ours = [OURS, *(x for x in variants if x in known)]
@@ -100,7 +100,7 @@ def _speeds(results: Results) -> Table:
     rows = []
     for work, measured in results["works"].items():
         sides = measured["sides"]
-        speeds = [_speed(sides.get(name), "training") for name in (*ours, *peers)]
+        speeds = [speed_of(sides.get(name), "training") for name in (*ours, *peers)]
         if any(speeds):
             compared = [sides.get(name) for name in (OURS, OURS_IN_BFLOAT16)]
             of_peers = [ratios(compared, sides.get(peer)) for peer in peers]
@@ -111,12 +111,6 @@ def _speeds(results: Results) -> Table:
         *(Column(f"ours : {title(name)}") for name in peers),
     )
     return Table("Environment steps per second, training included", columns, tuple(rows))
-
-
-def _speed(side: Side | None, stage: str) -> float | None:
-    """Units a second; None if that was not measured."""
-    measured = side["stages"].get(stage) if side else None
-    return measured["per_second"] if measured else None
 
 
 def _stages(results: Results) -> Table:
@@ -135,13 +129,13 @@ def _stages(results: Results) -> Table:
         (
             work_title(work),
             title(name),
-            *(_milliseconds(work, side, stage) for stage in _STAGES[:4]),
-            _share_of_peak(results, name, side),
+            *(_milliseconds(work, side, stage) for stage in STAGES[:4]),
+            _percent(share_of_peak(results, name, side)),
             _milliseconds(work, side, "training"),
-            number(_steps_per_update(side)),
+            number(steps_per_update(side)),
         )
-        for work, name, side in _sides(results)
-        if any(stage in side["stages"] for stage in _STAGES)
+        for work, name, side in sides_of(results)
+        if any(stage in side["stages"] for stage in STAGES)
     )
     return Table(f"Stages, each alone{_what_updates_are(results)}", columns, rows)
 
@@ -164,15 +158,15 @@ def _budget(results: Results) -> Table:
         Column("work", "text"),
         Column("side", "text"),
         *(Column(name) for name in (*stages, "training", "floor")),
+        Column(f"at the floor : {title(SB3)}"),
     )
     rows = []
-    for work, name, side in _sides(results):
-        step = _vector_step(work, side)
-        if step:
-            floor = _floor(results, name, side, step)
-            times = (*step.stages, step.training, floor)
+    for work, name, _ in sides_of(results):
+        if step := vector_step(results, work, name):
+            times = (*step.stages, step.training, step.floor)
             shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
-            rows.append((work_title(work), title(name), *shown))
+            ratio = number(ratio_at_floor(results, work, name))
+            rows.append((work_title(work), title(name), *shown, ratio))
     caption = (
         "Where the time of a vector step goes, ms (floor: the environment alone, and the updates' "
         "products and convolutions at the machine's matrix peak)"
@@ -180,72 +174,19 @@ def _budget(results: Results) -> Table:
     return Table(caption, columns, tuple(rows))
 
 
-class _VectorStep(NamedTuple):
-    """Seconds of a vector step: of its stages, the last being what they leave, and of it all."""
-
-    stages: tuple[float, ...]
-    training: float
-    updates: float  # that come with a vector step
-
-
-def _vector_step(work: str, side: Side) -> _VectorStep | None:
-    """None where a stage was not measured."""
-    name = parse(work)
-    speeds = [_speed(side, stage) for stage in _STAGES]
-    steps_per_update = _steps_per_update(side)
-    if not name or not steps_per_update or not all(speeds):
-        return None
-    environment, collect, sample, update, training = (1 / speed for speed in speeds if speed)
-    num_envs = name.num_envs
-    updates = num_envs / steps_per_update
-    stages = (
-        num_envs * environment,
-        num_envs * (collect - environment),
-        updates * sample,
-        updates * update,
-    )
-    whole = num_envs * training
-    return _VectorStep((*stages, whole - sum(stages)), whole, updates)
-
-
-def _floor(results: Results, name: str, side: Side, step: _VectorStep) -> float | None:
-    peak = _matrix_peak(results, name.partition(":")[2] or "float32")
-    flops = side["stages"]["update"]["rounds"][0].get("flops_per_count")
-    if not peak or not flops:
-        return None
-    return step.stages[0] + step.updates * flops / (1e9 * peak)
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _milliseconds(work: str, side: Side, stage: str) -> str:
     """Of a batch or an update, or of as many environment steps as there are environments."""
-    speed = _speed(side, stage)
+    speed = speed_of(side, stage)
     if not speed:
         return ""
     name = parse(work)
     is_counted_in_steps = side["stages"][stage]["rounds"][0]["unit"] == "environment steps"
     units = name.num_envs if name and is_counted_in_steps else 1
     return f"{1000 * units / speed:.3g}"
-
-
-def _share_of_peak(results: Results, name: str, side: Side) -> str:
-    speed, peak = _speed(side, "update"), _matrix_peak(results, name.partition(":")[2] or "float32")
-    if not speed or not peak:
-        return ""
-    flops = side["stages"]["update"]["rounds"][0].get("flops_per_count")
-    return f"{flops * speed / 1e9 / peak:.0%}" if flops else ""
-
-
-def _matrix_peak(results: Results, precision: str) -> float | None:
-    """GFLOP/s of the fastest matrix multiplication in this precision."""
-    speeds = (_speed(side, f"matmul_{precision}") for _, _, side in _sides(results))
-    return max((speed for speed in speeds if speed), default=None)
-
-
-def _steps_per_update(side: Side) -> float | None:
-    """Environment steps an update, while training, as counted by the worker itself."""
-    rounds = side["stages"].get("training", {}).get("rounds", [])
-    updates = sum(answer.get("updates", 0) for answer in rounds)
-    return sum(answer["count"] for answer in rounds) / updates if updates else None
 
 
 def _others(results: Results) -> Table:
@@ -268,9 +209,9 @@ def _others(results: Results) -> Table:
             measured["rounds"][0]["unit"],
             _facts(measured["rounds"][-1]),
         )
-        for work, name, side in _sides(results)
+        for work, name, side in sides_of(results)
         for stage, measured in side["stages"].items()
-        if stage not in _STAGES
+        if stage not in STAGES
     )
     return Table("The machine, memory, checkpoints", columns, rows)
 
@@ -287,7 +228,7 @@ def _facts(answer: dict[str, Any]) -> str:
 def _differences(results: Results) -> Iterator[Block]:
     """For each peer what it told, with the works that it told it of."""
     told: dict[str, dict[str, list[str]]] = {}
-    for work, name, side in _sides(results):
+    for work, name, side in sides_of(results):
         for difference in side["facts"].get("differences", []):
             told.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
     if told:

@@ -55,6 +55,7 @@ class Stages:
             tf_metrics.AverageEpisodeLengthMetric(batch_size=num_envs),
         ]
         self._drive = common.function(self._driver(self.agent.collect_policy, driver_steps).run)
+        self._train = common.function(self.agent.train)
         self._time_step: Any = None
         self._policy_state = self.agent.collect_policy.get_initial_state(num_envs)
 
@@ -147,11 +148,10 @@ class Stages:
 
     def update(self, seconds: float) -> Answer:
         experience, _ = next(self._batches())
-        train = common.function(self.agent.train)
-        train(experience)
+        self._train(experience)  # which traces it the first time
 
         def act() -> int:
-            train(experience)
+            self._train(experience)
             return 1
 
         return repeat(act, seconds, "updates")
@@ -173,8 +173,8 @@ class ReplayStages(Stages):
         )
         self._dataset = dataset.prefetch(3)
         self.warm_up()
-        iterator, train = iter(self._dataset), common.function(self.agent.train)
-        self._train_step = common.function(lambda: train(next(iterator)[0]))
+        iterator = iter(self._dataset)
+        self._train_step = common.function(lambda: self._train(next(iterator)[0]))
 
     def _batches(self) -> Iterator[Any]:
         return iter(self._dataset)
