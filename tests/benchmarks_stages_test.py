@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
 
 from pipeline import components, configuration
 from pipeline.benchmarks import machine_stages, stages, training_stages
+from pipeline.benchmarks.workers.restored import restored
 from pipeline.benchmarks.workers.works import WORKS
 from pipeline.errors import UserError
 from pipeline.shutdown import StopSignal
@@ -76,7 +78,7 @@ def measured(work, output_dir):
     )
     assert worker.stdin is not None and worker.stdout is not None
     ready = json.loads(worker.stdout.readline())
-    assert ready["stages"] == ["environment", "collect", "sample", "training", "update"]
+    assert ready["stages"] == ["environment", "collect", "sample", "update", "training"]
     answers = {}
     for stage in ready["stages"]:
         worker.stdin.write(json.dumps({"stage": stage, "seconds": 0.2}) + "\n")
@@ -192,3 +194,20 @@ def test_resident_memory_is_that_of_this_process():
     assert 0.15 < machine_stages.resident_gib() - before < 0.25
     assert machine_stages.peak_resident_gib() >= before
     del block
+
+
+def test_timing_updates_leaves_weights_and_moments_as_they_were():
+    agent = tf.Module()
+    agent.weight = tf.Variable([1.0, 2.0])
+    agent.optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+
+    def update():
+        agent.optimizer.apply_gradients([(tf.constant([3.0, 4.0]), agent.weight)])
+        return agent.weight.numpy()
+
+    update()
+    before = [v.numpy() for v in (agent.weight, *agent.optimizer.variables())]
+    inside = restored(agent, update)
+    assert (inside != before[0]).all()
+    for was, now in zip(before, (agent.weight, *agent.optimizer.variables()), strict=True):
+        np.testing.assert_array_equal(was, now)

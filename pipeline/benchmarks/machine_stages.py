@@ -33,8 +33,6 @@ _CONFIG = "dqn_pong"
 _MATRIX_SIDE = 1024
 _ROWS_A_CALL = 100  # of each stream, when a replay buffer is filled
 _WARM_UP = 5_000  # environment steps
-# Stages that take no rounds.
-ONCE = ("first_update", "filling_the_replay", "checkpoint", "next_checkpoint", "restore")
 
 
 def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
@@ -55,7 +53,7 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
     }
     if name not in works:
         raise UserError(f"there is no work {name!r}: choose one of {', '.join(works)}.")
-    return {"once": ONCE, **configure_tensorflow()}, works[name](output_dir)
+    return {"takes_rounds": name == "machine", **configure_tensorflow()}, works[name](output_dir)
 
 
 def _matmul(dtype: tf.DType) -> Stage:
@@ -130,7 +128,7 @@ class FullReplay:
         self._add = tf.function(lambda: self._parts.experience.add(streams, rows), autograph=False)
 
     def stages(self) -> dict[str, Stage]:
-        """In the order in which they have to be measured, each once (`ONCE`)."""
+        """In the order in which they have to be measured, each once."""
         return {
             "training_on_a_nearly_empty_replay": self._training,
             "filling_the_replay": lambda _: self._fill(),

@@ -133,9 +133,10 @@ def measure_work(
     with contextlib.ExitStack() as stack:
         workers = _started(work, sides, results, output_dir, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
-        for stage in stages:
-            once = any(stage in results[name]["facts"].get("once", ()) for name in workers)
-            for _ in range(1 if once else rounds):
+        if not all(results[name]["facts"].get("takes_rounds", True) for name in workers):
+            seconds, rounds = seconds * rounds, 1
+        for _ in range(rounds):
+            for stage in stages:
                 _take_turns(work, stage, seconds, workers, results)
     return results
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_agents.trajectories import StepType
 
 from pipeline.benchmarks.workers.protocol import Answer, Stage
+from pipeline.benchmarks.workers.restored import restored
 from pipeline.benchmarks.workers.works import SEED, Work
 from pipeline.collect import Carry, initial_carry
 from pipeline.components import Components, configure_tensorflow
@@ -50,8 +51,8 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
         "environment": stages.environment(),
         "collect": stages.collect(),
         "sample": stages.sample(),
+        "update": stages.update(),
         "training": training,
-        "update": stages.update(),  # last, for what it learns from one batch spoils the weights
     }
 
 
@@ -248,7 +249,8 @@ class Stages:
 
         once = tf.function(lambda rows, weights: agent.train(rows, weights).loss, autograph=False)
         flops = count_flops(once.get_concrete_function(rows, weights).graph)
-        return timed(finishing(self._sum_of(body), 1), "updates", flops_per_count=flops)
+        stage = timed(finishing(self._sum_of(body), 1), "updates", flops_per_count=flops)
+        return lambda seconds: restored(agent, lambda: stage(seconds))
 
     def _collect_into(self, carry: Carry) -> Carry:
         parts = self._parts

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import itertools
 import os
@@ -118,8 +119,11 @@ class Stages:
             train()
             return updates
 
+        before = copy.deepcopy(self.model.get_parameters())  # weights, optimizers
         with patch:
-            return repeat(act, seconds, "updates")
+            answer = repeat(act, seconds, "updates")
+        self.model.set_parameters(before)  # for updates on one batch spoil them
+        return answer
 
     def _rollout_update(self) -> tuple[Callable[[], None], Any]:
         buffer, batches = self.model.rollout_buffer, self._sample()
@@ -223,7 +227,7 @@ def main() -> None:
         "num_parameters": stages.num_parameters(),
         "differences": differences(work, stages),
     }
-    names = ("environment", "collect", "sample", "training", "update")
+    names = ("environment", "collect", "sample", "update", "training")
     channel.serve(facts, {name: getattr(stages, name) for name in names})
 
 

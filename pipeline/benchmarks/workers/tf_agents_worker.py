@@ -3,8 +3,7 @@
     python pipeline/benchmarks/workers/tf_agents_worker.py --work=dqn_pong_8 --output_dir=/tmp/x
 
 DQN and SAC follow tf_agents/agents/{dqn,sac}/examples/v2/train_eval.py, with the network of
-examples/dqn/mnih15; PPO follows examples/ppo/schulman17, with the driver and the replay buffer of
-the others in the place of Reverb.
+examples/dqn/mnih15; PPO examples/ppo/schulman17, with the others' driver and buffer for Reverb.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 import works
 from protocol import Answer, Channel, arguments, repeat
+from restored import restored
 from tf_agents.drivers.dynamic_step_driver import DynamicStepDriver
 from tf_agents.metrics import tf_metrics
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
@@ -154,7 +154,7 @@ class Stages:
             self._train(experience)
             return 1
 
-        return repeat(act, seconds, "updates")
+        return restored(self.agent, lambda: repeat(act, seconds, "updates"))
 
 
 class ReplayStages(Stages):
@@ -284,7 +284,7 @@ def main() -> None:
     with writer.as_default(), tf.summary.record_if(lambda: updates % _SUMMARY_INTERVAL == 0):
         create = RolloutStages if work.uses_rollouts else ReplayStages
         stages = create(work, num_envs, options.output_dir)
-        stages.training(1.0)
+        stages.training(5.0)
         facts = {
             "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
             "threads": threads,
@@ -292,7 +292,7 @@ def main() -> None:
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
         }
-        names = ("environment", "collect", "sample", "training", "update")
+        names = ("environment", "collect", "sample", "update", "training")
         channel.serve(facts, {name: getattr(stages, name) for name in names})
 
 
