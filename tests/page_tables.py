@@ -13,16 +13,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "docs/results"
 
+_TABLES = {"speeds": throughput_tables.summary, "time budget": throughput_tables.time_budget}
 _PART = re.compile(
-    r"(?<=<!-- )(?P<folder>[\w-]+)(?P<begin>: made by `make tables` -->\n)"
-    r".*?(?P<end><!-- (?P=folder): end -->)",
+    r"(?<=<!-- )(?P<folder>[\w-]+), (?P<table>[\w ]+)(?P<begin>: made by `make tables` -->\n)"
+    r".*?(?P<end><!-- (?P=folder), (?P=table): end -->)",
     re.DOTALL,
 )
 
 
-def shown(text: str) -> list[str]:
-    """The folders of RESULTS whose tables are in a page's `text`."""
-    return [part["folder"] for part in _PART.finditer(text)]
+def shown(text: str, table: str) -> list[str]:
+    """The folders of RESULTS of which such a table is in a page's `text`."""
+    return [part["folder"] for part in _PART.finditer(text) if part["table"] == table]
 
 
 def rewritten(text: str) -> str:
@@ -30,8 +31,8 @@ def rewritten(text: str) -> str:
 
     def part(found: re.Match[str]) -> str:
         results = json.loads((RESULTS / found["folder"] / "throughput.json").read_text())
-        summary = throughput_tables.summary(results).strip()
-        return f"{found['folder']}{found['begin']}\n{summary}\n\n{found['end']}"
+        table = _TABLES[found["table"]](results).strip()
+        return f"{found['folder']}, {found['table']}{found['begin']}\n{table}\n\n{found['end']}"
 
     return _PART.sub(part, text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pipeline.benchmarks.document import (
@@ -47,6 +47,15 @@ def summary(results: Results) -> str:
         results: what throughput.json holds.
     """
     return to_markdown([Paragraph(_circumstances(results)), _speeds(results)], "")
+
+
+def time_budget(results: Results) -> str:
+    """Where the time of this pipeline's vector steps goes, as Markdown.
+
+    Args:
+        results: what throughput.json holds.
+    """
+    return to_markdown([_budget(results, (OURS, OURS_IN_BFLOAT16))], "")
 
 
 def document(results: Results) -> str:
@@ -151,8 +160,13 @@ def _what_updates_are(results: Results) -> str:
     )
 
 
-def _budget(results: Results) -> Table:
-    """Where the time of a vector step goes: what a stage takes alone, as often as it comes."""
+def _budget(results: Results, names: Collection[str] | None = None) -> Table:
+    """Where the time of a vector step goes: what a stage takes alone, as often as it comes.
+
+    Args:
+        results: what throughput.json holds.
+        names: of the sides that are shown; None: all.
+    """
     stages = ("environment", "acting, storing", "sampling", "updates", "the rest")
     columns = (
         Column("work", "text"),
@@ -162,7 +176,8 @@ def _budget(results: Results) -> Table:
     )
     rows = []
     for work, name, _ in sides_of(results):
-        if step := vector_step(results, work, name):
+        step = vector_step(results, work, name)
+        if step and (names is None or name in names):
             times = (*step.stages, step.training, step.floor)
             shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
             ratio = number(ratio_at_floor(results, work, name))
