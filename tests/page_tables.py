@@ -21,9 +21,9 @@ _PART = re.compile(
 )
 
 
-def shown(text: str, table: str) -> list[str]:
-    """The folders of RESULTS of which such a table is in a page's `text`."""
-    return [part["folder"] for part in _PART.finditer(text) if part["table"] == table]
+def shown(text: str) -> list[tuple[str, str]]:
+    """The folders of RESULTS, and which table of each, that are in a page's `text`."""
+    return [(part["folder"], part["table"]) for part in _PART.finditer(text)]
 
 
 def rewritten(text: str) -> str:
