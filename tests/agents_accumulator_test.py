@@ -158,6 +158,19 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
     assert any(np.any(x != y) for x, y in zip(weights(agents[0]), values, strict=True))
 
 
+@pytest.mark.parametrize("name", [name for name in AGENTS if name not in ("dqn", "nstep_q")])
+def test_one_valid_row_makes_the_very_bits_of_its_update(name: str) -> None:
+    whole, parts = create(name), create(name, accumulate_updates=BATCHES)
+    batch = batch_for(name, whole, BATCHES * ROWS)
+    batch.step_type[1:, 0] = LAST  # what is added to the first row's gradients is zeros
+    before = weights(whole)
+    whole.train(tensors(batch), tf.ones(BATCHES * ROWS))
+    for i in range(BATCHES):
+        parts.train(part(batch, i), tf.ones(ROWS))
+    assert_same(weights(whole), weights(parts))
+    assert any(np.any(x != y) for x, y in zip(weights(whole), before, strict=True))
+
+
 def test_a_target_network_that_follows_steps_waits_for_the_next_update() -> None:
     steps = env_steps()
     period = {"target_update_period": None, "target_update_env_steps": 100}

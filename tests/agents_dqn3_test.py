@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy_references import (
@@ -27,11 +29,13 @@ from numpy_references import (
     tensors,
     values_of,
 )
+from tf_agents.networks.network import Network
 from tf_agents.trajectories import Trajectory
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent, select_action
 from pipeline.optimizers import CenteredRMSprop
 
+PAGE = ROOT / "docs/dqn3.md"
 GAMMA = 0.99
 Array = np.ndarray
 
@@ -231,6 +235,37 @@ def test_an_update_moves_the_weights_as_lua_does() -> None:
                                      strict=True):  # fmt: skip
         np.testing.assert_allclose(moved - before, weight - before, rtol=1e-3, atol=1e-7)
         assert np.abs(weight - before).max() > 1e-4
+
+
+class WithoutState:
+    """A TF-Agents network as a function from observations to Q-values."""
+
+    def __init__(self, network: Network):
+        self._network = network
+        self.trainable_variables = network.trainable_variables
+
+    def __call__(self, observation: Array) -> tf.Tensor:
+        return self._network(observation)[0]
+
+
+def test_the_program_of_the_page_steps_as_lua_does() -> None:
+    section = PAGE.read_text().split("## How to start back-propagation")[1]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    agent, batch = create(seed=3), random_batch(5)
+    before = values_of(agent._q_network.trainable_variables)
+    expected = back_propagate(agent, batch, lua_update(agent, batch).targets)
+    names = {
+        "tf": tf, "gamma": GAMMA, "optimizer": tf.keras.optimizers.legacy.SGD(1.0),
+        "network": WithoutState(agent._q_network),
+        "target_network": WithoutState(agent._target_q_network),
+        "observation": batch.observation[:, 0], "next_observation": batch.observation[:, 1],
+        "action": batch.action[:, 0], "reward": batch.reward[:, 0],
+        "terminal": np.float32(batch.discount[:, 0] == 0),
+    }  # fmt: skip
+    exec(program, names)
+    after = values_of(agent._q_network.trainable_variables)
+    moved = [now - was for now, was in zip(after, before, strict=True)]
+    assert_equal_to_rounding(moved, expected)
 
 
 def test_the_target_network_follows_environment_steps() -> None:

@@ -185,11 +185,18 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     direction = np.linalg.solve(matrix, gradient)
     longest = np.sqrt(2 * 0.02 / (direction @ matrix @ direction)) * direction
     before = as_float64(flatten(agent._policy_variables))
+    old = policy_parameters(agent, observation[valid])
     extra = agent.train(tensors(rows), tf.ones(ROWS)).extra
     assert extra["accepted"] == 1.0
+    accepted = float(extra["step_fraction"])
     moved = as_float64(flatten(agent._policy_variables)) - before
-    assert_close(moved, float(extra["step_fraction"]) * longest, 1e-3)
-    assert any(abs(extra["step_fraction"] - 0.8**i) < 1e-6 for i in range(10))
+    assert_close(moved, accepted * longest, 1e-3)
+    assert any(abs(accepted - 0.8**i) < 1e-6 for i in range(10))
+    if accepted < 1:  # then the try before it was outside the bound
+        longer = unflatten(as_float32(before + accepted / 0.8 * longest), agent._policy_variables)
+        for variable, value in zip(agent._policy_variables, longer, strict=True):
+            variable.assign(value)
+        assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
 def test_accepted_steps_improve_within_the_bound(action_spec) -> None:

@@ -41,12 +41,14 @@ PLAN = Plan(
 
 
 class TinyRun(Run):
+    bindings = BINDINGS
+
     def __init__(self, path):
         super().__init__(path, PLAN)
         self.warm_up = WARM_UP
 
     def build(self, path, algorithm, **overrides):
-        configuration.load(["dqn3_breakout"], statements(BINDINGS))
+        configuration.load(["dqn3_breakout"], statements(self.bindings))
         return build_bound(3)
 
     def everything(self):
@@ -128,6 +130,27 @@ def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypa
     parts.runner.train(parts.runner.initial_state(), *counts)  # traces the graph
     assert called[:3] == ["run", "add", "train"]
     assert (parts.experience.collect_steps, parts.experience.num_updates) == (4, 1)
+    run.loop.close()
+
+
+def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
+    class ShortGames(TinyRun):
+        bindings = f"{BINDINGS}\ndeepmind_atari_environment.max_episode_frames = 120"
+
+    run = ShortGames(tmp_path / "run")
+    seen = []
+
+    def watch(record, phase):
+        vector_steps = int(run.loop._state.carry.vector_steps)
+        updates = int(run.parts.agent.train_step_counter)
+        seen.append((vector_steps, updates, run.loop.env_steps))
+
+    run.progress.hook = watch
+    run.train()
+    since_the_first = np.asarray(seen) - next(counts for counts in seen if counts[1])
+    vector_steps, updates, env_steps = since_the_first[-1]
+    assert vector_steps == 4 * updates
+    assert 0 < env_steps < vector_steps - 2  # games have ended
     run.loop.close()
 
 

@@ -38,11 +38,12 @@ LOGITS = [0.5, -1.0, 2.0, 0.0]
 class FixedPolicy(tf_policy.TFPolicy):
     """The same distribution whatever it observes."""
 
-    def __init__(self, action_spec=FOUR_ACTIONS):
+    def __init__(self, action_spec=FOUR_ACTIONS, logits=LOGITS):
         super().__init__(specs(), action_spec)
+        self._logits = logits
 
     def _distribution(self, time_step, policy_state):
-        logits = tf.tile(tf.constant([LOGITS]), [tf.shape(time_step.step_type)[0], 1])
+        logits = tf.tile(tf.constant([self._logits]), [tf.shape(time_step.step_type)[0], 1])
         distribution = tfp.distributions.Categorical(logits, dtype=tf.int32)
         return policy_step.PolicyStep(distribution, policy_state, ())
 
@@ -93,6 +94,11 @@ def test_greedy_policy_is_the_mode() -> None:
     greedy = GreedyPolicy(FixedPolicy())
     assert set(greedy.action(time_step()).action.numpy()) == {2}
     assert greedy.action(time_step()).action.dtype == tf.int32
+
+
+def test_of_equal_values_the_first_action_is_greedy() -> None:
+    greedy = GreedyPolicy(FixedPolicy(logits=[0.5, 2.0, 2.0, 2.0]))
+    assert set(greedy.action(time_step()).action.numpy()) == {1}
 
 
 @pytest.mark.parametrize(
