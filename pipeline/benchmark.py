@@ -4,8 +4,8 @@
     python -m pipeline.benchmark --report --output_dir=runs/bench
     python -m pipeline.benchmark --throughput --output_dir=runs/speed --peers
 
-The same command again goes on where a suite was stopped or killed: finished runs are not repeated,
-failed ones are tried again. The exit code is 1 if a run has failed.
+The same command again goes on where it was stopped or killed: finished runs and measured works are
+not repeated, failed ones are tried again. The exit code is 1 if a run has failed.
 """
 
 from __future__ import annotations

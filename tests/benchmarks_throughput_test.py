@@ -199,10 +199,43 @@ def test_what_a_folder_holds_is_not_replaced(tmp_path, fake_sides):
     assert not list(tmp_path.glob(".throughput-scratch-*"))
     before = (tmp_path / "throughput.json").read_bytes()
     (tmp_path / ".throughput-scratch-killed").mkdir()
-    with pytest.raises(UserError, match=r"throughput.json has measurements already.* delete it"):
-        measure(tmp_path, False, SMALL)
+    with pytest.raises(UserError, match=r"measurements of another seconds, rounds,.* delete it"):
+        measure(tmp_path, False, [SMALL[0], "throughput.seconds = 0.2", "throughput.rounds = 1"])
     assert (tmp_path / "throughput.json").read_bytes() == before
     assert not list(tmp_path.glob(".throughput-scratch-*"))
+
+
+def test_the_same_command_goes_on_with_what_is_left(tmp_path, fake_sides, monkeypatch, capsys):
+    broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
+    working = contenders.peers
+    settings = ["throughput.works = ('dqn_pong_1', 'ppo_pong_1', 'sac_pong_1')", SMALL[1]]
+    monkeypatch.setattr(
+        contenders, "peers", lambda work, python: [broken] if "ppo" in work else working(work, {})
+    )
+    monkeypatch.setattr(throughput, "measure_work", stopping_at("sac_pong_1", measure_work))
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, True, settings)
+    before = json.loads((tmp_path / "throughput.json").read_text())["works"]
+    assert list(before) == ["dqn_pong_1", "ppo_pong_1"]
+
+    monkeypatch.setattr(contenders, "peers", working)
+    monkeypatch.setattr(throughput, "measure_work", measure_work)
+    capsys.readouterr()
+    measure(tmp_path, True, settings)
+    after = json.loads((tmp_path / "throughput.json").read_text())["works"]
+    assert after.keys() == {"dqn_pong_1", "ppo_pong_1", "sac_pong_1"}
+    assert after["dqn_pong_1"] == before["dqn_pong_1"]
+    assert after["ppo_pong_1"]["sides"]["sb3"]["error"] is None
+    assert "dqn_pong_1  measured before\n" in capsys.readouterr().out
+
+
+def stopping_at(name, measure_work):
+    def stopping(work, *arguments):
+        if work == name:
+            raise KeyboardInterrupt
+        return measure_work(work, *arguments)
+
+    return stopping
 
 
 def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):

@@ -6,6 +6,7 @@ python tests/page_tables.py
 import json
 import pathlib
 import re
+from collections.abc import Callable
 
 from pipeline.benchmarks import throughput_tables
 
@@ -13,7 +14,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "docs/results"
 
-_TABLES = {"speeds": throughput_tables.summary, "time budget": throughput_tables.time_budget}
 _PART = re.compile(
     r"(?<=<!-- )(?P<folder>[\w-]+), (?P<table>[\w ]+)(?P<begin>: made by `make tables` -->\n)"
     r".*?(?P<end><!-- (?P=folder), (?P=table): end -->)",
@@ -30,11 +30,30 @@ def rewritten(text: str) -> str:
     """A page's `text` with every such part as the committed results have it."""
 
     def part(found: re.Match[str]) -> str:
-        results = json.loads((RESULTS / found["folder"] / "throughput.json").read_text())
-        table = _TABLES[found["table"]](results).strip()
+        table = _TABLES[found["table"]](RESULTS / found["folder"]).strip()
         return f"{found['folder']}, {found['table']}{found['begin']}\n{table}\n\n{found['end']}"
 
     return _PART.sub(part, text)
+
+
+Table = Callable[[pathlib.Path], str]
+
+
+def _of_throughput(table: Callable[[throughput_tables.Results], str]) -> Table:
+    return lambda folder: table(json.loads((folder / "throughput.json").read_text()))
+
+
+def _scores(folder: pathlib.Path) -> str:
+    """The first table of a benchmark's report."""
+    report = (folder / "report.md").read_text()
+    return report.split("**Results**")[1].split("**")[0]
+
+
+_TABLES: dict[str, Table] = {
+    "speeds": _of_throughput(throughput_tables.summary),
+    "time budget": _of_throughput(throughput_tables.time_budget),
+    "scores": _scores,
+}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """README.md and docs/ say what the committed results say."""
 
 import json
+import shutil
 
 import page_tables
 import pytest
 
+from pipeline.benchmarks import report
 from pipeline.benchmarks.throughput_numbers import STAGES
 
 
@@ -30,11 +32,22 @@ def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
                     stage["per_second"] *= 2
         (tmp_path / folder.name).mkdir()
         (tmp_path / folder.name / "throughput.json").write_text(json.dumps(results))
+    (tmp_path / "classic").mkdir()
+    text = (page_tables.RESULTS / "classic/report.md").read_text()
+    (tmp_path / "classic/report.md").write_text(text.replace("CartPole-v1", "CartPole-v2"))
     monkeypatch.setattr(page_tables, "RESULTS", tmp_path)
     pages = [page.read_text() for page in page_tables.PAGES]
     changed = [text for text in pages if page_tables.rewritten(text) != text]
     assert changed == [text for text in pages if page_tables.shown(text)]
     assert changed
+
+
+def test_the_report_is_that_of_the_committed_records(tmp_path):
+    committed = page_tables.RESULTS / "classic"
+    for name in ("classic.jsonl", "classic.plan.json"):
+        shutil.copy(committed / name, tmp_path)
+    report.write(tmp_path)
+    assert (tmp_path / "report.md").read_text() == (committed / "report.md").read_text()
 
 
 def test_what_is_compared_with_peers_was_measured_for_twenty_seconds():

@@ -44,15 +44,17 @@ _SCRATCH = ".throughput-scratch-"
 def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()) -> None:
     """Measures all works and writes the results, after each work what there is.
 
+    The same command again goes on with the works that it has not measured yet, or not on all sides.
+
     Args:
         output_dir: made if missing.
         with_peers: measures them too; makes their virtual environment in the current folder.
         gin_bindings: of `throughput`: works, seconds, rounds.
 
     Raises:
-        UserError: a binding is wrong, the folder is not writable or has measurements or is being
-            measured into, or the peers' environment cannot be made. Or a worker failed; the others
-            are measured and written all the same.
+        UserError: a binding is wrong, the folder is not writable, has what another command,
+            revision or machine measured or is being measured into, or the peers' environment cannot
+            be made. Or a worker failed; the others are measured and written all the same.
     """
     configuration.load([], gin_bindings)
     throughput(output_dir, with_peers)
@@ -81,12 +83,15 @@ def throughput(
     with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
         for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left_by_a_killed_one)
-        _refuse_to_replace(output_dir)
+        circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
+        results: Results = {**circumstances, "works": _measured_before(output_dir, circumstances)}
         python = {"tf_agents": sys.executable}
         if with_peers:
             python["sb3"] = str(peer_environment.ensure())
-        results: Results = {**_circumstances(), "seconds": seconds, "rounds": rounds, "works": {}}
         for work, variants in contenders.grouped(works).items():
+            if work in results["works"]:
+                print(f"{work}  measured before", flush=True)
+                continue
             sides = contenders.ours(work, variants)
             sides += contenders.peers(work, python) if with_peers else []
             results["works"][work] = {
@@ -97,12 +102,21 @@ def throughput(
         _report_failures(results, output_dir)
 
 
-def _refuse_to_replace(output_dir: pathlib.Path) -> None:
-    if (output_dir / _JSON).exists():
+def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
+    """The works that earlier calls of the same command have measured on all sides."""
+    earlier = run_folder.RunFolder(output_dir).read_json(_JSON)
+    here = plain(circumstances)
+    differing = [name for name in here if earlier and earlier.get(name) != here[name]]
+    if differing:
         raise UserError(
-            f"{output_dir / _JSON} has measurements already, which a new one would replace: choose "
-            "another --output_dir, or delete it."
+            f"{output_dir / _JSON} has measurements of another {', '.join(differing)}, which a new "
+            "one would replace: choose another --output_dir, or delete it."
         )
+    return {
+        work: measured
+        for work, measured in earlier.get("works", {}).items()
+        if not any(side["error"] for side in measured["sides"].values())
+    }
 
 
 def _circumstances() -> Results:
