@@ -188,12 +188,14 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     old = policy_parameters(agent, observation[valid])
     extra = agent.train(tensors(rows), tf.ones(ROWS)).extra
     assert extra["accepted"] == 1.0
-    accepted = float(extra["step_fraction"])
+    taken = float(extra["step_fraction"])
     moved = as_float64(flatten(agent._policy_variables)) - before
-    assert_close(moved, accepted * longest, 1e-3)
-    assert any(abs(accepted - 0.8**i) < 1e-6 for i in range(10))
-    if accepted < 1:  # then the try before it was outside the bound
-        longer = unflatten(as_float32(before + accepted / 0.8 * longest), agent._policy_variables)
+    assert_close(moved, taken * longest, 1e-3)
+    assert any(abs(taken - 0.8**i) < 1e-6 for i in range(10))
+    # The try before it, if there was one, was outside the bound; there is one with few states.
+    assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
+    if taken < 1:
+        longer = unflatten(as_float32(before + taken / 0.8 * longest), agent._policy_variables)
         for variable, value in zip(agent._policy_variables, longer, strict=True):
             variable.assign(value)
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02

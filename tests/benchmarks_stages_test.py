@@ -183,6 +183,24 @@ def test_calls_are_counted_where_they_arrive(tmp_path, name):
     assert answer["unit"] == "calls"
 
 
+def test_only_the_machine_is_measured_in_rounds(tmp_path):
+    assert machine_stages.prepare("machine", tmp_path)[0]["takes_rounds"]
+    assert not machine_stages.prepare("start_pong", tmp_path)[0]["takes_rounds"]
+
+
+def test_timing_updates_leaves_the_agent_as_it_was():
+    work = WORKS["dqn_cartpole"]
+    configuration.load(stages.gin_files(work), stages.gin_bindings(work, 2, ""))
+    parts = training_stages.build_components()
+    timed = training_stages.Stages(parts)
+    collect, update = timed.collect(), timed.update()
+    collect(0.01)
+    before = [v.numpy() for v in parts.agent.variables]
+    assert update(0.05)["count"] > 0
+    for was, now in zip(before, parts.agent.variables, strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
 def test_an_unknown_work_is_named(tmp_path):
     with pytest.raises(UserError, match=r"no work 'dqn_pang'.*replay_pong"):
         machine_stages.prepare("dqn_pang", tmp_path)

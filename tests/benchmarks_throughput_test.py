@@ -223,10 +223,31 @@ def test_the_same_command_goes_on_with_what_is_left(tmp_path, fake_sides, monkey
     capsys.readouterr()
     measure(tmp_path, True, settings)
     after = json.loads((tmp_path / "throughput.json").read_text())["works"]
-    assert after.keys() == {"dqn_pong_1", "ppo_pong_1", "sac_pong_1"}
+    assert list(after) == ["dqn_pong_1", "ppo_pong_1", "sac_pong_1"]
     assert after["dqn_pong_1"] == before["dqn_pong_1"]
     assert after["ppo_pong_1"]["sides"]["sb3"]["error"] is None
     assert "dqn_pong_1  measured before\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["command", "source_sha256", "cpu_model"])
+def test_measurements_of_another_source_or_machine_are_not_gone_on_with(
+    tmp_path, fake_sides, monkeypatch, name
+):
+    measure(tmp_path, False, SMALL)
+    now = throughput._circumstances()
+    monkeypatch.setattr(throughput, "_circumstances", lambda: {**now, name: "another"})
+    with pytest.raises(UserError, match=f"measurements of another {name}, which"):
+        measure(tmp_path, False, SMALL)
+
+
+def test_the_source_is_told_apart_by_its_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput.pipeline, "__file__", str(tmp_path / "__init__.py"))
+    digests = set()
+    for name, text in (("a.py", "x"), ("a.py", "y"), ("folder/b.py", "y"), ("c.txt", "z")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        digests.add(throughput._source_sha256())
+    assert len(digests) == 3  # the last is no module
 
 
 def stopping_at(name, measure_work):
@@ -550,11 +571,22 @@ def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
     assert results["stages"]["collect"]["rounds"][0]["updates"] == 0
 
 
-SB3_ROLLOUTS = """
+SB3_STAGES = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
 import works
 from sb3_worker import Stages, differences
+
+def everything(model):
+    states, tensors = model._get_torch_save_params()
+    parameters = model.get_parameters()
+    found = [getattr(model, name) for name in tensors if getattr(model, name) is not None]
+    for name in states:
+        state = parameters[name]
+        found += list(state.values()) if "state" not in state else [
+            x for of_one in state["state"].values() for x in of_one.values() if torch.is_tensor(x)
+        ]
+    return [x.detach().clone() for x in found]
 
 torch.set_num_threads(1)
 for name in sys.argv[2:]:
@@ -563,10 +595,10 @@ for name in sys.argv[2:]:
     answers = {"sample": stages.sample(0.2)}
     stages._fill_rollout()
     stages._fill_rollout = lambda: None  # which trains
-    weights = [p.clone() for p in stages.model.policy.parameters()]
+    before = everything(stages.model)
     answers["update"] = stages.update(0.2)
-    after = stages.model.policy.parameters()
-    answers["untouched"] = [torch.equal(*pair) for pair in zip(weights, after)]
+    pairs = zip(before, everything(stages.model), strict=True)
+    answers["untouched"] = [torch.equal(*pair) for pair in pairs]
     answers["training"] = stages.training(0.2)
     answers["num_parameters"] = stages.num_parameters()
     answers["differences"] = differences(work, stages)
@@ -574,9 +606,15 @@ for name in sys.argv[2:]:
 """
 
 
+def test_timed_updates_leave_stable_baselines3_its_temperature():
+    command = [peer_python("sb3"), "-c", SB3_STAGES, str(WORKERS), "sac_pendulum_1"]
+    answers = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert all(answers["untouched"]) and len(answers["untouched"]) > 20
+
+
 def test_stable_baselines3_makes_an_update_of_every_rollout():
     names = {"a2c_cartpole_8": 8 * 5, "trpo_cartpole_2": 2 * 512}
-    command = [peer_python("sb3"), "-c", SB3_ROLLOUTS, str(WORKERS), *names]
+    command = [peer_python("sb3"), "-c", SB3_STAGES, str(WORKERS), *names]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     encoder = 4 * 64 + 64 + 64 * 64 + 64
     for line, env_steps in zip(lines, names.values(), strict=True):

@@ -46,7 +46,7 @@ def _of_throughput(table: Callable[[throughput_tables.Results], str]) -> Table:
 def _scores(folder: pathlib.Path) -> str:
     """The first table of a benchmark's report."""
     report = (folder / "report.md").read_text()
-    return report.split("**Results**")[1].split("**")[0]
+    return report.split("**Results**")[1].split("**What was run**")[0]
 
 
 _TABLES: dict[str, Table] = {

@@ -6,7 +6,7 @@ import shutil
 import page_tables
 import pytest
 
-from pipeline.benchmarks import report
+from pipeline.benchmarks import report, throughput_tables
 from pipeline.benchmarks.throughput_numbers import STAGES
 
 
@@ -50,7 +50,13 @@ def test_the_report_is_that_of_the_committed_records(tmp_path):
     assert (tmp_path / "report.md").read_text() == (committed / "report.md").read_text()
 
 
-def test_what_is_compared_with_peers_was_measured_for_twenty_seconds():
+def test_the_committed_pages_are_those_of_the_numbers_beside_them():
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        results = json.loads((folder / "throughput.json").read_text())
+        assert (folder / "throughput.md").read_text() == throughput_tables.document(results)
+
+
+def test_the_headline_measurement_took_twenty_seconds_a_stage():
     results = json.loads((page_tables.RESULTS / "throughput/throughput.json").read_text())
     rounds = [
         stage["rounds"]

@@ -97,8 +97,9 @@ def test_greedy_policy_is_the_mode() -> None:
 
 
 def test_of_equal_values_the_first_action_is_greedy() -> None:
-    greedy = GreedyPolicy(FixedPolicy(logits=[0.5, 2.0, 2.0, 2.0]))
-    assert set(greedy.action(time_step()).action.numpy()) == {1}
+    tied = FixedPolicy(logits=[0.5, 2.0, 2.0, 2.0])
+    assert set(actions(GreedyPolicy(tied))) == {1}
+    assert set(actions(EpsilonGreedyPolicy(tied, lambda: tf.constant(0.0)))) == {1}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ output folder:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ from typing import Any
 
 import gin
 
+import pipeline
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import contenders, peer_environment, records
 from pipeline.benchmarks.contenders import Contender
@@ -75,7 +77,8 @@ def throughput(
         works: names as in dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this
             pipeline in that precision, a2c_pong_8:asynchronous and :in_turns 8 actors.
         seconds: that a stage takes in a round, at least.
-        rounds: of turns through the sides.
+        rounds: of turns through stages and sides; works that cannot be repeated (`start_pong`,
+            `replay_pong`) are measured once, for as long as all rounds take.
     """
     contenders.check(works)
     check_number("throughput.seconds", seconds, 0)
@@ -84,20 +87,23 @@ def throughput(
         for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left_by_a_killed_one)
         circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
-        results: Results = {**circumstances, "works": _measured_before(output_dir, circumstances)}
+        measured = _measured_before(output_dir, circumstances)
         python = {"tf_agents": sys.executable}
         if with_peers:
             python["sb3"] = str(peer_environment.ensure())
-        for work, variants in contenders.grouped(works).items():
-            if work in results["works"]:
+        variants_of = contenders.grouped(works)
+        for work, variants in variants_of.items():
+            if work in measured:
                 print(f"{work}  measured before", flush=True)
-                continue
-            sides = contenders.ours(work, variants)
-            sides += contenders.peers(work, python) if with_peers else []
-            results["works"][work] = {
-                "load_average_before": os.getloadavg()[0],
-                "sides": measure_work(work, sides, output_dir, seconds, rounds),
-            }
+            else:
+                sides = contenders.ours(work, variants)
+                sides += contenders.peers(work, python) if with_peers else []
+                measured[work] = {
+                    "load_average_before": os.getloadavg()[0],
+                    "sides": measure_work(work, sides, output_dir, seconds, rounds),
+                }
+            in_order = {work: measured[work] for work in variants_of if work in measured}
+            results = {**circumstances, "works": in_order}
             write(output_dir, results)
         _report_failures(results, output_dir)
 
@@ -123,9 +129,19 @@ def _circumstances() -> Results:
     return {
         "command": shlex.join(["python", "-m", "pipeline.benchmark", *sys.argv[1:]]),
         "git_revision": run_folder.git_revision(),
+        "source_sha256": _source_sha256(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         **records.machine(),
     }
+
+
+def _source_sha256() -> str:
+    """Of all modules, for a revision does not tell one uncommitted change from another."""
+    digest = hashlib.sha256()
+    package = pathlib.Path(pipeline.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def measure_work(

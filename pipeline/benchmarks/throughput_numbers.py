@@ -87,10 +87,8 @@ def ratio_at_floor(results: Results, work: str, name: str) -> float | None:
 
 def _seconds_at_peak(results: Results, name: str, side: Side) -> float | None:
     """Of an update whose products and convolutions take no longer than the matrix peak allows."""
-    speeds = (
-        speed_of(side, f"matmul_{name.partition(':')[2] or 'float32'}")
-        for _, _, side in sides_of(results)
-    )
+    stage = f"matmul_{name.partition(':')[2] or 'float32'}"
+    speeds = (speed_of(measured, stage) for _, _, measured in sides_of(results))
     peak = max((speed for speed in speeds if speed), default=None)  # GFLOP/s
     update = side["stages"].get("update")
     flops = update["rounds"][0].get("flops_per_count") if update else None

@@ -77,8 +77,9 @@ def _circumstances(results: Results) -> str:
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
-        f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns; "
-        f"medians are shown{', of ratios those of the rounds and their range' * compares}; "
+        f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns "
+        "(what cannot be repeated: once); medians are shown"
+        f"{', of ratios those of the rounds and their range' * compares}; "
         f"throughput.json has every round. {_load(results)}".rstrip()
     )
 

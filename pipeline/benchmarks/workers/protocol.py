@@ -4,6 +4,8 @@ A worker builds and warms up everything and then says
 
     {"ready": true, "stages": ["environment", "collect", ...], ...facts}
 
+with "takes_rounds": false if its stages can be measured once only.
+
 From then on it answers each line of standard input,
 
     {"stage": "training", "seconds": 10}

@@ -18,5 +18,5 @@ def restored(agent: tf.Module, measure: Callable[[], Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.write(f"{folder}/agent")
         answer = measure()
-        checkpoint.read(path)
+        checkpoint.read(path).assert_existing_objects_matched().assert_consumed()
     return answer

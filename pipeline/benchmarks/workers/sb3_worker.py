@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.metadata
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -119,11 +120,20 @@ class Stages:
             train()
             return updates
 
-        before = copy.deepcopy(self.model.get_parameters())  # weights, optimizers
-        with patch:
-            answer = repeat(act, seconds, "updates")
-        self.model.set_parameters(before)  # for updates on one batch spoil them
-        return answer
+        with patch, self._restored():
+            return repeat(act, seconds, "updates")
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Leaves weights, optimizers and SAC's temperature as they were: one batch spoils them."""
+        model = self.model
+        networks = copy.deepcopy(model.get_parameters())
+        names = model._get_torch_save_params()[1]  # which get_parameters leaves out
+        tensors = {name: getattr(model, name).detach().clone() for name in names}
+        yield
+        model.set_parameters(networks)
+        for name, value in tensors.items():
+            getattr(model, name).data.copy_(value)
 
     def _rollout_update(self) -> tuple[Callable[[], None], Any]:
         buffer, batches = self.model.rollout_buffer, self._sample()

@@ -139,22 +139,20 @@ class Stages:
 
     def sample(self, seconds: float) -> Answer:
         batches = self._batches()
-
-        def act() -> int:
-            next(batches)
-            return 1
-
-        return repeat(act, seconds, "batches")
+        return repeat(lambda: len([next(batches)]), seconds, "batches")
 
     def update(self, seconds: float) -> Answer:
         experience, _ = next(self._batches())
-        self._train(experience)  # which traces it the first time
 
         def act() -> int:
             self._train(experience)
             return 1
 
-        return restored(self.agent, lambda: repeat(act, seconds, "updates"))
+        def measure() -> Answer:
+            act()  # which traces it the first time
+            return repeat(act, seconds, "updates")
+
+        return restored(self.agent, measure)
 
 
 class ReplayStages(Stages):
