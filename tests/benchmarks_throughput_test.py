@@ -433,7 +433,7 @@ def test_the_budget_is_of_a_vector_step():
     results = results_of(ours=ours, sb3=sb3)
     results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}
     text = throughput_tables.document(results)
-    (row,) = (line for line in text.splitlines() if "| 25 | 11 |" in line)
+    (row,) = (line for line in text.splitlines() if line.endswith("| 25 | 11 | 4.55 |"))
     # 8 environments, an update every 4 steps: 1 ms of environment, 1 ms of the rest of collecting,
     # 2 batches of 2 ms, 2 updates of 10 ms, and 25 ms in all; 2 * 2 of 400 GFLOP/s are 10 ms.
     # Stable-Baselines3 takes 50 ms.
@@ -649,7 +649,9 @@ def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
         worker_process.Worker, "ready", lambda self: ready(self) | {"takes_rounds": False}
     )
     results = measure_work("dqn_pong_1", [side], tmp_path, 0.1, 3)
-    for measured in results["ours"]["stages"].values():
+    stages = results["ours"]["stages"]
+    assert list(stages) == ["environment", "training"]
+    for measured in stages.values():
         (answer,) = measured["rounds"]
         assert answer["seconds"] == pytest.approx(0.3)  # as long as all rounds of the others
 
