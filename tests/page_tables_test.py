@@ -7,7 +7,7 @@ import page_tables
 import pytest
 
 from pipeline.benchmarks import report, throughput_tables
-from pipeline.benchmarks.throughput_numbers import STAGES
+from pipeline.benchmarks.workers.protocol import STAGES
 
 
 @pytest.mark.parametrize("page", page_tables.PAGES, ids=lambda page: page.name)

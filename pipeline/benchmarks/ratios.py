@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-Side = dict[str, Any]
+from pipeline.benchmarks.throughput_numbers import Side
 
 
 def ratios(ours: Sequence[Side | None], peer: Side | None) -> str:

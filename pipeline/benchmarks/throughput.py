@@ -24,7 +24,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import gin
 
@@ -32,12 +31,11 @@ import pipeline
 from pipeline import configuration, run_folder
 from pipeline.benchmarks import contenders, peer_environment, records
 from pipeline.benchmarks.contenders import Contender
+from pipeline.benchmarks.throughput_numbers import Results
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.errors import UserError, check_number, check_whole
 from pipeline.jsonl import plain
-
-Results = dict[str, Any]
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 _SCRATCH = ".throughput-scratch-"

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.benchmarks.throughput_names import SB3, parse
+from pipeline.benchmarks.workers.protocol import STAGES
 
 Results = dict[str, Any]
 Side = dict[str, Any]
-
-STAGES = ("environment", "collect", "sample", "update", "training")
 
 
 def sides_of(results: Results) -> Iterator[tuple[str, str, Side]]:

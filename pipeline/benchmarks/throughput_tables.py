@@ -28,7 +28,6 @@ from pipeline.benchmarks.throughput_names import (
     work_title,
 )
 from pipeline.benchmarks.throughput_numbers import (
-    STAGES,
     Results,
     Side,
     ratio_at_floor,
@@ -38,6 +37,7 @@ from pipeline.benchmarks.throughput_numbers import (
     steps_per_update,
     vector_step,
 )
+from pipeline.benchmarks.workers.protocol import STAGES
 
 
 def summary(results: Results) -> str:

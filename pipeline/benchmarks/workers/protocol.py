@@ -29,6 +29,7 @@ from typing import Any, TextIO
 
 Answer = dict[str, Any]
 Stage = Callable[[float], Answer]  # of the seconds that it is to take at least
+STAGES = ("environment", "collect", "sample", "update", "training")  # of a training, in this order
 
 
 class Channel:

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 import works
-from protocol import Answer, Channel, arguments, repeat
+from protocol import STAGES, Answer, Channel, arguments, repeat
 from sb3_parts import create_model, make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
@@ -237,8 +237,7 @@ def main() -> None:
         "num_parameters": stages.num_parameters(),
         "differences": differences(work, stages),
     }
-    names = ("environment", "collect", "sample", "update", "training")
-    channel.serve(facts, {name: getattr(stages, name) for name in names})
+    channel.serve(facts, {name: getattr(stages, name) for name in STAGES})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import works
-from protocol import Answer, Channel, arguments, repeat
+from protocol import STAGES, Answer, Channel, arguments, repeat
 from restored import restored
 from tf_agents.drivers.dynamic_step_driver import DynamicStepDriver
 from tf_agents.metrics import tf_metrics
@@ -290,8 +290,7 @@ def main() -> None:
             "num_parameters": stages.num_parameters(),
             "differences": differences(stages),
         }
-        names = ("environment", "collect", "sample", "update", "training")
-        channel.serve(facts, {name: getattr(stages, name) for name in names})
+        channel.serve(facts, {name: getattr(stages, name) for name in STAGES})
 
 
 if __name__ == "__main__":
