@@ -13,7 +13,7 @@ from pipeline.collect import Carry, CollectDriver, interrupt_episodes
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.experience import Experience
 from pipeline.iteration import Iterations, LoopState, clear_losses
-from pipeline.metrics import initial_statistics, merge_statistics
+from pipeline.metrics import EpisodeStatistics, initial_statistics, merge_statistics
 from pipeline.parts import Variables
 
 _STALENESS_BINS = 64  # the last one counts all that is more
@@ -218,9 +218,14 @@ def join_states(states: Sequence[LoopState], counts: LoopState) -> LoopState:
     return counts._replace(carry=carry)
 
 
-def sum_states(states: Sequence[LoopState]) -> LoopState:
-    """The state of all actors that have run at the same time; the first counted on from before."""
-    statistics = merge_statistics([state.carry.statistics for state in states])
+def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopState:
+    """The state of all actors that have run at the same time.
+
+    Args:
+        states: the first has counted on from `before`, with an empty window; the others from 0.
+        before: of all actors together.
+    """
+    statistics = merge_statistics([state.carry.statistics for state in states], before)
     counts = LoopState(
         states[0].carry._replace(statistics=statistics),
         {name: tf.add_n([x.loss_sums[name] for x in states]) for name in states[0].loss_sums},

@@ -41,6 +41,7 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, check_whole
 from pipeline.experience import Experience
 from pipeline.iteration import Chunk, Halted, LoopState
+from pipeline.metrics import initial_statistics, with_empty_window
 from pipeline.randomness import stream_key
 from pipeline.schedules import Schedule
 
@@ -105,7 +106,8 @@ class Actors:
 
     def initial_state(self) -> LoopState:
         """The actors' states before their first iterations, as that of one loop."""
-        return sum_states([actor.initial_state() for actor in self._actors])
+        states = [actor.initial_state() for actor in self._actors]
+        return sum_states(states, initial_statistics(1))
 
     def measurements(self) -> dict[str, Any]:
         """How many updates of others came between a copy of the weights and its own, so far."""
@@ -154,13 +156,16 @@ class Actors:
         # Rollouts end with their episodes; a failure takes back rows, but no steps.
         steps_per_row = min(1.0, taken / rows) if rows else 1.0
         until = min(until, taken + math.ceil(rounds * self.collect_steps * steps_per_row))
+        before = states[0].carry.statistics
+        carry = states[0].carry._replace(statistics=with_empty_window(before))
+        states = [states[0]._replace(carry=carry), *states[1:]]
         calls = [
             self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
             for actor, chunk, state in zip(self._actors, chunks, states, strict=True)
         ]
         outcomes = [call.result() for call in calls]
         errors = [error for _, error in outcomes if error]
-        return _sum([state for state, _ in outcomes]), errors
+        return _sum([state for state, _ in outcomes], before), errors
 
     def _in_turns(
         self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int

@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pipeline import manifest
+from pipeline.durable import make_folder, sync
 from pipeline.errors import UserError, WriteError
 
 _START_OVER = "--restart_behavior=restart starts over (and moves the old run aside)."
@@ -89,7 +90,7 @@ class Checkpoints:
         self._damaged: set[str] = set()
         self._newest: pathlib.Path | None = None  # that this process has written or restored
         if writable:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for path in folder.glob(".tmp-*"):
                 _remove(path)
 
@@ -113,12 +114,13 @@ class Checkpoints:
             self._write(temporary, {"env_steps": env_steps, "return_mean": return_mean})
             path = temporary.rename(self._folder / str(name))
             self._newest = path
-            manifest.sync(self._folder)
+            sync(self._folder)
             self._prune(name)
         except OSError as error:
             raise CheckpointError(
                 f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}.\n"
-                "The checkpoints before it are intact: the same command resumes from the newest."
+                "The checkpoints before it are intact: --restart_behavior=resume, which is the "
+                "default, goes on from the newest."
             ) from error
         finally:
             # What cannot be removed now is swept at the next start.
@@ -140,8 +142,8 @@ class Checkpoints:
         return best
 
     def latest(self) -> pathlib.Path | None:
-        """The newest checkpoint, verified or not."""
-        names = self._list()
+        """The newest checkpoint that is not known to be damaged."""
+        names = [name for name in self._list() if str(name) not in self._damaged]
         return self._folder / str(names[-1]) if names else None
 
     def at(self, env_steps: int) -> pathlib.Path:

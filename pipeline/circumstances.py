@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import pprint
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
+
+import gin
 
 from pipeline import configuration, data_files
 from pipeline.errors import UserError
@@ -29,6 +33,12 @@ def versions() -> dict[str, str]:
     """Of Python and of the packages that compute."""
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), **packages}
+
+
+def machine() -> dict[str, Any]:
+    """`cpu_model` and `cpu_count` of this machine; the model is None where Linux does not tell."""
+    models = _cpu_info("model name")
+    return {"cpu_model": next(models, None), "cpu_count": len(os.sched_getaffinity(0))}
 
 
 class Exactness(NamedTuple):
@@ -72,12 +82,38 @@ class Exactness(NamedTuple):
 DEFAULT_EXACTNESS = Exactness()
 
 
+def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
+    """Bindings in force that a finished run's configuration has with other values, a line each.
+
+    How long the run is does not count.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    lines = []
+    for statement in scan(Source.read(operative_config), allow_imports=True):
+        if not isinstance(statement, Binding) or _is_harmless(statement, {*_HARMLESS, _LENGTH}):
+            continue
+        name = statement.name if statement.parameter else f"{statement.name}/macro.value"
+        with contextlib.suppress(ValueError, KeyError):  # gin's, where nothing is bound now
+            # Sorted, as gin has written it.
+            there, here = map(pprint.pformat, (statement.value, gin.query_parameter(name)))
+            if here != there:
+                lines.append(f"{statement.name}: {there} there, {here} here")
+    return lines
+
+
+def _is_harmless(binding: Binding, harmless: Collection[str]) -> bool:
+    return f"{binding.selector}.{binding.parameter}" in harmless
+
+
 class Circumstances:
     """A part of a checkpoint that is compared, not restored."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        """`settings`: of TensorFlow, see `configure_tensorflow`."""
+    def __init__(self, settings: Mapping[str, Any], seed: int):
+        """`settings`: of TensorFlow, see `configure_tensorflow`; `seed`: of the run."""
         self.settings = dict(settings)
+        self._seed = seed
         self._saved: dict[str, str] | None = None
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
@@ -120,13 +156,14 @@ class Circumstances:
         bindings = {
             s.name: repr(s.value)
             for s in statements
-            if isinstance(s, Binding) and f"{s.selector}.{s.parameter}" not in harmless
+            if isinstance(s, Binding) and not _is_harmless(s, harmless)
         }
         threads = {
             f"threads.{kind}": str(count or os.cpu_count())
             for kind, count in self.settings["threads"].items()
         }
         return {
+            "seed": str(self._seed),
             **{f"version of {name}": version for name, version in versions().items()},
             **threads,
             "execution (--eager, --exact_graph)": self.settings["execution"],
@@ -137,6 +174,11 @@ class Circumstances:
 
 
 def _instructions() -> list[str]:
+    flags = next(_cpu_info("flags"), "").split()
+    return sorted({flag for flag in flags if _VECTOR_INSTRUCTIONS.fullmatch(flag)})
+
+
+def _cpu_info(name: str) -> Iterator[str]:
+    """What Linux says under this name, of each core."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return sorted({flag for flag in flags.split() if _VECTOR_INSTRUCTIONS.fullmatch(flag)})
+    return (line.partition(":")[2].strip() for line in lines if line.startswith(name))

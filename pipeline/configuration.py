@@ -17,7 +17,7 @@ from typing import Any
 import gin
 from gin import config as gin_config
 
-from pipeline import gin_explain
+from pipeline import gin_explain, gin_values
 from pipeline.errors import UserError
 from pipeline.gin_explain import TF_AGENTS, explain_call_error
 from pipeline.gin_statements import (
@@ -57,10 +57,6 @@ _FLAGS = {
     "dry_run": "--explain",
     "execution": "--eager or --exact_graph",
 }
-
-# How numbers read in a signature, as text or as types.
-_NUMBERS = {"float", "float | None", "int | float", "Schedule | float"}
-_WHOLE_NUMBERS = {"int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]"}
 
 # Where each (scope, complete selector, parameter) of gin's global config was bound, in order.
 _origins: dict[tuple[str, str, str], list[str]] = {}
@@ -189,7 +185,7 @@ def _bind(binding: Binding) -> None:
     if binding.parameter:
         configurable = _configurable(binding.selector, binding.origin)
         _check_parameter(configurable, binding)
-        binding = _with_number(configurable, binding)
+        binding = gin_values.checked(configurable, binding)
         selector = configurable.selector
     for leaf in leaves(binding.value):
         if isinstance(leaf, Reference):
@@ -249,23 +245,6 @@ def _parameters(configurable: gin_config.Configurable) -> list[str]:
     """Those that gin may bind."""
     names = inspect.signature(configurable.wrapped).parameters
     return [name for name in names if _is_open(configurable, name)]
-
-
-def _with_number(configurable: gin_config.Configurable, binding: Binding) -> Binding:
-    """A float such as 2e4 becomes the int that an int parameter needs; what is none is refused."""
-    value = binding.value
-    parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
-    annotation = parameter.annotation if parameter else ""
-    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if kind not in _NUMBERS | _WHOLE_NUMBERS or isinstance(value, Reference | Macro):
-        return binding
-    is_whole, may_be_none = kind in _WHOLE_NUMBERS, "None" in kind or "Optional" in kind
-    if is_whole and isinstance(value, float) and value.is_integer():
-        return binding._replace(value=int(value))
-    if type(value) in ((int,) if is_whole else (int, float)) or value is None and may_be_none:
-        return binding
-    wanted = "a whole number" if is_whole else "a number"
-    raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be {wanted}.")
 
 
 def _check_macros(bindings: Iterable[Binding]) -> None:

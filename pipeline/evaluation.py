@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 from collections.abc import Callable
@@ -237,7 +238,7 @@ def record_video(
       The episode's return, or None if interrupted.
 
     Raises:
-      UserError: the environment cannot render, or raises.
+      UserError: the environment cannot render, or raises, or the file cannot be written.
     """
     temporary = path.with_name(f".tmp-{path.name}")
     try:
@@ -245,8 +246,11 @@ def record_video(
             episode_return = _film(environment, policy, temporary, seed, look_around)
         if episode_return is not None:
             temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return episode_return
 
 

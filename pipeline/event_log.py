@@ -15,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
+from pipeline import durable
+
 
 class EventLog:
     """Scalars for TensorBoard, with environment steps as the step.
@@ -27,6 +29,7 @@ class EventLog:
     def __init__(self, folder: pathlib.Path | str) -> None:
         self._folder = pathlib.Path(folder)
         self._writer: tf.io.TFRecordWriter | None = None
+        self._path = self._folder  # of its file
         self._first_step = 0
         self._torn: pathlib.Path | None = None
 
@@ -72,6 +75,16 @@ class EventLog:
                 break  # those before were cut, and are older, when this one was begun
         self._first_step = env_steps + 1
 
+    def sync(self) -> None:
+        """Returns when what was written is on the disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._writer is not None:
+            durable.sync(self._path)
+            durable.sync(self._folder)
+
     def close(self) -> None:
         """Closes the event file; the next `write` starts another."""
         if self._writer is not None:
@@ -98,7 +111,8 @@ class EventLog:
         stamps = [int(path.name.split(".")[3]) + 1 for path in self._files()]
         stamp = max([int(time.time()), *stamps])
         name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
-        writer = tf.io.TFRecordWriter(str(self._folder / name))
+        self._path = self._folder / name
+        writer = tf.io.TFRecordWriter(str(self._path))
         self._write_event(writer, file_version="brain.Event:2")
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         self._write_event(writer, step=self._first_step, session_log=start)
@@ -133,7 +147,7 @@ def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
             if event.step <= env_steps:
                 writer.write(record)
                 is_older |= event.HasField("session_log")
-    temporary.replace(path)
+    durable.replace(temporary, path)
     return is_older
 
 

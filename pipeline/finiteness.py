@@ -14,7 +14,7 @@ from pipeline.experience import Experience
 _ADVICE = "lower the learning rate, or clip gradients or rewards"
 
 
-def bad_weights(agent: Agent) -> list[str]:
+def _bad_weights(agent: Agent) -> list[str]:
     """The first trained variable of each network that holds NaN or infinity."""
     first = {name: _first_bad(network) for name, network in agent.trained.items()}
     return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
@@ -22,7 +22,7 @@ def bad_weights(agent: Agent) -> list[str]:
 
 def unsound_weights(agent: Agent) -> str:
     """What to add to the error of an environment in which the agent acts; "" if all are finite."""
-    bad = bad_weights(agent)
+    bad = _bad_weights(agent)
     if not bad:
         return ""
     return (
@@ -37,10 +37,19 @@ def check_losses(
     """Raises UserError if a loss is not finite; names what feeds the losses first."""
     bad = [name for name, total in loss_sums.items() if not math.isfinite(float(total))]
     if bad:
-        raise not_finite([*experience.bad_columns(), *bad, *bad_weights(agent)], agent, env_steps)
+        raise _not_finite([*experience.bad_columns(), *bad, *_bad_weights(agent)], agent, env_steps)
 
 
-def not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
+def check_weights(agent: Agent, env_steps: int) -> None:
+    """Raises UserError if a weight is not finite.
+
+    A loss is taken before the update that it makes: weights may be bad where losses are not.
+    """
+    if bad := _bad_weights(agent):
+        raise _not_finite(bad, agent, env_steps)
+
+
+def _not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
     """The error that ends a run.
 
     Args:

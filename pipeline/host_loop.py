@@ -20,7 +20,7 @@ from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import UserError, WriteError
 from pipeline.failures import hinting, named_failures, named_write_errors
-from pipeline.finiteness import bad_weights, check_losses, not_finite, unsound_weights
+from pipeline.finiteness import check_losses, check_weights, unsound_weights
 from pipeline.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.metrics import metrics_record
 from pipeline.parts import HostState, Tensors, Variables, weights_sha256
@@ -114,18 +114,20 @@ class HostLoop:
           Stopped, UserError: see `train`.
         """
         until = min(until, self._plan.num_env_steps)
-        if self.env_steps < until:
+        is_cold = self.env_steps < until
+        if is_cold:
             self._advance(self._runner.collect_randomly, until, WARMING_UP)
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._stopwatch.restart(self._state)
+        self._parts.experience.check_ready()  # first: its advice may be another configuration
+        if is_cold:
             self._save_patience.attempt(self._save)
-        self._parts.experience.check_ready()
 
     def train(self) -> dict[str, Any]:
         """Trains to the end and evaluates the final weights.
 
         Returns:
-          What result.json holds.
+          What result.json holds, which it writes.
 
         Raises:
           Stopped: a signal came; a checkpoint has been written.
@@ -167,6 +169,8 @@ class HostLoop:
                 self._state = self._chunks.run(chunk, self._state, until)
                 self._check_losses()
             self._progress.update(self._record(), phase)
+            self._log_patience.retry(self._flush)
+            self._save_patience.retry(self._save)
 
     @contextlib.contextmanager
     def _failing_well(self) -> Iterator[None]:
@@ -201,8 +205,7 @@ class HostLoop:
             self._log()
         if self._due("evaluated", self._plan.eval_interval):
             self._evaluate()
-        is_due = self._due("checkpointed", self._plan.checkpoint_interval)
-        if is_due or self._save_patience.is_failing:
+        if self._due("checkpointed", self._plan.checkpoint_interval):
             self._save_patience.attempt(self._save)
 
     def _log(self) -> None:
@@ -231,10 +234,7 @@ class HostLoop:
         result = self._play(self._plan.num_eval_episodes)
         self._logs.add_evaluation({"env_steps": self.env_steps, **result})
         self._log_patience.attempt(self._flush)
-        self._host |= {
-            "evaluations": self._host["evaluations"] + 1,
-            "evaluated": self.env_steps,
-        }
+        self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
         self._returned = self.env_steps, result["return_mean"]
         best = self._checkpoints.best()
         if best is None or result["return_mean"] > best.return_mean:
@@ -259,12 +259,9 @@ class HostLoop:
             self._logs.flush()
 
     def _save(self) -> None:
-        # A loss is taken before the update that it makes: weights may be bad where losses are not.
-        bad = bad_weights(self._parts.agent)
-        if bad:
-            with hinting(self._resume_hint):
-                raise not_finite(bad, self._parts.agent, self.env_steps)
-        self._flush()  # or a resume from this checkpoint would miss records
+        with hinting(self._resume_hint):
+            check_weights(self._parts.agent, self.env_steps)
+            self._logs.sync()  # or a resume from this checkpoint would miss records
         of, mean = self._returned or (None, None)
         before = self._host["checkpointed"]
         self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
@@ -289,7 +286,7 @@ class HostLoop:
         if self._host["checkpointed"] != self.env_steps:
             self._save_patience.insist(self._save)
         evaluation = self._play(self._plan.num_final_episodes)
-        return {
+        result = {
             "evaluation": evaluation,
             "env_steps": self.env_steps,
             "updates": int(self._parts.agent.train_step_counter),
@@ -298,3 +295,5 @@ class HostLoop:
             "weights_sha256": weights_sha256(self._parts.agent.trained),
             **self._runner.description,
         }
+        self._save_patience.insist(lambda: self._folder.write_json("result.json", result))
+        return result

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import data_files, errors
+from pipeline import data_files, durable, errors
 
 
 def plain(value: Any) -> Any:
@@ -92,11 +92,18 @@ class JsonlLog:
         except TypeError as error:
             raise errors.UserError(f"{self._path}: an env_steps is no number: {error}") from error
         temporary = self._path.with_name(self._path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        durable.replace(temporary, self._path)
+
+    def sync(self) -> None:
+        """Returns when what was written is on the disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            durable.sync(self._path.parent)
 
     def close(self) -> None:
         """Closes the file; the next `write` opens it again."""

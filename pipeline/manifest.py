@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Collection
 from concurrent import futures
 from typing import Any
 
 from pipeline import data_files
+from pipeline.durable import sync
 from pipeline.errors import UserError
 
 _NAME = "manifest.json"
@@ -82,15 +82,6 @@ def header_of(folder: pathlib.Path) -> dict[str, Any]:
         UserError: another version of the program has written it.
     """
     return _parse(folder / _NAME)["header"]
-
-
-def sync(path: pathlib.Path) -> None:
-    """Returns when the file's contents, or the folder's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -122,21 +122,33 @@ def _across_episodes(
     )
 
 
-def merge_statistics(actors: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
-    """The statistics of several actors together; the window takes the newest of each in turn."""
+def with_empty_window(statistics: EpisodeStatistics) -> EpisodeStatistics:
+    """The statistics without the last finished episodes."""
+    empty = initial_statistics(1)
+    return statistics._replace(last_returns=empty.last_returns, last_lengths=empty.last_lengths)
+
+
+def merge_statistics(
+    actors: Sequence[EpisodeStatistics], before: EpisodeStatistics
+) -> EpisodeStatistics:
+    """The statistics of several actors together.
+
+    Args:
+        actors: their windows hold what each has finished at the same time.
+        before: its window holds what was finished earlier; the newest of each actor in turn follow.
+    """
 
     def together(values: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat(values, axis=0)
 
-    empty = initial_statistics(len(actors))
     # Windows end with their newest episodes.
     lengths = tf.reshape(tf.stack([actor.last_lengths for actor in actors], axis=1), [-1])
     returns = tf.reshape(tf.stack([actor.last_returns for actor in actors], axis=1), [-1])
     return EpisodeStatistics(
         episode_return=together([actor.episode_return for actor in actors]),
         episode_length=together([actor.episode_length for actor in actors]),
-        last_returns=_append(empty.last_returns, returns[lengths > 0]),
-        last_lengths=_append(empty.last_lengths, lengths[lengths > 0]),
+        last_returns=_append(before.last_returns, returns[lengths > 0]),
+        last_lengths=_append(before.last_lengths, lengths[lengths > 0]),
         episodes=tf.add_n([actor.episodes for actor in actors]),
         return_sum=tf.add_n([actor.return_sum for actor in actors]),
         env_steps=tf.add_n([actor.env_steps for actor in actors]),

@@ -35,8 +35,6 @@ _PAIRED_RUNS = flags.DEFINE_string(
     "one with --eager or --exact_graph.",
 )
 
-_BUILDERS = ("create_environment", "create_agent", "create_experience")
-
 
 def main(_: Sequence[str]) -> int:
     has_gin = bool(_GIN_FILE.value or _GIN_BINDINGS.value)
@@ -60,20 +58,15 @@ def _compare_updates() -> None:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
-    import gin
-
     from pipeline.components import build, configure_tensorflow
     from pipeline.drift import report
     from pipeline.drift.updates import Updates
-    from pipeline.train_loop import train
+    from pipeline.train_loop import BUILDERS, bound
 
     configuration.apply(statements)
-    bound = gin.get_bindings(train)
-    for name in _BUILDERS:
-        if name not in bound:
-            raise UserError(f"nothing binds train.{name}: give a config such as ppo_cartpole.")
+    builders = list(map(bound, BUILDERS))
     configure_tensorflow()
-    parts = build(_SEED.value, *(bound[name] for name in _BUILDERS))
+    parts = build(_SEED.value, *builders)
     with contextlib.closing(parts.runner), contextlib.closing(parts.evaluator):
         updates = Updates(parts, _NUM_UPDATES.value)
         for text in report.of_updates(updates):

@@ -6,10 +6,11 @@ raises ValueError on any mismatch. Files hold data only (TensorFlow bundles, JSO
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,13 +37,17 @@ class Variables:
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Raises OSError when the disk is full or not writable."""
-        _write_bundle(self._trackables, folder)
+        try:
+            tf.train.Checkpoint(**self._trackables).write(_prefix(folder))
+        except tf.errors.OpError as error:
+            raise OSError(error.message) from error
 
     def restore(self, folder: pathlib.Path) -> None:
         """Assigns every variable; raises ValueError, before any, if name, dtype or shape differ."""
         built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
         try:
-            _check_specs(saved=_bundle_specs(folder), expected=self._specs())
+            reader = tf.train.load_checkpoint(_prefix(folder))
+            _check_specs(saved=_bundle_specs(reader), expected=self._specs())
             status = tf.train.Checkpoint(**self._trackables).read(_prefix(folder))
             status.assert_consumed()
             status.assert_existing_objects_matched()
@@ -64,9 +69,8 @@ class Variables:
 
     def _specs(self) -> Specs:
         # Only TensorFlow's own writer knows the names that it gives to variables.
-        with tempfile.TemporaryDirectory() as folder:
-            _write_bundle(self._trackables, pathlib.Path(folder))
-            return _bundle_specs(pathlib.Path(folder))
+        with _bundle_in_memory(self._trackables) as reader:
+            return _bundle_specs(reader)
 
 
 class HostState(dict[str, Any]):
@@ -128,9 +132,7 @@ def weights_sha256(trackables: Mapping[str, Any]) -> str:
     variable names it holds no counter of layers that the process has made before.
     """
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        _write_bundle(trackables, pathlib.Path(folder))
-        reader = tf.train.load_checkpoint(_prefix(pathlib.Path(folder)))
+    with _bundle_in_memory(trackables) as reader:
         for path in _variable_paths(reader):
             value = np.asarray(reader.get_tensor(path))
             digest.update(f"{path}\0{value.dtype}\0{value.shape}\0".encode())
@@ -142,11 +144,16 @@ def _prefix(folder: pathlib.Path) -> str:
     return str(folder / "variables")
 
 
-def _write_bundle(trackables: Mapping[str, Any], folder: pathlib.Path) -> None:
+@contextlib.contextmanager
+def _bundle_in_memory(trackables: Mapping[str, Any]) -> Iterator[Any]:
+    """A reader of what `Variables.save` would write."""
+    folder = f"ram://{uuid.uuid4()}"  # TensorFlow's own file system: no disk can be full
     try:
-        tf.train.Checkpoint(**trackables).write(_prefix(folder))
-    except tf.errors.OpError as error:
-        raise OSError(error.message) from error
+        tf.train.Checkpoint(**trackables).write(f"{folder}/variables")
+        # load_checkpoint would take the prefix for a folder: names are all that is there.
+        yield tf.compat.v1.train.NewCheckpointReader(f"{folder}/variables")
+    finally:
+        tf.io.gfile.rmtree(folder)
 
 
 def _variable_paths(reader: Any) -> Iterator[str]:
@@ -154,8 +161,7 @@ def _variable_paths(reader: Any) -> Iterator[str]:
     return (x for x in sorted(reader.get_variable_to_shape_map()) if x not in not_variables)
 
 
-def _bundle_specs(folder: pathlib.Path) -> Specs:
-    reader = tf.train.load_checkpoint(_prefix(folder))
+def _bundle_specs(reader: Any) -> Specs:
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     return {
         path.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): f"{dtypes[path].name} {shapes[path]}"

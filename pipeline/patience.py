@@ -44,18 +44,13 @@ class Patience:
         self._next_try = 0.0
         self._wait = _FIRST_WAIT
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last call of `write` failed."""
-        return self._failing_since is not None
-
     def attempt(self, write: Callable[[], object]) -> bool:
         """Calls `write`, unless a wait is under way; whether it has written.
 
         Raises:
           WriteError: it fails, and has failed for too long.
         """
-        if self.is_failing and time.monotonic() < self._next_try:
+        if self._is_failing and time.monotonic() < self._next_try:
             return False
         try:
             write()
@@ -64,6 +59,15 @@ class Patience:
             return False
         self._succeed()
         return True
+
+    def retry(self, write: Callable[[], object]) -> None:
+        """`attempt`, if the last one failed; to be called often.
+
+        Raises:
+          WriteError: it has failed for too long.
+        """
+        if self._is_failing:
+            self.attempt(write)
 
     def insist(self, write: Callable[[], object]) -> None:
         """Calls `write` until it succeeds.
@@ -77,6 +81,10 @@ class Patience:
                 self._look_around()
                 time.sleep(0.1)
 
+    @property
+    def _is_failing(self) -> bool:
+        return self._failing_since is not None
+
     def _fail(self, error: WriteError) -> None:
         now = time.monotonic()
         if self._failing_since is None:
@@ -88,7 +96,7 @@ class Patience:
         self._next_try = now + wait
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
         self._say(
-            f"warning: {error}\nTraining goes on. The next try is in {wait:.0f} s; the run stops if"
+            f"warning: {error}\nThe run goes on. The next try is in {wait:.0f} s; the run stops if"
             f" none succeeds within {left:.0f} s (Patience.give_up_after)."
         )
 

@@ -2,7 +2,7 @@
 
 root_dir/
     operative_config.gin    every binding in force, readable by `--gin_file`
-    run.json                command, seed, versions, git revision, threads, resumptions
+    run.json                command, seed, versions, git revision, processor, threads, resumptions
     metrics.jsonl           one object a log
     eval.jsonl              one object an evaluation
     events.out.tfevents.*   the same for TensorBoard
@@ -20,11 +20,12 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from pipeline import configuration, data_files
-from pipeline.circumstances import versions
+from pipeline.circumstances import machine, versions
+from pipeline.durable import make_folder, write_text
 from pipeline.errors import UserError
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
@@ -72,12 +73,16 @@ class RunFolder:
         if self._has_run():
             self._lock()
             messages = self._reopen(restart_behavior, seed)
-        elif self.path.is_dir() and any(path.name != _LOCK for path in self.path.iterdir()):
+        elif self._has_something():
             raise UserError(
                 f"{self.path} holds files but no run of this program; choose another --root_dir."
             )
         self._lock()
         return messages
+
+    def _has_something(self) -> bool:
+        with _named_errors(self.path):
+            return self.path.is_dir() and any(x.name != _LOCK for x in self.path.iterdir())
 
     def _lock(self) -> None:
         """Keeps other processes out until `close`, or until this one ends, however it ends."""
@@ -92,7 +97,8 @@ class RunFolder:
             self._lock_file = None
 
     def _has_run(self) -> bool:
-        return (self.path / "run.json").exists() or self.checkpoints.exists()
+        with _named_errors(self.path):
+            return (self.path / "run.json").exists() or self.checkpoints.exists()
 
     def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
         if restart_behavior == "fail":
@@ -102,7 +108,8 @@ class RunFolder:
             )
         if restart_behavior == "restart":
             aside = self._free_name()
-            self.path.rename(aside)
+            with _named_errors(self.path):
+                self.path.rename(aside)
             return [f"moved the old run to {aside}"]
         self._check_seed(seed)
         return []
@@ -158,6 +165,7 @@ class RunFolder:
             "num_envs": num_envs,
             **settings,
             "versions": versions(),
+            **machine(),
             "git_revision": git_revision(),
         }
         earlier = [{name: before[name] for name in start if name in before}] if before else []
@@ -172,18 +180,19 @@ class RunFolder:
                 + [{"env_steps": env_steps, "why": list(inexact)}] * bool(inexact),
             },
         )
-        # Of an end that has since been put off: train.num_env_steps was raised.
-        (self.path / "result.json").unlink(missing_ok=True)
-        changes = self._write_config(configuration.operative_config(), env_steps)
+        with _named_errors(self.path):
+            # Of an end that has since been put off: train.num_env_steps was raised.
+            (self.path / "result.json").unlink(missing_ok=True)
+            changes = self._write_config(configuration.operative_config(), env_steps)
         return [*(f"warning: not exact from here on: {why}" for why in inexact), *changes]
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.path / "operative_config.gin"
-        before = path.read_text() if path.exists() else text
+        before = path.read_text(errors="replace") if path.exists() else text
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
         aside = path.with_name(f"operative_config.until-{env_steps}.gin")
         if changed and not aside.exists():  # else no step was kept that was taken under this one
-            path.rename(aside)
+            write_text(aside, before)  # not moved: readers find one under its name at any time
         write_text(path, text)
         lines = "\n  ".join(changed)
         warning = f"warning: the configuration differs from that of the last start:\n  {lines}"
@@ -208,7 +217,11 @@ class RunFolder:
         return value
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """Replaces a JSON file of the folder in one step."""
+        """Replaces a JSON file of the folder in one step.
+
+        Raises:
+          WriteError: the disk is full, not writable, ...
+        """
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
@@ -225,7 +238,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     """
     folder = path.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = path.open("w")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -237,20 +250,12 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     return file
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old text or the new.
-
-    Raises:
-      UserError: the disk is full, not writable, ...
-    """
-    temporary = path.with_name(f".tmp-{path.name}")
+@contextlib.contextmanager
+def _named_errors(folder: pathlib.Path) -> Iterator[None]:
     try:
-        temporary.write_text(text)
-        temporary.rename(path)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        raise UserError(f"cannot write to --root_dir={folder}: {error.strerror}") from error
 
 
 def _command() -> str:

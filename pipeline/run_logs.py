@@ -19,8 +19,8 @@ from pipeline.run_folder import RunFolder
 class RunLogs:
     """metrics.jsonl and eval.jsonl of one run, and its TensorBoard events.
 
-    Records are kept until `flush` has written them. `truncate_after` and `flush` raise WriteError
-    where the disk is full or not writable.
+    Records are kept until `flush` has written them. `truncate_after`, `flush` and `sync` raise
+    WriteError where the disk is full or not writable.
     """
 
     def __init__(self, folder: RunFolder):
@@ -28,6 +28,7 @@ class RunLogs:
         self._metrics = JsonlLog(folder.metrics)
         self._evaluations = JsonlLog(folder.evaluations)
         self._events = EventLog(folder.path)
+        self._all: tuple[JsonlLog | EventLog, ...] = self._metrics, self._evaluations, self._events
         self._unwritten: collections.deque[Callable[[], None]] = collections.deque()
 
     def truncate_after(self, logged: int, evaluated: int, env_steps: int) -> None:
@@ -61,10 +62,16 @@ class RunLogs:
                 self._unwritten[0]()
                 self._unwritten.popleft()
 
+    def sync(self) -> None:
+        """Flushes, and returns when all of it is on the disk, as a checkpoint's files are."""
+        self.flush()
+        with named_write_errors(self._folder.path):
+            for log in self._all:
+                log.sync()
+
     def close(self) -> None:
         """Closes the files."""
-        logs: list[JsonlLog | EventLog] = [self._metrics, self._evaluations, self._events]
-        for log in logs:
+        for log in self._all:
             # Each record was flushed when it was written: what fails now has been reported then.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 log.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import gin
 import gymnasium
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,7 @@ from pipeline.parts import Variables
 from pipeline.policies import clip_action
 from pipeline.randomness import stateless_seed, stream_key
 from pipeline.saved_run import SavedRun
-from pipeline.train_loop import train
+from pipeline.train_loop import bound
 
 _NO_SEED = np.zeros(2, np.int32)
 
@@ -134,12 +133,11 @@ def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
     Raises:
       UserError: the checkpoint is damaged, or the config does not fit it.
     """
-    bound = gin.get_bindings(train)
-    create_environment = bound["create_environment"]
+    create_environment, create_agent = bound("create_environment"), bound("create_agent")
     environment = build_evaluation_environment(seed, create_environment)
     env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
     try:
-        agent = build_agent(environment, run.num_envs, run.seed, bound["create_agent"], env_steps)
+        agent = build_agent(environment, run.num_envs, run.seed, create_agent, env_steps)
         checkpoint = run.restore(Variables(agent=agent))
     except Exception:
         environment.close()

@@ -89,7 +89,8 @@ def _train() -> int:
                 execution=_execution(),
             )
         except Stopped:
-            print(f"stopped; the same command resumes {_ROOT_DIR.value}.")
+            how = "" if _RESTART_BEHAVIOR.value == "resume" else " with --restart_behavior=resume"
+            print(f"stopped; the same command{how} resumes {_ROOT_DIR.value}.")
             return 128 + (stop.signal or 0)
         if _EXPLAIN.value:
             print(configuration.explain())

@@ -13,10 +13,16 @@ from typing import Any
 import gin
 
 from pipeline.agents.agent import Agent
-from pipeline.circumstances import DEFAULT_EXACTNESS, Circumstances, Exactness
+from pipeline.circumstances import (
+    DEFAULT_EXACTNESS,
+    Circumstances,
+    Exactness,
+    configured_otherwise,
+)
 from pipeline.collect import initialize_replay_buffer
 from pipeline.components import Components, build, check_warm_up, configure_tensorflow
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
 from pipeline.execution import Execution
 from pipeline.experience import Experience
 from pipeline.host_loop import HostLoop
@@ -26,6 +32,8 @@ from pipeline.progress import Progress
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
 from pipeline.watchdog import Watchdog
+
+BUILDERS = ("create_environment", "create_agent", "create_experience")
 
 
 @gin.configurable(
@@ -74,10 +82,9 @@ def train(
     )  # fmt: skip
     plan.check()
     may_be_finished = not dry_run and restart_behavior == "resume"
-    if may_be_finished and (result := RunFolder(root_dir).finished(seed, num_env_steps)):
-        print(_already_finished(root_dir, result["env_steps"]))
+    if may_be_finished and (result := _finished(RunFolder(root_dir), seed, num_env_steps)):
         return result
-    circumstances = Circumstances(configure_tensorflow(execution=execution))
+    circumstances = Circumstances(configure_tensorflow(execution=execution), seed)
     components = runner(seed, create_environment, create_agent, create_experience)
     if dry_run:
         _call_what_training_calls()
@@ -100,21 +107,41 @@ def _call_what_training_calls() -> None:
     Watchdog([], str).close()
 
 
+def bound(name: str) -> Callable[..., Any]:
+    """What gin has bound `train.create_environment`, or another of its builders, to.
+
+    Raises:
+      UserError: nothing is.
+    """
+    bindings = gin.get_bindings(train)
+    if name not in bindings:
+        raise UserError(f"nothing binds train.{name}: give a config that does.")
+    return bindings[name]
+
+
 def build_bound(seed: int) -> Components:
-    """What `train` would build from gin's bindings."""
-    bound = gin.get_bindings(train)
-    runner = bound.get("runner", build)
-    return runner(
-        seed, bound["create_environment"], bound["create_agent"], bound["create_experience"]
-    )
+    """What `train` would build from gin's bindings; raises what `bound` does."""
+    runner = gin.get_bindings(train).get("runner", build)
+    return runner(seed, *map(bound, BUILDERS))
 
 
-def _already_finished(root_dir: str, env_steps: int) -> str:
-    return (
-        f"{root_dir} is already finished, after {env_steps:_} environment steps. Raise "
-        "train.num_env_steps to go on (with --allow_inexact_resume where a schedule spans the "
-        "whole run), or start over with --restart_behavior=restart."
+def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any] | None:
+    """What result.json holds of a run that has come to its end, which the user is told."""
+    result = folder.finished(seed, num_env_steps)
+    if not result:
+        return None
+    if differences := configured_otherwise(folder.path / "operative_config.gin"):
+        lines = "\n  ".join(differences)
+        raise UserError(
+            f"{folder.path} holds a finished run of another configuration:\n  {lines}\n"
+            "Choose another --root_dir, or --restart_behavior=restart, which moves it aside."
+        )
+    print(
+        f"{folder.path} is already finished, after {result['env_steps']:_} environment steps. "
+        "Raise train.num_env_steps to go on (with --allow_inexact_resume where a schedule spans "
+        "the whole run), or start over with --restart_behavior=restart."
     )
+    return result
 
 
 def _run(
@@ -144,6 +171,4 @@ def _run(
         loop.collect_randomly(until)
 
     initialize_replay_buffer(warm_up)
-    result = loop.train()
-    folder.write_json("result.json", result)
-    return result
+    return loop.train()

@@ -572,7 +572,7 @@ def test_threads_are_refused_where_an_exact_resume_is_required(tmp_path):
         exactness.check(tmp_path, [], "", in_threads.runner.is_repeatable)
 
 
-def test_the_window_takes_the_newest_episodes_of_each_actor():
+def test_the_window_takes_the_newest_episodes_of_each_actor_after_earlier_ones():
     def played(*lengths):
         statistics = initial_statistics(1)
         padded = [0] * (100 - len(lengths)) + list(lengths)
@@ -582,11 +582,13 @@ def test_the_window_takes_the_newest_episodes_of_each_actor():
             return_sum=tf.constant(2.0 * sum(lengths), tf.float64),
         )
 
-    merged = merge_statistics([played(1, 2, 3), played(), played(10, 20)])
+    before = played(*range(101, 201))
+    merged = merge_statistics([played(1, 2, 3), played(), played(10, 20)], before)
     assert float(merged.return_sum) == 2 * 36
     window = merged.last_lengths.numpy()
-    assert window[window > 0].tolist() == [1, 2, 10, 3, 20]
-    np.testing.assert_array_equal(merged.last_returns[-5:], 2.0 * window[-5:])
+    assert window.tolist() == [*range(106, 201), 1, 2, 10, 3, 20]
+    np.testing.assert_array_equal(merged.last_returns, 2.0 * window)
+    assert merge_statistics([played(7)], played()).last_lengths.numpy().tolist() == [0] * 99 + [7]
 
 
 @pytest.mark.parametrize(

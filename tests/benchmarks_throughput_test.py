@@ -243,11 +243,13 @@ def test_measurements_of_another_source_or_machine_are_not_gone_on_with(
 def test_the_source_is_told_apart_by_its_text(tmp_path, monkeypatch):
     monkeypatch.setattr(throughput.pipeline, "__file__", str(tmp_path / "__init__.py"))
     digests = set()
-    for name, text in (("a.py", "x"), ("a.py", "y"), ("folder/b.py", "y"), ("c.txt", "z")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(throughput, "shipped_folder", lambda: tmp_path / "gin_configs")
+    names = ("a.py", "a.py", "folder/b.py", "peers.txt", "gin_configs/agents/a.gin", "c.csv")
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(str(number))
         digests.add(throughput._source_sha256())
-    assert len(digests) == 3  # the last is no module
+    assert len(digests) == len(names) - 1  # the last decides nothing
 
 
 def stopping_at(name, measure_work):
@@ -401,7 +403,8 @@ def test_ratios_are_of_the_rounds_with_their_range():
     assert ratios([ours], theirs) == "2.00 (1.00 to 3.00)"
     # A side that failed in its second round has one that compares.
     assert ratios([ours, None], of_rounds(10.0)) == "4.00"
-    assert ratios([ours], side(collect=1.0)) == ratios([ours], None) == ""
+    assert ratios([None, ours], of_rounds(10.0)) == "– / 4.00"
+    assert ratios([ours], side(collect=1.0)) == ratios([ours, None], None) == ""
 
 
 def test_the_stages_are_in_milliseconds():
@@ -411,14 +414,14 @@ def test_the_stages_are_in_milliseconds():
     }
     ours = side(environment=4000.0, collect=1000.0, training=800.0)
     ours["stages"]["update"] = update
-    ours["stages"]["training"]["rounds"][0]["updates"] = 2
+    ours["stages"]["training"]["rounds"][0] |= {"updates": 2, "return_mean": -20.54}
     results = results_of(ours=ours)
     results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=500.0)}}
     text = throughput_tables.document(results)
     row = next(line for line in text.splitlines() if "ours, float32 | 2 |" in line)
     # 8 / 4000 s, 8 / 1000 s, nothing, 1 / 100 s, 2.5 of 500 GFLOP 100 times a second, 8 / 800 s
     shown = [cell.strip() for cell in row.strip("|").split("|")][2:]
-    assert shown == ["2", "8", "", "10", "50%", "10", "4"]
+    assert shown == ["2", "8", "", "10", "50%", "10", "4", "-20.5"]
     assert "| machine | ours, float32 | matmul_float32 | 500 | 0.002 |" in text.replace("\\", "")
 
 

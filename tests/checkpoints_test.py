@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import tensorflow as tf
 
-from pipeline import manifest
+from pipeline import checkpoints as checkpoints_module
+from pipeline import durable, manifest
 from pipeline.checkpoints import CheckpointError, Checkpoints, Part, Restored
 from pipeline.errors import UserError, WriteError
 from pipeline.parts import HostState, Tensors, Variables
@@ -200,7 +201,7 @@ def test_everything_is_synced_before_it_gets_its_name_and_the_name_after(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
-    sync, rename = manifest.sync, pathlib.Path.rename
+    sync, rename = durable.sync, pathlib.Path.rename
 
     def recorded_sync(path: pathlib.Path) -> None:
         sync(path)
@@ -210,7 +211,8 @@ def test_everything_is_synced_before_it_gets_its_name_and_the_name_after(
         events.append(f"rename {target.name}")
         return rename(path, target)
 
-    monkeypatch.setattr(manifest, "sync", recorded_sync)
+    for module in (manifest, checkpoints_module):
+        monkeypatch.setattr(module, "sync", recorded_sync)
     monkeypatch.setattr(pathlib.Path, "rename", recorded_rename)
     checkpoints, _ = numbered(tmp_path, 1)
     new = ".tmp-step-0000000001"
@@ -412,6 +414,16 @@ def test_only_who_trains_is_advised_to_start_over(
         with pytest.raises(UserError, match="No intact checkpoint") as damage:
             Checkpoints(folder, parts, writable=writable).restore()
         assert ("--restart_behavior" in str(damage.value)) == writable
+
+
+def test_the_latest_is_not_one_that_is_known_to_be_damaged(
+    tmp_path: pathlib.Path, undamaged: pathlib.Path
+) -> None:
+    folder = shutil.copytree(undamaged, tmp_path / "checkpoints")
+    (folder / "step-0000000002" / "state" / "state.json").unlink()
+    run = Run(folder)
+    run.checkpoints.restore()
+    assert run.checkpoints.latest() == folder / "step-0000000001"
 
 
 def test_a_named_checkpoint_is_restored_or_refused_never_another(

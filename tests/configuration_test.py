@@ -1,6 +1,8 @@
 import subprocess
 import sys
+from collections.abc import Sequence  # noqa: F401 - in an annotation that is a text
 from pathlib import Path
+from typing import Any  # noqa: F401 - likewise
 
 import gin
 import pytest
@@ -29,7 +31,12 @@ def make_crate(
     layers: "int" = 1,
     limit: "int | None" = None,
     price: float = 1.0,
+    lid: "bool" = False,
+    label: str = "",
+    sizes: "Sequence[int]" = (),
+    extras: "dict[str, Any] | None" = None,
 ):
+    del lid, label, sizes, extras
     return slots, layers, limit, price
 
 
@@ -244,6 +251,24 @@ def test_what_is_no_whole_number_is_refused_where_one_is_needed(tmp_path, parame
 def test_what_is_no_number_is_refused_where_one_is_needed(value):
     message = message_of(f"make_crate.price = {value!r}")
     assert message.endswith(f"make_crate.price = {value!r}: must be a number.")
+
+
+@pytest.mark.parametrize(
+    "parameter, good, bad, wanted",
+    [
+        ("lid", [True, False], ["'False'", 0, None], "True or False"),
+        ("label", ["'x'"], [5, None, "('x',)"], "text in quotes"),
+        ("sizes", ["(64, 64)", "[64]"], [64, "'64'", None], "a tuple of whole numbers"),
+        ("extras", [None, "{'a': 1}"], ["'a'", 1, True], "a dictionary, or None"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_where_it_is_bound(parameter, good, bad, wanted):
+    for value in good:
+        configuration.load([], [f"make_crate.{parameter} = {value}"])
+    for value in bad:
+        message = message_of(f"make_crate.{parameter} = {value}")
+        assert f"make_crate.{parameter} = {value}: must be {wanted}" in message
+    configuration.load([], [f"make_crate.{parameter} = @make_fruit"])
 
 
 def test_what_may_stand_for_a_whole_number_is_left_alone():

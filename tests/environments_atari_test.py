@@ -222,8 +222,8 @@ def test_messages():
     assert "Nearest: ms_pacman" in message(game="MsPacman")
     assert "there is no such game" in message(game="../pong")
     assert "several players" in message(game="combat")
-    assert "num_envs = 0: must be at least 1" in message(game="pong", num_envs=0)
-    assert "must be in [0, 1]" in message(game="pong", repeat_action_probability=1.5)
+    assert "num_envs = 0: must be a whole number, at least 1" in message(game="pong", num_envs=0)
+    assert "must be a number, in [0, 1]" in message(game="pong", repeat_action_probability=1.5)
     for name in ("frame_skip", "stack_size", "max_episode_frames"):
         assert f"{name} = 0" in message(game="pong", **{name: 0})
     assert "noop_max = -1" in message(game="pong", noop_max=-1)

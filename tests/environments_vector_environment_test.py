@@ -57,6 +57,20 @@ def test_the_action_at_a_last_row_is_ignored():
     assert scripted.actions == [0]
 
 
+def test_an_environment_that_raises_when_closed_is_named_and_hides_nothing_else(capsys):
+    class Clinging(ScriptedEnv):
+        is_open = True
+
+        def close(self):  # gymnasium closes once more what has not been closed
+            if self.is_open:
+                self.is_open = False
+                raise RuntimeError("the window is open")
+
+    environment(Clinging([(1, "terminated")])).close()
+    said = "warning: scripted raised when closed: RuntimeError('the window is open')\n"
+    assert capsys.readouterr().err == said
+
+
 def test_other_autoreset_modes_are_refused():
     vector_env = SyncVectorEnv(
         [lambda: ScriptedEnv([(1, "terminated")])], autoreset_mode=AutoresetMode.SAME_STEP

@@ -331,6 +331,17 @@ def test_failing_environment_leaves_no_video(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_video_that_cannot_be_written_is_named(tmp_path):
+    env = environment(VisibleEnv([(5, "terminated")]))
+    path = tmp_path / "episode.mp4"
+    path.mkdir()
+    with pytest.raises(UserError, match=f"cannot write {path}: .*Is a directory"):
+        record_video(env, random_policy(env), path, seed=1)
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/no/x.mp4"):
+        record_video(env, random_policy(env), tmp_path / "no" / "x.mp4", seed=1)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_environment_without_frames_is_refused(tmp_path):
     env = environment(ScriptedEnv([(5, "terminated")]))
     with pytest.raises(UserError, match="scripted cannot render"):

@@ -339,6 +339,8 @@ def test_user_errors() -> None:
         create(4, capacity=10**12)
     with pytest.raises(UserError, match="env_steps_per_update = 0: must be a number above 0"):
         create(capacity=8, env_steps_per_update=0)
+    with pytest.raises(UserError, match="333 vector steps and 4_000 updates(.|\n)*such as 0.25"):
+        create(4, num_envs=4, capacity=90, env_steps_per_update=0.333)
     with pytest.raises(UserError, match="ReplayBuffer.batch_size = 0: must be a whole number"):
         create(capacity=8, batch_size=0)
     with pytest.raises(UserError, match="ReplayBuffer.capacity = 80.0: must be a whole number"):

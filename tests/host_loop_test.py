@@ -11,7 +11,7 @@ from host_loops import PLAN, WARM_UP, Run
 from tiny_runs import assert_same, saved, variables
 
 from pipeline import chunks, patience
-from pipeline.errors import UserError
+from pipeline.errors import UserError, WriteError
 from pipeline.progress import EVALUATING, TRAINING
 from pipeline.shutdown import Stopped
 
@@ -126,6 +126,25 @@ def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path
     assert int(at_end.removeprefix("step-")) >= 300
 
 
+def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(chunks, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    plan = PLAN._replace(log_interval=10**6, eval_interval=0, checkpoint_interval=100)
+    run = Run(tmp_path / "run", plan)
+    seen: set[int] = set()
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            set_limit(2000 if 90 <= run.loop.env_steps < 120 else None)
+            seen.update(int(name.removeprefix("step-")) for name in run.checkpoints)
+
+        run.progress.hook = hook
+        run.train()
+    assert any("writing works again" in message for message in run.progress.said)
+    assert [step for step in seen if 120 <= step < 150]
+    assert not [step for step in seen if 90 <= step < 120]
+
+
 def test_evaluations_change_nothing_of_what_is_trained(tmp_path, undisturbed):
     run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
     whole, expected = undisturbed
@@ -167,6 +186,23 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert resumed.loop.restore()
     assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
     assert resumed.loop.train()["env_steps"] >= 300
+
+
+def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+    run, tries = Run(tmp_path / "run"), []
+    write = run.folder.write_json
+
+    def write_the_second_time(name, value):
+        tries.append(name)
+        if len(tries) == 1:
+            raise WriteError(f"cannot write {name}: No space left on device")
+        write(name, value)
+
+    monkeypatch.setattr(run.folder, "write_json", write_the_second_time)
+    result = run.train()
+    assert tries == ["result.json"] * 2
+    assert run.folder.read_json("result.json") == result
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
@@ -335,7 +371,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
         run.progress.hook = hook
         result = run.train()
     said = run.progress.said
-    warnings = [message for message in said if "Training goes on" in message]
+    warnings = [message for message in said if "The run goes on" in message]
     assert len(warnings) > 2
     assert all("File too large" in message for message in warnings)
     assert any("writing works again" in message for message in said)

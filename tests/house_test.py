@@ -18,7 +18,7 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 
 # Anyone may import these; they import nothing but each other.
-GROUND = {"data_files", "errors", "randomness"}
+GROUND = {"data_files", "durable", "errors", "randomness"}
 # The binaries and the package itself: they may import everything.
 TOP = {"__init__", "train", "evaluate", "plot", "benchmark", "parity"}
 
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # It runs the binary that trains; only its stages look inside, to time the parts.
     "benchmarks": {
         "checkpoints",
+        "circumstances",
         "cli",
         "collect",
         "components",
@@ -53,8 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "parts",
         "run_folder",
     },
-    "configuration": {"gin_explain", "gin_statements"},
+    "configuration": {"gin_explain", "gin_statements", "gin_values"},
     "gin_explain": {"gin_statements"},
+    "gin_values": {"gin_statements"},
     "gin_statements": set(),
     "train_loop": {
         "agents",
@@ -110,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "environments",
         "experience",
         "iteration",
+        "metrics",
         "schedules",
     },
     "actors": {

@@ -56,6 +56,20 @@ def test_the_committed_pages_are_those_of_the_numbers_beside_them():
         assert (folder / "throughput.md").read_text() == throughput_tables.document(results)
 
 
+def test_the_sides_of_a_work_train_networks_of_one_size():
+    compared = 0
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        works = json.loads((folder / "throughput.json").read_text())["works"]
+        for name, work in works.items():
+            sizes = [side["facts"].get("num_parameters") for side in work["sides"].values()]
+            known = [size for size in sizes if size]
+            if len(known) > 1:
+                compared += 1
+                # Earlier measurements left SAC's temperature out of the peers' counts.
+                assert max(known) - min(known) <= name.startswith("sac"), (name, sizes)
+    assert compared
+
+
 def test_the_headline_measurement_took_twenty_seconds_a_stage():
     results = json.loads((page_tables.RESULTS / "throughput/throughput.json").read_text())
     rounds = [

@@ -51,6 +51,20 @@ def test_tries_are_further_and_further_apart_until_it_gives_up(disk):
     assert "runs/x: No space left" in disk.said[0]
 
 
+def test_what_did_not_fail_is_not_tried_again(disk):
+    writer = Patience(disk.said.append, lambda: None)
+    writer.retry(disk.write)
+    assert writer.attempt(disk.write)
+    writer.retry(disk.write)
+    assert disk.tries == [0]
+    disk.is_full = True
+    writer.attempt(disk.write)
+    for _ in range(5):
+        disk.clock.sleep(0.5)
+        writer.retry(disk.write)
+    assert disk.tries == [0, 0, 1]
+
+
 def test_a_success_is_told_once_and_forgets_the_failure(disk):
     writer = Patience(disk.said.append, lambda: None, give_up_after=10.0)
     for _ in range(3):

@@ -120,7 +120,7 @@ def sac_goes_on_and_falls_back_from_a_damaged_checkpoint(tmp_path):
     assert f"warning: {run.newest.name} is damaged" in run.output
     assert f"resuming {run.path} at environment step {checkpoint_order(older)[0]}\n" in run.output
     assert "error: Cannot write the checkpoint of step" in run.output
-    assert "the same command resumes" in run.output
+    assert "--restart_behavior=resume, which is the default, goes on" in run.output
 
     assert run.finish() == 0
     assert run.resumed_at == [checkpoint_order(older)[0]] * 2

@@ -1,11 +1,14 @@
+import errno
 import json
 import os
+import pathlib
 
 import pytest
 
-from pipeline import configuration
+from pipeline import configuration, run_folder
+from pipeline.durable import write_text
 from pipeline.errors import UserError
-from pipeline.run_folder import RunFolder, write_text
+from pipeline.run_folder import RunFolder
 
 THREADS = {"intra_op": 1, "inter_op": 1}
 
@@ -145,14 +148,34 @@ def test_a_damaged_file_is_named(folder, config):
         folder.open("resume", 1)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(folder, config):
+def test_a_folder_that_cannot_be_moved_aside_is_named(folder, config, monkeypatch):
     begin(folder)
-    path = folder.path / "run.json"
-    before = path.read_bytes()
-    (folder.path / ".tmp-run.json").mkdir()
-    with pytest.raises(UserError, match=f"cannot write {path}"):
-        write_text(path, "new")
-    assert path.read_bytes() == before
+
+    def busy(path, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(pathlib.Path, "rename", busy)
+    with pytest.raises(UserError, match=f"--root_dir={folder.path}: Device or resource busy"):
+        folder.open("restart", 1)
+
+
+def test_a_reader_finds_a_configuration_while_it_is_replaced(folder, config, monkeypatch):
+    begin(folder)
+    before = config[0]
+    config[0] = "train.num_env_steps = 200\n"
+    seen = []
+
+    def write(path, text):
+        if path.name == "operative_config.gin":
+            seen.append(path.read_text())
+        write_text(path, text)
+
+    monkeypatch.setattr(run_folder, "write_text", write)
+    begin(folder, env_steps=50)
+    assert seen == [before]
+    aside = folder.path / "operative_config.until-50.gin"
+    assert aside.read_text() == before
+    assert (folder.path / "operative_config.gin").read_text() == config[0]
 
 
 def test_a_second_process_is_kept_out_until_the_first_has_ended(folder, config):

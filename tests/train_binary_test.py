@@ -62,6 +62,8 @@ def test_run_json(finished_run):
         "threads",
         "onednn",
         "versions",
+        "cpu_model",
+        "cpu_count",
         "git_revision",
         "resumed_at_env_steps",
         "earlier_starts",
@@ -232,6 +234,12 @@ def test_finished_run_is_told_and_left_alone(copied_run):
     evaluation = json.loads((copied_run / "result.json").read_text())["evaluation"]
     assert f"{copied_run} is already finished, after 1_20" in ended.stdout
     assert f"evaluation of the final weights: {evaluation['return_mean']:.1f} " in ended.stdout
+    assert snapshot(copied_run) == before
+    other = "--gin_bindings=create_dqn_agent.discount = 0.5"
+    ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, other)
+    assert ended.returncode == 2
+    assert f"{copied_run} holds a finished run of another configuration:" in ended.stderr
+    assert "  create_dqn_agent.discount: 0.99 there, 0.5 here\n" in ended.stderr
     assert snapshot(copied_run) == before
 
 

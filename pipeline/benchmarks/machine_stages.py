@@ -158,7 +158,7 @@ class FullReplay:
         }
 
     def _rows(self) -> Any:
-        """Rows [100, N, ...] of games, for what a checkpoint costs depends on how they compress."""
+        """Rows [100, N, ...] of the beginnings of games: frames compress otherwise than noise."""
         environment, policy = self._parts.evaluator.environment, self._parts.agent.collect_policy
         carry = initial_carry(environment, policy)
         return CollectDriver(environment, seed=1).run(policy, carry, _ROWS_A_CALL)[1]

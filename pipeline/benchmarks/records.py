@@ -30,7 +30,8 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     git_revision *, versions *, threads *, onednn *  of the process that ended the run
     earlier_revisions *     of the processes that were stopped or killed before, where they differ
     inexact_resumes *       how many of its processes could not go on bit for bit
-    cpu_model, cpu_count    of the machine
+    cpu_model, cpu_count    of the process that ended the run; if it failed, of the machine that
+                            says so
 
 A later line about the same run replaces an earlier one.
 """
@@ -39,7 +40,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 import shlex
 from collections.abc import Iterable, Sequence
@@ -49,9 +49,11 @@ import numpy as np
 
 from pipeline import configuration, jsonl
 from pipeline.benchmarks.runs import Run
+from pipeline.circumstances import machine
+from pipeline.durable import write_text
 from pipeline.errors import UserError
 from pipeline.gin_statements import Binding
-from pipeline.run_folder import RunFolder, write_text
+from pipeline.run_folder import RunFolder
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200
@@ -62,6 +64,7 @@ Key = tuple[str, str, str, int]
 
 _FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
 _FROM_START = ("git_revision", "versions", "threads", "onednn")
+_PROCESSOR = ("cpu_model", "cpu_count")
 _OF_ITS_END = (
     *_FROM_RESULT, *_FROM_START, "env_steps_per_second", "workers", "evaluation_policy",
     "config_sha256", "inexact_resumes",
@@ -69,7 +72,7 @@ _OF_ITS_END = (
 _LISTS = ("evaluation_returns", "curve", "iterations", "evaluations", "earlier_revisions")
 _ALWAYS_KNOWN = (
     "suite", "algorithm", "environment", "config", "seed", "status", "error", "protocol", "score",
-    "budgets", "num_seeds", "num_env_steps", "command", "cpu_model", "cpu_count",
+    "budgets", "num_seeds", "num_env_steps", "command", *_PROCESSOR,
 )  # fmt: skip
 
 
@@ -143,10 +146,9 @@ def finished(run: Run, workers: int) -> Record:
             "evaluations": _columns(jsonl.read_jsonl(folder.evaluations), "return_mean"),
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
-            **{name: start[name] for name in _FROM_START},
+            **{name: start[name] for name in (*_FROM_START, *_PROCESSOR)},
             "earlier_revisions": _earlier_revisions(start),
             "inexact_resumes": len(start["inexact_resumes"]),
-            **machine(),
         }
     except KeyError as error:
         raise UserError(f"{run.folder}: a file of the run does not tell its {error}.") from error
@@ -179,13 +181,6 @@ def _identity(run: Run, status: str, error: str | None) -> Record:
         "num_seeds": suite.num_seeds,
         "num_env_steps": run.num_env_steps,
     }
-
-
-def machine() -> dict[str, Any]:
-    """`cpu_model` and `cpu_count` of this machine; the model is None where Linux does not tell."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {"cpu_model": next(names, None), "cpu_count": len(os.sched_getaffinity(0))}
 
 
 def _columns(records: Sequence[Record], name: str) -> list[list[float]]:
@@ -222,7 +217,7 @@ def thinned(points: list[list[float]], budgets: Sequence[int]) -> list[list[floa
 def _training_speed(metrics: Sequence[Record]) -> float | None:
     """Environment steps per second over all log intervals but the first, from their speeds.
 
-    The first begins with the warm-up and with the building of the graph.
+    The first holds the first calls of every graph.
     """
     known = [record for record in metrics if record.get("env_steps_per_second")]
     rates = np.array([record["env_steps_per_second"] for record in known])

@@ -1,7 +1,7 @@
 """The report: what the records of all suites come to, as an HTML page and as Markdown.
 
-It reads records and the published scores that are shipped, and nothing else; the same records give
-the same bytes.
+It reads records, what was asked for (`<suite>.plan.json`), and the suites and published scores
+that are shipped; the same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from pipeline.benchmarks.document import (
 from pipeline.benchmarks.ledger import Asked
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
+from pipeline.durable import write_text
 from pipeline.errors import UserError
-from pipeline.run_folder import write_text
 
 _HTML, _MARKDOWN = "report.html", "report.md"
 
@@ -44,10 +44,10 @@ _READING = (
     "Scores are interquartile means over the runs of different seeds (IQM: the mean of the middle "
     "half) with 95 % percentile intervals of a bootstrap stratified by environment, as Agarwal et "
     "al. (NeurIPS 2021) advise: `IQM [low, high] (runs)`. A single run has no interval, and with "
-    "fewer than five the interval is too narrow. Published scores are means, with `± standard "
-    "deviation (runs)` where known. They stand beside ours under the same protocol only, "
-    "and are compared, with our mean, only if they are of the same agent after as many environment "
-    "steps. They are rounded, so ours are too when compared."
+    "fewer than five the interval is too narrow to say that a score lies in it. Published scores "
+    "are means, with `± standard deviation (runs)` where known. They stand beside ours under the "
+    "same protocol only, and are compared, with our mean, only if they are of the same agent after "
+    "as many environment steps. They are rounded, so ours are too when compared."
 )
 _SCORES = {
     "evaluation": "A run's score is the mean return of the episodes that its final weights were "
@@ -85,8 +85,9 @@ _IMPROVEMENT = (
     "(Mann-Whitney), each agent after its own budget."
 )
 _ATARI5 = (
-    "Aitchison et al. (ICML 2023): the logarithm of the median is a weighted sum of those of five "
-    "games' mean scores. The estimate itself is off by about 9 %, which the interval leaves out."
+    "After Aitchison et al. (ICML 2023): the logarithm of the median is a weighted sum of those of "
+    "five games' mean scores. The weights are fitted anew to the authors' data, and off by about "
+    "9 % on average over the same data; the interval leaves that out."
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -185,13 +185,14 @@ def _pairs(records: Sequence[Record], kind: tuple[str, ...], seeds: int) -> tupl
     )
 
 
-def not_begun(suite: str, records: Sequence[Record], asked: Iterable[str] = ()) -> list[str]:
+def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()) -> list[str]:
     """Names of the experiments that `records` know nothing of.
 
-    Of those that were asked for, and of those that a shipped suite has.
+    Of those that were asked for; if that is not known, of those that a shipped suite has.
     """
-    shipped = suites.load(suite).experiments if suite in suites.shipped() else ()
-    names = dict.fromkeys([*(experiment.name for experiment in shipped), *asked])
+    is_shipped = not asked and suite in suites.shipped()
+    shipped = suites.load(suite).experiments if is_shipped else ()
+    names = list(asked) or [experiment.name for experiment in shipped]
     known = {suites.name_of(record["algorithm"], record["environment"]) for record in records}
     return [name for name in names if name not in known]
 

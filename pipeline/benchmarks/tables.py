@@ -51,7 +51,8 @@ def _evaluation(pair: Pair) -> str:
 def overview(group: Group) -> Table:
     """A row for each pair: its score, the best comparable published one, and which is higher."""
     best = Column("best published: same agent, protocol and steps", "text")
-    columns = (_ENVIRONMENT, _AGENT, _STEPS, _SCORE, best, Column("at or above?", "text"))
+    ours = (_STEPS, _SCORE, Column("mean"))
+    columns = (_ENVIRONMENT, _AGENT, *ours, best, Column("mean at or above?", "text"))
     rows = [_overview_row(group, pair) for pair in group.pairs]
     return Table("Results", columns, tuple(rows))
 
@@ -62,6 +63,7 @@ def _overview_row(group: Group, pair: Pair) -> tuple[str, ...]:
         *_names(pair),
         _steps(group, pair.num_env_steps),
         _score(pair),
+        wording.number(pair.mean.point) if pair.mean else "",
         f"{wording.published(best)}, {wording.peer(best, pair.environment)}" if best else "none",
         _verdict(pair, best) if best else "",
     )

@@ -29,12 +29,15 @@ import gin
 
 import pipeline
 from pipeline import configuration, run_folder
-from pipeline.benchmarks import contenders, peer_environment, records
+from pipeline.benchmarks import contenders, peer_environment
 from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.throughput_numbers import Results
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
+from pipeline.circumstances import machine
+from pipeline.durable import write_text
 from pipeline.errors import UserError, check_number, check_whole
+from pipeline.gin_statements import shipped_folder
 from pipeline.jsonl import plain
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
@@ -129,16 +132,18 @@ def _circumstances() -> Results:
         "git_revision": run_folder.git_revision(),
         "source_sha256": _source_sha256(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-        **records.machine(),
+        **machine(),
     }
 
 
 def _source_sha256() -> str:
-    """Of all modules, for a revision does not tell one uncommitted change from another."""
+    """Of modules, configs and the peers' versions: a revision does not tell changes apart."""
     digest = hashlib.sha256()
     package = pathlib.Path(pipeline.__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    folders = {package: ("*.py", "*.txt"), shipped_folder(): ("*.gin",)}
+    for folder, patterns in folders.items():
+        for path in sorted(path for pattern in patterns for path in folder.rglob(pattern)):
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -230,8 +235,8 @@ def write(output_dir: pathlib.Path, results: Results) -> None:
         UserError: the disk is full or not writable.
     """
     text = json.dumps(plain(results), indent=1, allow_nan=False)
-    run_folder.write_text(output_dir / _JSON, text + "\n")
-    run_folder.write_text(output_dir / _TABLES, document(results))
+    write_text(output_dir / _JSON, text + "\n")
+    write_text(output_dir / _TABLES, document(results))
 
 
 def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
@@ -242,7 +247,7 @@ def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
     """
     if not (results := run_folder.RunFolder(output_dir).read_json(_JSON)):
         return []
-    run_folder.write_text(output_dir / _TABLES, document(results))
+    write_text(output_dir / _TABLES, document(results))
     return [output_dir / _TABLES]
 
 

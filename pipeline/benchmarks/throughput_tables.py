@@ -72,24 +72,30 @@ def document(results: Results) -> str:
 
 
 def _circumstances(results: Results) -> str:
-    compares = any(name in (SB3, TF_AGENTS) for _, name, _ in sides_of(results))
+    names = {name for _, name, _ in sides_of(results)}
+    compares = bool(names & {SB3, TF_AGENTS})
+    precisions = ", float32 / bfloat16" if OURS_IN_BFLOAT16 in names else ""
     return (
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
         f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns "
         "(what cannot be repeated: once); medians are shown"
-        f"{', of ratios those of the rounds and their range' * compares}; "
+        f"{f', of ratios{precisions} those of the rounds and their range' * compares}; "
         f"throughput.json has every round. {_load(results)}".rstrip()
     )
 
 
 def _load(results: Results) -> str:
     """What else was running, by the load average before anything was measured."""
-    loads = [work.get("load_average_before") for work in results["works"].values()]
-    if not loads or loads[0] is None:
+    known = (work.get("load_average_before") for work in results["works"].values())
+    loads = [load for load in known if load is not None]
+    if not loads:
         return ""
-    return f"The load average was {loads[0]:.1f} when it began."
+    return (
+        f"The load average was {loads[0]:.1f} when it began, and at most {max(loads):.1f} when a "
+        "work did, the one before it included."
+    )
 
 
 def _failures(results: Results) -> list[Block]:
@@ -134,6 +140,7 @@ def _stages(results: Results) -> Table:
         Column("of the matrix peak"),
         Column("training, ms a vector step"),
         Column("environment steps an update"),
+        Column("mean return at the end"),
     )
     rows = tuple(
         (
@@ -143,6 +150,7 @@ def _stages(results: Results) -> Table:
             _percent(share_of_peak(results, name, side)),
             _milliseconds(work, side, "training"),
             number(steps_per_update(side)),
+            _return(side),
         )
         for work, name, side in sides_of(results)
         if any(stage in side["stages"] for stage in STAGES)
@@ -190,6 +198,13 @@ def _budget(results: Results, names: Collection[str] | None = None) -> Table:
     return Table(caption, columns, tuple(rows))
 
 
+def _return(side: Side) -> str:
+    """Of the last episodes of the last round: how long episodes are depends on it."""
+    rounds = side["stages"].get("training", {}).get("rounds", [{}])
+    value = rounds[-1].get("return_mean")
+    return "" if value is None else f"{value:,.1f}"
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
@@ -233,7 +248,7 @@ def _others(results: Results) -> Table:
 
 
 def _facts(answer: dict[str, Any]) -> str:
-    known = ("stage", "seconds", "count", "unit")
+    known = ("stage", "seconds", "count", "unit", "return_mean")
     facts = {name: value for name, value in answer.items() if name not in known}
     return ", ".join(
         f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}"

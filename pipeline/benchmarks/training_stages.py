@@ -30,6 +30,7 @@ _CALL_SECONDS = 0.3  # of a graph call, so that its overhead is nothing beside i
 _WARM_UP_SECONDS = 3.0
 _FOREVER = 10**12  # environment steps
 _LOG_INTERVAL = 5_000  # environment steps
+_DRAWN = 1_000  # random actions of every environment, before the clock runs
 
 
 def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
@@ -72,6 +73,7 @@ class _Deadline(Progress):
     def __init__(self) -> None:
         super().__init__(_FOREVER)
         self.at = float("inf")
+        self.return_mean: float | None = None
 
     def message(self, text: str) -> None:
         del text
@@ -82,7 +84,8 @@ class _Deadline(Progress):
         phase: str = "",
         of_phase: tuple[int, int] | None = None,
     ) -> None:
-        del record, phase, of_phase
+        del phase, of_phase
+        self.return_mean = record["return_mean_100"]
         if time.perf_counter() >= self.at:
             raise _TimeIsUp
 
@@ -119,6 +122,7 @@ class Training:
             "count": self._loop.env_steps - steps,
             "unit": "environment steps",
             "updates": self._updates() - updates,
+            "return_mean": self._deadline.return_mean,
         }
 
     def _updates(self) -> int:
@@ -181,14 +185,18 @@ class Stages:
     def environment(self) -> Stage:
         """Vector steps with random actions, drawn before; resets are no environment steps."""
         policy = self._parts.agent.collect_policy
-        random_policy = RandomPolicy(policy.time_step_spec, policy.action_spec)
-        action = random_policy.action(self._carry.time_step, (), tf.constant([1, 2])).action
+        draw = RandomPolicy(policy.time_step_spec, policy.action_spec).action
+        time_step = self._carry.time_step
+        drawn = tf.stack([draw(time_step, (), tf.constant([1, i])).action for i in range(_DRAWN)])
 
-        def body(total: tf.Tensor) -> tf.Tensor:
-            step_type = self._driver.environment.step(action).step_type
-            return total + tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
+        def body(state: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            total, index = state
+            step_type = self._driver.environment.step(drawn[index % _DRAWN]).step_type
+            steps = tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
+            return total + steps, index + 1
 
-        graph = self._sum_of(body)
+        start = (tf.zeros([]), tf.zeros([], tf.int32))
+        graph = tf.function(lambda times: repeated(body, start, times)[0], autograph=False)
         return timed(lambda times: int(graph(times)), "environment steps")
 
     def collect(self) -> Stage:

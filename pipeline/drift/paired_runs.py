@@ -29,15 +29,16 @@ def read_pairs(folder: str) -> list[Pair]:
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
         raise UserError(f"--paired_runs={folder}: there is no folder of a run in it.")
+    returns = [_final_return(run) for run in runs]
     _check_configurations(runs)
     graph: dict[int, float] = {}
     exact: dict[int, float] = {}
-    for run in runs:
+    for run, of_run in zip(runs, returns, strict=True):
         start = run.read_json("run.json")
         group = graph if start["execution"] == Execution.GRAPH.value else exact
         if start["seed"] in group:
             raise UserError(f"{run.path} has the seed and the kind of another run beside it.")
-        group[start["seed"]] = _final_return(run)
+        group[start["seed"]] = of_run
     if alone := sorted(graph.keys() ^ exact.keys()):
         raise UserError(f"--paired_runs={folder}: seed {alone[0]} lacks one of its two runs.")
     return [Pair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]

@@ -176,5 +176,6 @@ def check_arguments(
         value = arguments[name]
         kinds = (int, float) if high == 1 or value == math.inf else (int,)
         if type(value) not in kinds or not low <= value <= high:
+            kind = "a number" if high == 1 else "a whole number"
             wanted = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
-            raise UserError(f"{factory}.{name} = {value!r}: must be {wanted}.")
+            raise UserError(f"{factory}.{name} = {value!r}: must be {kind}, {wanted}.")

@@ -194,7 +194,7 @@ def deepmind_atari_environment(
     noop_max: int = 30,
     frame_skip: int = 4,
     stack_size: int = 4,
-    max_episode_frames: float | None = None,
+    max_episode_frames: int | None = None,
     render: bool = False,
 ) -> VectorEnvironment:
     """Games of the minimal action set, without sticky actions; see `DeepMindAtariEnv`.
@@ -213,8 +213,9 @@ def deepmind_atari_environment(
     Raises:
       UserError: there is no such game, or a value is out of its range.
     """
-    max_episode_frames = max_episode_frames if max_episode_frames is not None else math.inf
-    check_arguments(locals(), _RANGES, "deepmind_atari_environment")
+    limit = math.inf if max_episode_frames is None else max_episode_frames
+    arguments = locals() | {"max_episode_frames": limit}
+    check_arguments(arguments, _RANGES, "deepmind_atari_environment")
     make = functools.partial(
         DeepMindAtariEnv,
         game,
@@ -222,7 +223,7 @@ def deepmind_atari_environment(
         noop_max=noop_max,
         frame_skip=frame_skip,
         stack_size=stack_size,
-        max_episode_frames=max_episode_frames,
+        max_episode_frames=limit,
         render_mode="rgb_array" if render else None,
     )
     vector_env = LeanSyncVectorEnv(

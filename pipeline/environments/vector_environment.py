@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import traceback
 
@@ -56,7 +57,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
           vector_env: autoresets in mode NEXT_STEP, and resets some environments alone.
           name: names the environment in messages.
           seed: fixes all that the environments draw.
-          anchor_interval: vector steps; a resume repeats at least so many.
+          anchor_interval: vector steps; a resume repeats up to so many, and those of an episode.
 
         Raises:
           UserError: its autoreset mode or one of its spaces is not supported.
@@ -124,12 +125,15 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         )
 
     def close(self) -> None:
-        """Frees what the vector environment holds (processes, windows)."""
-        with contextlib.suppress(*_DEAD):
-            if not self._has_died():
-                self._vector_env.close()
-                return
-        self._vector_env.close(terminate=True)  # asking its processes would fail again
+        """Frees what the vector environment holds (processes, windows); says what fails then."""
+        try:
+            with contextlib.suppress(*_DEAD):
+                if not self._has_died():
+                    self._vector_env.close()
+                    return
+            self._vector_env.close(terminate=True)  # asking its processes would fail again
+        except Exception as error:  # of whatever kind the environment's author chose
+            print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
 
     def _has_died(self) -> bool:
         """Whether a process of the vector environment is gone."""

@@ -10,6 +10,8 @@ from tf_agents.trajectories import trajectory
 from pipeline.errors import UserError, check_number, check_whole
 from pipeline.experience import storage
 
+_MOST_UPDATES = 1_000  # of an iteration of several vector steps
+
 
 def schedule(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int]:
     """The fewest (vector steps, updates) that keep the ratio of environment steps to updates.
@@ -17,11 +19,19 @@ def schedule(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int
     `updates * env_steps_per_update == vector steps * num_envs`, exactly.
 
     Raises:
-        UserError: the ratio is not a positive number.
+        UserError: the ratio is not a positive number, or takes iterations of too many updates.
     """
-    check_number("ReplayBuffer.env_steps_per_update", env_steps_per_update, 0)
+    name = "ReplayBuffer.env_steps_per_update"
+    check_number(name, env_steps_per_update, 0)
     # Through the decimal notation: 0.1 means a tenth, not the nearest binary fraction.
     ratio = Fraction(str(env_steps_per_update)) / num_envs
+    if ratio.numerator > 1 and ratio.denominator > _MOST_UPDATES:
+        raise UserError(
+            f"{name} = {env_steps_per_update} is kept with {num_envs} environments by iterations "
+            f"of {ratio.numerator:_} vector steps and {ratio.denominator:_} updates, and a run can "
+            "be stopped between iterations only: choose a simpler ratio, such as "
+            f"{max(round(4 * env_steps_per_update) / 4, 0.25)}."
+        )
     return ratio.numerator, ratio.denominator
 
 

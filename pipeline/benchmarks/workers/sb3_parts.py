@@ -46,7 +46,7 @@ def make_env(work: works.Work, num_envs: int) -> VecEnv:
 
 def _continuous(env: gymnasium.Env) -> gymnasium.Env:
     """`AtariWrapper` without what only discrete actions can do: no-ops and FIRE at the start."""
-    return ClipRewardEnv(WarpFrame(MaxAndSkipEnv(env, works.FRAME_STACK)))
+    return ClipRewardEnv(WarpFrame(MaxAndSkipEnv(env, works.FRAME_SKIP)))
 
 
 def create_model(work: works.Work, num_envs: int) -> BaseAlgorithm:

@@ -166,13 +166,15 @@ class Stages:
             modules = (
                 [model.actor, model.critic] if self._work.algorithm == "sac" else [model.policy]
             )
-        return sum(p.numel() for p in {p for m in modules for p in m.parameters()})
+        temperature = int(self._work.algorithm == "sac")
+        return temperature + sum(p.numel() for p in {p for m in modules for p in m.parameters()})
 
 
 def choose_threads(stages: Stages) -> dict[int, float]:
     """Sets torch's threads to whichever number trains faster; environment steps/s of each."""
     speeds = {}
-    for threads in sorted({1, os.cpu_count() or 1}):
+    cores = len(os.sched_getaffinity(0))
+    for threads in sorted({2**power for power in range(cores.bit_length())} | {cores}):
         torch.set_num_threads(threads)
         stages.training(_PROBE_SECONDS / 3)
         answer = stages.training(_PROBE_SECONDS)
@@ -184,10 +186,13 @@ def choose_threads(stages: Stages) -> dict[int, float]:
 def differences(work: works.Work, stages: Stages) -> list[str]:
     """In what the work done here differs from this pipeline's."""
     told = [
-        "environments are stepped one after another in one process (DummyVecEnv, SB3's default)",
         "episode statistics are logged at the default interval, but written nowhere (verbose=0)",
     ]
     if work.is_atari:
+        told.append(
+            "environments are stepped one after another in one process (DummyVecEnv, SB3's "
+            "default), ours by ALE's own vector environment, in as many threads as cores"
+        )
         told.append("frames are pooled in RGB and then made grey, ours the other way round")
     if work.is_atari and not work.continuous:
         told.append("FIRE is pressed, and then the third action, at the start of each game")
@@ -199,9 +204,11 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
         told.append(works.UPDATES_BY_ROWS)
     if work.is_atari and not work.uses_rollouts:
         told.append(
-            f"the replay buffer holds {stages.model.buffer_size:,} stacks of four frames, each "
-            "stored once: a million would take 28 GB"
+            f"the replay buffer has room for {stages.model.buffer_size:,} stacks of four frames, "
+            "each stored once: a million would take 28 GB"
         )
+    if not work.is_atari:
+        told.append("environments are watched by Monitor and by gymnasium's PassiveEnvChecker")
     if work.algorithm == "dqn":
         told.append("one random number a vector step decides whether all environments explore")
     if work.algorithm == "a2c":

@@ -73,7 +73,8 @@ class Stages:
         else:
             networks = [agent._actor_network, agent._critic_network_1, agent._critic_network_2]
         weights = {id(w): w for network in networks for w in network.trainable_weights}
-        return sum(int(tf.size(w)) for w in weights.values())
+        temperature = int(self.work.algorithm == "sac")
+        return temperature + sum(int(tf.size(w)) for w in weights.values())
 
     def warm_up(self) -> None:
         """Stores what random actions give."""
@@ -249,6 +250,7 @@ def differences(stages: Stages) -> list[str]:
     ]
     if work.uses_rollouts:
         told.append("PPOLearner reads each rollout once more, for normalizers that are off here")
+        told.append("tf.data does not read ahead; with Reverb in this buffer's place it could")
         told.append(
             f"learns from the first {work.rollout_steps} rows of each environment's rollout; "
             "the last and those between episodes have no advantage and are masked"
@@ -262,8 +264,8 @@ def differences(stages: Stages) -> list[str]:
     told.append(works.UPDATES_BY_ROWS)
     if work.is_atari:
         told.append(
-            f"the replay buffer holds {stages.capacity * stages.num_envs:,} stacks of four frames: "
-            "a million would take 28 GB"
+            f"the replay buffer has room for {stages.capacity * stages.num_envs:,} stacks of four "
+            "frames: a million would take 28 GB"
         )
     if work.algorithm == "dqn" and work.gradient_clip_norm is not None:
         told.append("gradients are clipped variable by variable, ours by their common norm")
