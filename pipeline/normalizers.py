@@ -40,9 +40,9 @@ class RunningMoments(tf.Module):
         mean, std = tf.cast(self.mean, tf.float32), self.standard_deviation()
         return tf.clip_by_value((tf.cast(values, tf.float32) - mean) / std, -clip, clip)
 
-    def standard_deviation(self, epsilon: float = 1e-8) -> tf.Tensor:
+    def standard_deviation(self) -> tf.Tensor:
         """float32, of one value's shape."""
-        return tf.cast(tf.sqrt(self.variance + epsilon), tf.float32)
+        return tf.cast(tf.sqrt(self.variance + 1e-8), tf.float32)
 
 
 @gin.configurable(denylist=["num_envs", "discount"])

@@ -60,11 +60,11 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
         learning_rate: float | Callable[[], tf.Tensor] = 2.5e-4,
         rho: float = 0.95,
         epsilon: float = 0.01,
-        name: str = "CenteredRMSprop",
     ):
         super().__init__(
-            learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, centered=True, name=name
-        )
+            learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, centered=True,
+            name="CenteredRMSprop",
+        )  # fmt: skip
 
 
 def build_slots(optimizer: tf.keras.optimizers.legacy.Optimizer, variables: list) -> None:

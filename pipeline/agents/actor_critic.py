@@ -114,7 +114,7 @@ class ActorCriticPolicy(tf_policy.TFPolicy):
         return self._actor_critic.variables
 
     def _distribution(self, time_step, policy_state):
-        distribution, _ = self._actor_critic(time_step.observation)
+        distribution = self._actor_critic.distribution(time_step.observation)
         return PolicyStep(distribution, policy_state, ())
 
     def _action(self, time_step, policy_state, seed):

@@ -147,10 +147,10 @@ def first_rows(experience: Trajectory) -> Trajectory:
     return tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
 
 
-def standardize(values: tf.Tensor, weights: tf.Tensor, epsilon: float = 1e-8) -> tf.Tensor:
+def standardize(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Values [B] to mean 0 and variance 1 over the rows whose weight is not 0."""
     centred = values - masked_mean(values, weights)
-    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + epsilon)
+    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + 1e-8)
 
 
 def clip_by_global_norm(gradients: list, norm: float | None) -> list:

@@ -35,7 +35,7 @@ from pipeline.randomness import permutations, stateless_seed, stream_key
 from pipeline.schedules import Schedule, as_schedule
 
 
-class PolicyStep(NamedTuple):
+class StepOutcome(NamedTuple):
     """What became of the policy, float32 scalars.
 
     Attributes:
@@ -123,7 +123,7 @@ class TRPOAgent(OnPolicyAgent):
         }
         return tf_agent.LossInfo(extra["loss"], extra)
 
-    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[PolicyStep, tf.Tensor]:
+    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[StepOutcome, tf.Tensor]:
         """Algorithm 1 and appendix C of the paper; also the entropy before the step."""
         info = rows.policy_info
 
@@ -167,7 +167,7 @@ class TRPOAgent(OnPolicyAgent):
 
     def _search(
         self, longest: tf.Tensor, evaluate: Callable[[], tuple[tf.Tensor, tf.Tensor]]
-    ) -> PolicyStep:
+    ) -> StepOutcome:
         """Shortens the step until the surrogate improves and the KL is within the bound.
 
         Where no step does, the weights are what they were, bit for bit.
@@ -179,24 +179,25 @@ class TRPOAgent(OnPolicyAgent):
             for variable, start, step in zip(self._policy_variables, old, steps, strict=True):
                 variable.assign(start + step)
 
-        def attempt(i, fraction, best):
+        def attempt(i, _):
             fraction = self._region.line_search_shrink ** tf.cast(i, tf.float32)
             move(fraction)
             improvement, kl = evaluate()
             accepted = tf.cast((improvement > 0.0) & (kl <= self._region.max_kl), tf.float32)
-            return i + 1, fraction, PolicyStep(improvement, kl, accepted, fraction)
+            return i + 1, StepOutcome(improvement, kl, accepted, fraction)
 
-        def unfinished(i, fraction, best):
-            return (i < self._region.line_search_steps) & (best.accepted == 0.0)
+        def unfinished(i, outcome):
+            return (i < self._region.line_search_steps) & (outcome.accepted == 0.0)
 
         zero = tf.constant(0.0)
-        state = (tf.constant(0), zero, PolicyStep(zero, zero, zero, zero))
-        _, _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
+        nothing = StepOutcome(zero, zero, zero, zero)
+        state = (tf.constant(0), nothing)
+        _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
 
-        def put_back() -> PolicyStep:
+        def put_back() -> StepOutcome:
             for variable, start in zip(self._policy_variables, old, strict=True):
                 variable.assign(start)
-            return PolicyStep(zero, zero, zero, zero)
+            return nothing
 
         return tf.cond(step.accepted > 0.0, lambda: step, put_back)
 
@@ -236,7 +237,7 @@ def create_trpo_agent(
     learning_rate: Schedule | float = 1e-3,  # of the value function, by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
     value_epochs: int = 10,
-    value_minibatch_size: int = 128,  # environment steps
+    value_minibatch_size: int = 128,  # rows
     discount: float = 0.99,  # gamma
     gae_lambda: float = 0.95,
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
