@@ -74,7 +74,7 @@ def document(results: Results) -> str:
 def _circumstances(results: Results) -> str:
     names = {name for _, name, _ in sides_of(results)}
     compares = bool(names & {SB3, TF_AGENTS})
-    precisions = ", float32 / bfloat16" if OURS_IN_BFLOAT16 in names else ""
+    precisions = " (float32 / bfloat16)" if OURS_IN_BFLOAT16 in names else ""
     return (
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by `{results['command']}` at revision "
