@@ -91,20 +91,24 @@ def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
       UserError: the file cannot be read.
     """
     lines = []
-    for statement in scan(Source.read(operative_config), allow_imports=True):
-        if not isinstance(statement, Binding) or _is_harmless(statement, {*_HARMLESS, _LENGTH}):
-            continue
-        name = statement.name if statement.parameter else f"{statement.name}/macro.value"
+    for binding in _bindings(Source.read(operative_config), {*_HARMLESS, _LENGTH}):
+        name = binding.name if binding.parameter else f"{binding.name}/macro.value"
         with contextlib.suppress(ValueError, KeyError):  # gin's, where nothing is bound now
             # Sorted, as gin has written it.
-            there, here = map(pprint.pformat, (statement.value, gin.query_parameter(name)))
+            there, here = map(pprint.pformat, (binding.value, gin.query_parameter(name)))
             if here != there:
-                lines.append(f"{statement.name}: {there} there, {here} here")
+                lines.append(f"{binding.name}: {there} there, {here} here")
     return lines
 
 
-def _is_harmless(binding: Binding, harmless: Collection[str]) -> bool:
-    return f"{binding.selector}.{binding.parameter}" in harmless
+def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:
+    """Those of an operative configuration that are not of `harmless` parameters."""
+    return [
+        statement
+        for statement in scan(source, allow_imports=True)
+        if isinstance(statement, Binding)
+        and f"{statement.selector}.{statement.parameter}" not in harmless
+    ]
 
 
 class Circumstances:
@@ -151,13 +155,8 @@ class Circumstances:
 
     def _now(self) -> dict[str, str]:
         text = configuration.operative_config()
-        statements = scan(Source(text, None), allow_imports=True)
         harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
-        bindings = {
-            s.name: repr(s.value)
-            for s in statements
-            if isinstance(s, Binding) and not _is_harmless(s, harmless)
-        }
+        bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
         threads = {
             f"threads.{kind}": str(count or os.cpu_count())
             for kind, count in self.settings["threads"].items()

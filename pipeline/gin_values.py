@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from gin import config as gin_config
 
 from pipeline.errors import UserError
 from pipeline.gin_statements import Binding, Macro, Reference
 
-# How kinds read in a signature, as text or as types.
-_NUMBERS = {"float", "float | None", "int | float", "Schedule | float"}
-_WHOLE_NUMBERS = {"int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]"}
-_OTHERS: dict[str, tuple[Any, str]] = {
-    "bool": (bool, "True or False"),
-    "str": (str, "text in quotes"),
-    "str | None": ((str, type(None)), "text in quotes, or None"),
-    "dict[str, Any] | None": ((dict, type(None)), "a dictionary, or None"),
+_NONE = type(None)
+_NUMBER = "a number"
+_WHOLE_NUMBER = "a whole number"
+# By how a kind reads in a signature, as text or as a type: the types of its values, and its name.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "float": ((int, float), _NUMBER),
+    "int | float": ((int, float), _NUMBER),
+    "Schedule | float": ((int, float), _NUMBER),
+    "float | None": ((int, float, _NONE), _NUMBER),
+    "int": ((int,), _WHOLE_NUMBER),
+    "int | None": ((int, _NONE), _WHOLE_NUMBER),
+    "None | int": ((int, _NONE), _WHOLE_NUMBER),
+    "Optional[int]": ((int, _NONE), _WHOLE_NUMBER),
+    "typing.Optional[int]": ((int, _NONE), _WHOLE_NUMBER),
+    "bool": ((bool,), "True or False"),
+    "str": ((str,), "text in quotes"),
+    "str | None": ((str, _NONE), "text in quotes, or None"),
+    "dict[str, Any] | None": ((dict, _NONE), "a dictionary, or None"),
     "Sequence[int]": ((tuple, list), "a tuple of whole numbers, as in (64,)"),
 }
 
@@ -28,23 +37,18 @@ def checked(configurable: gin_config.Configurable, binding: Binding) -> Binding:
     Raises:
         UserError: the value is of another kind.
     """
-    value = binding.value
-    parameter = inspect.signature(configurable.wrapped).parameters.get(binding.parameter)
-    annotation = parameter.annotation if parameter else ""
-    kind = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if isinstance(value, Reference | Macro):
+    value, kind = binding.value, _kind(configurable, binding.parameter)
+    if kind not in _KINDS or isinstance(value, Reference | Macro):
         return binding
-    if kind in _OTHERS:
-        types, wanted = _OTHERS[kind]
-        if isinstance(value, types):
-            return binding
-    elif kind in _NUMBERS | _WHOLE_NUMBERS:
-        is_whole, may_be_none = kind in _WHOLE_NUMBERS, "None" in kind or "Optional" in kind
-        if is_whole and isinstance(value, float) and value.is_integer():
-            return binding._replace(value=int(value))
-        if type(value) in ((int,) if is_whole else (int, float)) or value is None and may_be_none:
-            return binding
-        wanted = "a whole number" if is_whole else "a number"
-    else:
+    types, wanted = _KINDS[kind]
+    if type(value) in types:
         return binding
+    if int in types and isinstance(value, float) and value.is_integer():
+        return binding._replace(value=int(value))
     raise UserError(f"{binding.origin}: {binding.name} = {value!r}: must be {wanted}.")
+
+
+def _kind(configurable: gin_config.Configurable, name: str) -> str:
+    parameter = inspect.signature(configurable.wrapped).parameters.get(name)
+    annotation = parameter.annotation if parameter else ""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)

@@ -81,7 +81,8 @@ class JsonlLog:
         once. The file is replaced in one step: a crash leaves either the old one or the new one.
 
         Raises:
-            UserError: a line other than the last is not a JSON object with a number `env_steps`.
+            UserError: a line other than the last is not a JSON object with a number `env_steps`,
+                or the disk is full or not writable.
         """
         self.close()
         if not self._path.exists():
@@ -91,9 +92,7 @@ class JsonlLog:
             kept = [record for record in records if record["env_steps"] <= env_steps]
         except TypeError as error:
             raise errors.UserError(f"{self._path}: an env_steps is no number: {error}") from error
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        durable.replace(temporary, self._path)
+        durable.write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def sync(self) -> None:
         """Returns when what was written is on the disk.

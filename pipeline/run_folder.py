@@ -237,25 +237,24 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
       UserError: another process holds it, or the folder cannot be made or written to.
     """
     folder = path.parent
-    try:
+    with _named_errors(folder, flag):
         make_folder(folder)
         file = path.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(
-            f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
-        ) from error
-    except OSError as error:
-        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
+            ) from error
     return file
 
 
 @contextlib.contextmanager
-def _named_errors(folder: pathlib.Path) -> Iterator[None]:
+def _named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to --root_dir={folder}: {error.strerror}") from error
+        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
 
 
 def _command() -> str:

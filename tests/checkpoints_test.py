@@ -416,22 +416,25 @@ def test_only_who_trains_is_advised_to_start_over(
         assert ("--restart_behavior" in str(damage.value)) == writable
 
 
+def with_damaged_newest(tmp_path: pathlib.Path, undamaged: pathlib.Path) -> Run:
+    """Over a copy of two checkpoints, of which the second lacks a file."""
+    folder = shutil.copytree(undamaged, tmp_path / "checkpoints")
+    (folder / "step-0000000002" / "state" / "state.json").unlink()
+    return Run(folder)
+
+
 def test_the_latest_is_not_one_that_is_known_to_be_damaged(
     tmp_path: pathlib.Path, undamaged: pathlib.Path
 ) -> None:
-    folder = shutil.copytree(undamaged, tmp_path / "checkpoints")
-    (folder / "step-0000000002" / "state" / "state.json").unlink()
-    run = Run(folder)
+    run = with_damaged_newest(tmp_path, undamaged)
     run.checkpoints.restore()
-    assert run.checkpoints.latest() == folder / "step-0000000001"
+    assert run.checkpoints.latest() == tmp_path / "checkpoints" / "step-0000000001"
 
 
 def test_a_named_checkpoint_is_restored_or_refused_never_another(
     tmp_path: pathlib.Path, undamaged: pathlib.Path
 ) -> None:
-    folder = shutil.copytree(undamaged, tmp_path / "checkpoints")
-    (folder / "step-0000000002" / "state" / "state.json").unlink()
-    run = Run(folder)
+    run = with_damaged_newest(tmp_path, undamaged)
     path = run.checkpoints.at(2)
     with pytest.raises(UserError) as error:
         run.checkpoints.restore(path)

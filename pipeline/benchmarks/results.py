@@ -190,11 +190,10 @@ def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()
 
     Of those that were asked for; if that is not known, of those that a shipped suite has.
     """
-    is_shipped = not asked and suite in suites.shipped()
-    shipped = suites.load(suite).experiments if is_shipped else ()
-    names = list(asked) or [experiment.name for experiment in shipped]
+    if not asked and suite in suites.shipped():
+        asked = [experiment.name for experiment in suites.load(suite).experiments]
     known = {suites.name_of(record["algorithm"], record["environment"]) for record in records}
-    return [name for name in names if name not in known]
+    return [name for name in asked if name not in known]
 
 
 def score_of(record: Record, env_steps: int | None = None) -> float | None:

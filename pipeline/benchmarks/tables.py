@@ -63,7 +63,7 @@ def _overview_row(group: Group, pair: Pair) -> tuple[str, ...]:
         *_names(pair),
         _steps(group, pair.num_env_steps),
         _score(pair),
-        wording.number(pair.mean.point) if pair.mean else "",
+        _mean(pair),
         f"{wording.published(best)}, {wording.peer(best, pair.environment)}" if best else "none",
         _verdict(pair, best) if best else "",
     )
@@ -102,7 +102,7 @@ def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
         "this project",
         _steps(group, pair.num_env_steps),
         _score(pair),
-        wording.number(pair.mean.point) if pair.mean else "",
+        _mean(pair),
         _median(pair.numbers("wall_seconds"), progress.duration),
         _median(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
         "",
@@ -257,6 +257,10 @@ def _score(pair: Pair) -> str:
     shown = wording.interval(pair.estimate)
     is_partial = pair.estimate.n < pair.seeds
     return f"{shown.removesuffix(')')} of {pair.seeds})" if is_partial else shown
+
+
+def _mean(pair: Pair) -> str:
+    return wording.number(pair.mean.point) if pair.mean else ""
 
 
 def _verdict(pair: Pair, score: Published) -> str:

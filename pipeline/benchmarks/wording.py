@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.benchmarks.scores import Published
 from pipeline.benchmarks.statistics import Estimate
 
-FEWEST_RUNS = 5  # whose bootstrapped interval is not far too narrow
+_FEWEST_RUNS = 5  # whose bootstrapped interval is not far too narrow
 
 
 def agent(algorithm: str) -> str:
@@ -53,7 +53,7 @@ def verdict(ours: Estimate, theirs: float) -> str:
     """Whether our mean is at or above theirs; both as printed, for published ones are rounded."""
     if _printed(ours.point, theirs) >= _printed(theirs, theirs):
         return "yes"
-    is_telling = ours.n >= FEWEST_RUNS
+    is_telling = ours.n >= _FEWEST_RUNS
     return "no, but in our interval" if ours.high >= theirs and is_telling else "no"
 
 
