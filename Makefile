@@ -14,7 +14,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train benchmark test test-crash test-learning tables format clean
+.PHONY: help install train benchmark test test-crash test-learning test-peers tables format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
@@ -42,6 +42,10 @@ test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz re
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning
 
+test-peers: $(INSTALLED) ## make the peers' environment and run the tests that need it
+	$(BIN)/python -c "from pipeline.benchmarks import peer_environment; peer_environment.ensure()"
+	$(BIN)/python -m pytest tests/benchmarks_throughput_test.py
+
 tables: $(INSTALLED) ## write the tables of README and docs from docs/results
 	$(BIN)/python tests/page_tables.py
 
@@ -50,7 +54,7 @@ format: $(INSTALLED) ## sort imports, mend what ruff can, format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing dependencies (about a minute) ..."

@@ -13,8 +13,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import gin
-
 from pipeline import configuration, data_files
 from pipeline.errors import UserError
 from pipeline.gin_statements import Binding, Source, scan
@@ -83,7 +81,7 @@ DEFAULT_EXACTNESS = Exactness()
 
 
 def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
-    """Bindings in force that a finished run's configuration has with other values, a line each.
+    """Values in force that a finished run's configuration has otherwise, a line each.
 
     How long the run is does not count.
 
@@ -92,13 +90,16 @@ def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     """
     lines = []
     for binding in _bindings(Source.read(operative_config), {*_HARMLESS, _LENGTH}):
-        name = binding.name if binding.parameter else f"{binding.name}/macro.value"
-        with contextlib.suppress(ValueError, KeyError):  # gin's, where nothing is bound now
-            # Sorted, as gin has written it.
-            there, here = map(pprint.pformat, (binding.value, gin.query_parameter(name)))
+        with contextlib.suppress(KeyError):  # of what is not in force now
+            there, here = map(_text, (binding.value, configuration.in_force(binding)))
             if here != there:
                 lines.append(f"{binding.name}: {there} there, {here} here")
     return lines
+
+
+def _text(value: Any) -> str:
+    """As gin writes it: sorted; a default that is a function or a class as a reference to it."""
+    return f"@{value.__name__}" if callable(value) else pprint.pformat(value)
 
 
 def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:

@@ -37,8 +37,8 @@ def configure_tensorflow(
       intra_op: threads that share one operation; 0 leaves the choice to TensorFlow.
       inter_op: operations that run at the same time; likewise.
       onednn: whether operations use oneDNN's kernels, which are faster for images and wide layers
-        and slower for small networks. TensorFlow reads this when it is imported, so the train
-        binary looks the binding up before that; here it is declared.
+        and slower for small networks. TensorFlow reads this when it is imported, so the
+        binaries look the binding up before that; here it is declared.
       execution: eagerly or as a graph.
 
     Returns:

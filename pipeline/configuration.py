@@ -41,6 +41,7 @@ __all__ = [
     "explain",
     "explain_call_error",
     "find_config",
+    "in_force",
     "list_configs",
     "load",
     "operative_config",
@@ -146,6 +147,27 @@ def preserved() -> Iterator[None]:
             store.clear()
             store.update(content)
         gin_config._set_config_is_locked(was_locked)
+
+
+def in_force(binding: Binding) -> Any:
+    """What the parameter of `binding` would be given now: what is bound, or else its default.
+
+    Raises:
+        KeyError: nothing is bound and there is no default, or its module has not been imported.
+    """
+    scope, selector, name = binding.scope, binding.selector, binding.parameter
+    if not name:
+        scope, selector, name = binding.name, "gin.macro", "value"
+    matches = gin_config._REGISTRY.matching_selectors(selector)
+    if len(matches) != 1:
+        raise KeyError(binding.name)
+    parameters = inspect.signature(gin_config._REGISTRY[matches[0]].wrapped).parameters
+    default = parameters[name].default if name in parameters else inspect.Parameter.empty
+    bound = gin.get_bindings(f"{scope}/{selector}".lstrip("/"), resolve_references=False)
+    value = bound.get(name, default)
+    if value in (inspect.Parameter.empty, gin.REQUIRED):
+        raise KeyError(binding.name)
+    return value
 
 
 def operative_config() -> str:

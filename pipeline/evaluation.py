@@ -71,6 +71,7 @@ class Evaluator:
         if num_env_steps is not None:
             check_whole("Evaluator.num_env_steps", num_env_steps)
         self._num_env_steps = num_env_steps
+        # Whatever training clips to: an evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
 

@@ -124,6 +124,8 @@ class Macro:
 
 
 class Import(NamedTuple):
+    """`import module`, in any of gin's forms, which `text` has."""
+
     module: str
     text: str
     origin: str

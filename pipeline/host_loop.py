@@ -113,7 +113,6 @@ class HostLoop:
         Raises:
           Stopped, UserError: see `train`.
         """
-        until = min(until, self._plan.num_env_steps)
         is_cold = self.env_steps < until
         if is_cold:
             self._advance(self._runner.collect_randomly, until, WARMING_UP)

@@ -91,7 +91,9 @@ class JsonlLog:
         try:
             kept = [record for record in records if record["env_steps"] <= env_steps]
         except TypeError as error:
-            raise errors.UserError(f"{self._path}: an env_steps is no number: {error}") from error
+            raise errors.UserError(
+                f"{self._path}: an env_steps is no number: {error}; mend or delete the line"
+            ) from error
         durable.write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def sync(self) -> None:

@@ -7,6 +7,8 @@
 | any other rank 3 | small CNN of 3x3 filters |
 | any other rank | flattened into the multilayer perceptron |
 
+Bytes of the whole range, 0 to 255, are scaled to [0, 1] first.
+
 Widths, activations and initialisers are gin bindings of the three encoders.
 """
 
@@ -24,7 +26,7 @@ from tf_agents.typing import types
 
 from pipeline.errors import UserError
 from pipeline.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
-from pipeline.observations import is_frame_stack, is_image
+from pipeline.observations import is_frame_stack, is_image, is_of_bytes
 
 
 @gin.configurable
@@ -129,7 +131,7 @@ class FramesToChannels(tf.keras.layers.Layer):
 
 
 class ToFloat(tf.keras.layers.Layer):
-    """Any dtype to float32, integers times `scale`: uint8 images from [0, 255] to [0, 1].
+    """Any dtype to float32, integers times `scale`: bytes from [0, 255] to [0, 1].
 
     Floats are left as they are, for the pixels of an image that has been normalised come as such.
     Written as a product because the graph optimizer rewrites a division to it, which would make
@@ -146,6 +148,11 @@ class ToFloat(tf.keras.layers.Layer):
         return outputs * self._scale if scaled else outputs
 
 
+def to_float(observation_spec: tf.TensorSpec) -> ToFloat:
+    """The layer that makes floats of one observation: bytes come out in [0, 1]."""
+    return ToFloat(1 / 255 if is_of_bytes(observation_spec) else 1.0)
+
+
 def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
     """The encoder for one observation spec: [B, *observation] -> [B, features] float32.
 
@@ -154,18 +161,35 @@ def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
     """
     if not isinstance(observation_spec, tf.TensorSpec):
         raise ValueError(f"One observation tensor is needed, not {observation_spec}.")
-    has_pixels = is_image(observation_spec) and observation_spec.dtype == tf.uint8
-    to_float = ToFloat(1 / 255 if has_pixels else 1.0)
     if is_frame_stack(observation_spec):
         layers = nature_cnn_encoder()
     elif is_image(observation_spec):
         layers = small_cnn_encoder(max(observation_spec.shape[:2]))
     else:
         layers = mlp_encoder()
-    return tf.keras.Sequential([to_float, *layers, ToFloat()])
+    return tf.keras.Sequential([to_float(observation_spec), *layers, ToFloat()])
 
 
-class HeadedNetwork(network.Network):
+class Network(network.Network):
+    """TF-Agents' network, which makes its variables from an observation of zeros.
+
+    TF-Agents' own draws one, which TensorFlow cannot for every dtype that a Box may have.
+    """
+
+    _network_output_spec: types.NestedTensorSpec | None
+
+    def create_variables(self, input_tensor_spec=None, **kwargs):
+        """Makes the variables, once; returns the spec of the tensors computed of an observation."""
+        if self._network_output_spec is None:
+            spec = self.input_tensor_spec if input_tensor_spec is None else input_tensor_spec
+            outputs, _ = self(tensor_spec.zero_spec_nest(spec, outer_dims=[1]), **kwargs)
+            self._network_output_spec = tf.nest.map_structure(
+                lambda x: tf.TensorSpec(x.shape[1:], x.dtype), outputs
+            )
+        return self._network_output_spec
+
+
+class HeadedNetwork(Network):
     """A head on an encoder: [B, *observation] -> what the head makes of [B, features]."""
 
     def __init__(

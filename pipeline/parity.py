@@ -66,6 +66,7 @@ def _compare_updates() -> None:
     configuration.apply(statements)
     builders = list(map(bound, BUILDERS))
     configure_tensorflow()
+    # Whatever `train.runner` is: of asynchronous actors the synchronous form is compared.
     parts = build(_SEED.value, *builders)
     with contextlib.closing(parts.runner), contextlib.closing(parts.evaluator):
         updates = Updates(parts, _NUM_UPDATES.value)

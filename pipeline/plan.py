@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.errors import check_whole
+from pipeline.errors import UserError, check_whole
 
 
 class Plan(NamedTuple):
@@ -21,6 +21,16 @@ class Plan(NamedTuple):
         """Raises UserError for a number that is too small, or none: a macro may stand for any."""
         for name, value in self._asdict().items():
             check_whole(f"train.{name}", value, 0 if name.endswith("_interval") else 1)
+
+    def check_warm_up(self, num_env_steps: int) -> None:
+        """Raises UserError if after so many environment steps of warm-up none are left to train."""
+        check_whole("initialize_replay_buffer.num_env_steps", num_env_steps, 0)
+        if num_env_steps >= self.num_env_steps:
+            raise UserError(
+                f"train.num_env_steps = {self.num_env_steps:_} includes the warm-up, and "
+                f"initialize_replay_buffer.num_env_steps = {num_env_steps:_} leaves nothing to "
+                "train: raise the former or lower the latter."
+            )
 
     def next_stop(self, env_steps: int) -> int:
         """Where a chunk must end that begins at `env_steps`: a multiple of an interval, the end."""

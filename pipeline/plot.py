@@ -29,6 +29,7 @@ _RETURN = "return_mean_100"
 _LABELS = {
     "env_steps": "environment steps",
     "wall_seconds": "seconds since the start",
+    "env_steps_per_second": "environment steps per second",
     _RETURN: "return (line: mean of last 100 episodes, dots: evaluation)",
 }
 
@@ -176,6 +177,8 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(_LABELS.get(x, x))
     axes.set_ylabel(_LABELS.get(y, y))
     axes.set_xlim(left=0)
+    if axes.dataLim.ymin >= 0:
+        axes.set_ylim(bottom=0)  # what is steady should look steady
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -200,7 +203,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def run() -> None:
-    """Entry point of `python -m pipeline.plot`."""
+    """Entry point of `pipeline-plot`."""
     cli.run(main)
 
 

@@ -2,6 +2,7 @@
 
 root_dir/
     operative_config.gin    every binding in force, readable by `--gin_file`
+    operative_config.until-N.gin    those in force until environment step N, if they were changed
     run.json                command, seed, versions, git revision, processor, threads, resumptions
     metrics.jsonl           one object a log
     eval.jsonl              one object an evaluation
@@ -133,6 +134,12 @@ class RunFolder:
         return result if result.get("env_steps", 0) >= num_env_steps else None
 
     def _free_name(self) -> pathlib.Path:
+        if not self.path.name:
+            name = self.path.absolute().name
+            raise UserError(
+                "--root_dir=. cannot be moved aside while it is the working directory: go to the "
+                f"folder above, and give --root_dir={name}."
+            )
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
             number += 1

@@ -41,7 +41,10 @@ class SavedRun:
             self.seed, self.num_envs = int(description["seed"]), int(description["num_envs"])
         except KeyError as error:
             path = self._folder.path / "run.json"
-            raise UserError(f"{path} does not tell the run's {error}.") from error
+            raise UserError(
+                f"{path} lacks {error}: it is damaged, or of another version of the program. Train "
+                "again with --restart_behavior=restart."
+            ) from error
         self._checkpoint = self._find(str(checkpoint))
 
     @property
@@ -96,7 +99,8 @@ class SavedRun:
         return best.path
 
     def _no_checkpoint(self) -> str:
-        return f"{self._folder.path} has no checkpoint yet."
+        path = self._folder.path
+        return f"{path} has no checkpoint yet: run its training command until it saves one."
 
 
 def _no_run(path: pathlib.Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -108,13 +109,16 @@ def _execution() -> Execution:
 
 
 def _closing_words(result: dict) -> str:
-    evaluation, folder, python = result["evaluation"], _ROOT_DIR.value, cli.python_command()
+    evaluation, python = result["evaluation"], shlex.quote(cli.python_command())
+    folder = _ROOT_DIR.value or ""  # without one no run has begun
+    root_dir = f"--root_dir={shlex.quote(folder)}"
+    video = shlex.quote(f"{folder}/episode.mp4")
     return (
         f"evaluation of the final weights: {evaluation['return_mean']:.1f} "
         f"± {evaluation['return_std']:.1f} over {len(evaluation['returns'])} episodes\n"
         f"{folder}/result.json has all of them. What next:\n"
-        f"  {python} -m pipeline.plot --root_dir={folder} --output=curve.png\n"
-        f"  {python} -m pipeline.evaluate --root_dir={folder} --video={folder}/episode.mp4"
+        f"  {python} -m pipeline.plot {root_dir} --output=curve.png\n"
+        f"  {python} -m pipeline.evaluate {root_dir} --video={video}"
     )
 
 

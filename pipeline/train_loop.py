@@ -74,13 +74,14 @@ def train(
       What result.json holds, of a finished run too; nothing if `dry_run`.
 
     Raises:
-      UserError, Stopped: see `Plan.check` and `HostLoop.train`.
+      UserError, Stopped: see `Plan` and `HostLoop.train`.
     """
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
     )  # fmt: skip
     plan.check()
+    initialize_replay_buffer(plan.check_warm_up)
     may_be_finished = not dry_run and restart_behavior == "resume"
     if may_be_finished and (result := _finished(RunFolder(root_dir), seed, num_env_steps)):
         return result
@@ -102,7 +103,6 @@ def train(
 
 def _call_what_training_calls() -> None:
     # gin lists what a run reads only once it has been called.
-    initialize_replay_buffer(lambda until: None)
     Patience(print, lambda: None)
     Watchdog([], str).close()
 

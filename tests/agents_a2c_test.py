@@ -37,6 +37,8 @@ from tf_agents.trajectories import Trajectory, restart
 from pipeline.agents.a2c import A2CAgent, create_a2c_agent
 from pipeline.agents.actor_critic import OnPolicyInfo
 from pipeline.agents.ppo import create_ppo_agent
+from pipeline.agents.trpo import create_trpo_agent
+from pipeline.errors import UserError
 from pipeline.schedules import linear_schedule
 
 ROWS = 12
@@ -188,14 +190,46 @@ def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any
     return rows, final_value, agent.prepare(tensors(rows), final).policy_info
 
 
-def test_advantages_are_standardised_over_the_transitions_of_a_rollout() -> None:
-    rows, _, plain = prepared_rollout(create(), 3)
-    _, _, standard = prepared_rollout(create(normalize_advantages=True), 3)
+@pytest.mark.parametrize(
+    "constructor, plainly, standardised",
+    [
+        (create_a2c_agent, False, True),
+        (create_ppo_agent, None, "rollout"),
+        (create_ppo_agent, "minibatch", "rollout"),  # of which `prepare` knows nothing
+    ],
+)
+def test_advantages_are_standardised_over_the_transitions_of_a_rollout(
+    constructor: Any, plainly: Any, standardised: Any
+) -> None:
+    plain_agent = create(constructor=constructor, normalize_advantages=plainly)
+    rows, _, plain = prepared_rollout(plain_agent, 3)
+    agent = create(constructor=constructor, normalize_advantages=standardised)
+    _, _, standard = prepared_rollout(agent, 3)
     valid = rows.step_type != LAST
     assert not valid.all()
     kept = as_float64(plain.advantage)[valid]
     assert_close(standard.advantage.numpy()[valid], (kept - kept.mean()) / kept.std())
     assert_same(standard.value_target, plain.value_target)
+
+
+def test_advantages_are_normalised_over_a_minibatch_a_rollout_or_not_at_all() -> None:
+    with pytest.raises(UserError, match="normalize_advantages = 'batch': must be "):
+        create(constructor=create_ppo_agent, normalize_advantages="batch")
+
+
+@pytest.mark.parametrize("normalize_returns", [False, True])
+def test_trpo_prepares_what_a2c_prepares_with_the_same_discount_and_lambda(
+    normalize_returns: bool,
+) -> None:
+    shared = {"gae_lambda": 0.7, "discount": 0.8, "normalize_returns": normalize_returns}
+    with bound({"ActorCritic.share_encoder": False}):
+        a2c = create(normalize_advantages=True, **shared)
+    with bound({"ActorCritic.share_encoder": False}):
+        trpo = create(constructor=create_trpo_agent, **shared)
+    _, _, expected = prepared_rollout(a2c, 3)
+    _, _, prepared = prepared_rollout(trpo, 3)
+    assert_same(prepared.advantage, expected.advantage)
+    assert_same(prepared.value_target, expected.value_target)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -132,7 +132,7 @@ def assert_equal_to_rounding(actual: list, expected: list) -> None:
         assert np.abs(np.asarray(x) - y).max() <= 64 * np.finfo(np.float32).eps * scale
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.floats(0.1, 30.0))
 def test_the_summed_huber_loss_has_the_gradient_that_lua_back_propagates(
     seed: int, reward_scale: float

@@ -155,7 +155,7 @@ def test_double_q_and_plain_targets_differ() -> None:
     assert np.nanmax(plain - double) > 0.01
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([1, 3]))
 def test_nothing_after_an_episode_moves_the_loss(seed: int, n_step: int) -> None:
     """Neither does anything of a sequence that starts at a boundary row."""

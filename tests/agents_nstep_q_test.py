@@ -38,6 +38,7 @@ from tf_agents.trajectories import TimeStep, Trajectory, restart
 from pipeline.agents.nstep_q import NStepQAgent, QLearningInfo, create_nstep_q_agent
 from pipeline.agents.q_values import huber_loss, squared_loss
 from pipeline.errors import UserError
+from pipeline.schedules import linear_schedule
 
 GAMMA, STEPS, ENVS = 0.9, 6, 3
 SGD = tf.keras.optimizers.legacy.SGD
@@ -148,6 +149,34 @@ def test_the_target_network_is_copied_by_environment_steps() -> None:
         train(tensors(rows), final)
         assert_same(values_of(target), trained if copied else before)
     assert agent.train_step_counter == 5
+
+
+def test_epsilon_follows_environment_steps() -> None:
+    steps = env_steps()
+    agent = create(env_steps=steps, epsilon=linear_schedule(1.0, 0.0, num_steps=100))
+    observation = as_float32(np.random.default_rng(0).normal(size=(4000, 3)))
+    time_step = restart(tf.constant(observation), 4000)
+    greedy = agent.policy.action(time_step).action.numpy()
+    q_values = dense_layers(observation, float64(agent._q_network.variables))
+    np.testing.assert_array_equal(greedy, q_values.argmax(axis=-1))
+    for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0)):
+        steps.assign(count)
+        action = agent.collect_policy.action(time_step, (), tf.constant([1, 2])).action
+        share = np.mean(action.numpy() != greedy)
+        # A random action is the greedy one in a quarter of the cases.
+        assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
+
+
+def test_an_update_follows_the_clipped_gradient() -> None:
+    agent = create(optimizer=SGD, learning_rate=0.5, gradient_clip_norm=0.1)
+    rows = tensors(training_rows()[0])
+    before = values_of(agent.gradient_variables())
+    gradients, loss_info = agent.gradients(rows, tf.ones(12))
+    norm = loss_info.extra["gradient_norm"].numpy()
+    assert norm > 0.1
+    agent.train(rows, tf.ones(12))
+    expected = [w - 0.5 * 0.1 / norm * g for w, g in zip(before, gradients, strict=True)]
+    assert_close(values_of(agent.gradient_variables()), expected)
 
 
 def test_the_target_network_begins_as_a_copy() -> None:

@@ -234,7 +234,7 @@ def with_other_boundary_rows(batch: Trajectory) -> Trajectory:
     )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_boundary_rows_move_nothing(seed: int) -> None:
     agent = untrained()

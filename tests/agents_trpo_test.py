@@ -125,7 +125,7 @@ def explicit_fisher(agent: TRPOAgent, observation: Array) -> Array:
     return fisher
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 8))
 def test_conjugate_gradient_solves_as_numpy_does(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)

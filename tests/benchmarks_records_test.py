@@ -156,7 +156,7 @@ def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
 def test_a_file_that_lacks_something_is_named(run, name):
     key = {"run.json": "threads", "result.json": "updates"}[name]
     write_json(run, name, **{key: "missing"})
-    with pytest.raises(UserError, match=f"seed-1: a file of the run does not tell its '{key}'"):
+    with pytest.raises(UserError, match=f"seed-1: a file of the run lacks '{key}'"):
         records.finished(run, 1)
 
 

@@ -56,7 +56,7 @@ def test_pairs_are_resampled_as_a_whole():
     assert_allclose(estimate, (3.0, 3.0, 3.0, 12))
 
     y = np.random.default_rng(1).permutation(x)
-    estimate = statistics.paired_difference_estimate(x, y, num_resamples=20_000, seed=2)
+    estimate = statistics.paired_difference_estimate(x, y, num_resamples=20_000)
     picks = np.random.default_rng(3).integers(12, size=(20_000, 12))
     of_x, of_y = (statistics.interquartile_mean(scores[picks]) for scores in (x, y))
     expected = np.quantile(of_x - of_y, [0.025, 0.975])
@@ -271,12 +271,6 @@ def test_the_interval_holds_what_level_says():
 
 def test_one_run_is_certain_of_itself():
     assert statistics.interval_estimate([7.5]) == (7.5, 7.5, 7.5, 1)
-
-
-def test_an_estimate_prints_itself():
-    estimate = statistics.Estimate(1234.567, 1000.0, 2000.0, 5)
-    assert str(estimate) == "1,234.6 [1,000.0, 2,000.0] (5)"
-    assert f"{estimate:.2f}" == "1234.57 [1000.00, 2000.00] (5)"
 
 
 @pytest.mark.parametrize(

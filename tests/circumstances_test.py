@@ -1,9 +1,13 @@
+import os
 import pathlib
+import re
 
 import pytest
 
+from pipeline import circumstances as circumstances_module
 from pipeline import configuration
-from pipeline.circumstances import Circumstances, configured_otherwise
+from pipeline.circumstances import Circumstances, Exactness, configured_otherwise
+from pipeline.errors import UserError
 
 CONFIG = """
 import pipeline.environments.atari
@@ -52,6 +56,60 @@ def test_only_what_moves_bits_is_compared(
     assert resumed.differences() == differ
 
 
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("versions", {"numpy": "9"}, "version of numpy: .* in the checkpoint, 9 here"),
+        ("_instructions", ["avx9"], "processor's instructions: .* in the checkpoint, avx9 here"),
+    ],
+)
+def test_another_machine_is_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    monkeypatch.setattr(circumstances_module, name, lambda: value)
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert any(re.fullmatch(said, line) for line in resumed.differences())
+
+
+@pytest.mark.parametrize(
+    "setting, now, said",
+    [
+        ("threads", {"intra_op": 0}, "threads.intra_op: 1 in the checkpoint, 3 here"),
+        ("execution", "eager", "execution (--eager, --exact_graph): graph in the checkpoint, "),
+        ("onednn", "0", "oneDNN: 1 in the checkpoint, 0 here"),
+    ],
+)
+def test_other_settings_of_tensorflow_are_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, setting: str, now: object, said: str
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    circumstances(monkeypatch).save(tmp_path)
+    resumed = circumstances(monkeypatch)
+    resumed.settings[setting] = now
+    resumed.restore(tmp_path)
+    (line,) = resumed.differences()
+    assert line.startswith(said)
+
+
+def test_the_processor_s_instructions_are_those_that_linux_names() -> None:
+    text = pathlib.Path("/proc/cpuinfo").read_text().split()
+    found = circumstances_module._instructions()
+    assert "fma" in found or "sse4_1" in found
+    assert set(found) <= set(text)
+
+
+def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
+    tmp_path: pathlib.Path,
+) -> None:
+    Exactness(allow_inexact=True).check(tmp_path, ["seed: 1, 2 here"], "the walk drifts")
+    with pytest.raises(UserError, match="cannot be resumed exactly here:\n  seed: 1, 2 here"):
+        Exactness().check(tmp_path, ["seed: 1, 2 here"], "")
+    with pytest.raises(UserError, match="the walk drifts. Without --require_exact_resume"):
+        Exactness(require_exact=True).check(tmp_path, [], "the walk drifts")
+
+
 def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):
     path = tmp_path / "operative_config.gin"
     imports = "import pipeline.agents.dqn\nimport pipeline.environments.gymnasium"
@@ -74,3 +132,21 @@ def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_p
             "GAMES: 8 there, 2 here",
             "train.create_agent: @create_sac_agent there, @create_dqn_agent here",
         ]
+
+
+def test_a_binding_that_a_finished_run_had_and_this_one_has_not_is_a_difference(tmp_path):
+    path = tmp_path / "operative_config.gin"
+    path.write_text(
+        "import pipeline.agents.dqn\n"
+        "create_dqn_agent.n_step = 3\n"
+        "create_dqn_agent.discount = 0.99\n"  # the default: gin writes these too
+        "target/create_dqn_agent.double_q = True\n"  # in force through the unscoped one
+        "create_dqn_agent.optimizer = @Adam()\n"
+        "GAMES = 8\n"
+    )
+    with configuration.preserved():
+        imports = ["import pipeline.agents.dqn", "create_dqn_agent.double_q = True"]
+        configuration.load([], imports)
+        n_step, optimizer = configured_otherwise(path)
+    assert n_step == "create_dqn_agent.n_step: 3 there, 1 here"
+    assert optimizer == "create_dqn_agent.optimizer: @Adam() there, @Adam here"

@@ -48,6 +48,25 @@ def test_the_parts_fit_each_other():
     assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "nstep_q", "ppo"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "int64", "float16", "float64"]
+)
+def test_whatever_a_box_may_hold_can_be_learnt_from(algorithm, dtype):
+    kwargs = {"dtype": dtype, "continuous": algorithm == "sac"}
+    parts = build_components(algorithm, gymnasium_environment__kwargs=kwargs)
+    until = tf.constant(40, tf.int64)
+    tf.config.run_functions_eagerly(True)  # for tracing would take most of the time
+    try:
+        state = parts.runner.initial_state()
+        if parts.experience.keeps_rows:
+            state = parts.runner.collect_randomly(state, until, until)
+        parts.runner.train(state, until + 40, until + 40)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert int(parts.agent.train_step_counter) > 0
+
+
 @pytest.mark.parametrize("algorithm", ["a2c", "nstep_q", "trpo"])
 @pytest.mark.parametrize(
     "overrides", [{"Rollout__num_epochs": 2}, {"Rollout__minibatch_size": 2}], ids=str

@@ -4,6 +4,7 @@ import re
 
 import gin
 import pytest
+from conftest import ROOT
 
 from pipeline import configuration
 from pipeline.errors import UserError
@@ -65,24 +66,24 @@ def test_a_schedule_that_is_not_bound_is_told_with_its_flags():
     assert message and "linear_schedule.num_steps have no values: add --gin_bindings" in message
 
 
-def test_the_configs_that_there_should_be():
-    assert set(READY) == {
-        "dqn_cartpole",
-        "ppo_cartpole",
-        "sac_pendulum",
-        *(f"dqn_{name}" for name in ("acrobot", "mountain_car", "lunarlander")),
-        *(f"ppo_{name}" for name in ("acrobot", "mountain_car", "lunarlander", "pendulum")),
-        *(f"{algorithm}_lunarlander_continuous" for algorithm in ("ppo", "sac", "a2c", "trpo")),
-        *(f"{algorithm}_{name}" for algorithm in ("a2c", "trpo")
-          for name in ("cartpole", "acrobot", "mountain_car", "lunarlander", "pendulum")),
-        "trpo_pong",
-        *(f"nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
-        *(f"a3c_{name}" for name in ("cartpole", "pong", "breakout", "atari")),
-        *(f"async_nstep_q_{name}" for name in ("cartpole", "pong", "atari")),
-        "async_one_step_q_cartpole",
-        *(f"{algorithm}_{game}" for algorithm in ("a2c", "dqn", "dqn3", "ppo", "sac")
-          for game in ("pong", "breakout", "atari")),
-    }  # fmt: skip
+def budgets_of_the_readme():
+    """Environment steps by ready run, as its table has them."""
+    table = (ROOT / "README.md").read_text().partition("| run |")[2].partition("\n\n")[0]
+    budgets: dict[str, int] = {}
+    for line in table.splitlines()[2:]:
+        _, runs, _, numbers, _ = line.split("|")
+        names = re.findall("`(.*?)`", runs)
+        steps = [int(number.replace(",", "")) for number in numbers.split(";")]
+        budgets |= zip(names, steps * len(names) if len(steps) == 1 else steps, strict=True)
+    return budgets
+
+
+def test_the_readme_lists_every_ready_run_with_its_budget():
+    budgets = budgets_of_the_readme()
+    assert budgets.keys() == set(READY)
+    for name, steps in budgets.items():
+        configuration.load([name])
+        assert gin.query_parameter("train.num_env_steps") == steps, name
     assert all(comment for _, comment in configuration.list_configs())
 
 

@@ -4,13 +4,18 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
-settings.register_profile("thorough", max_examples=2_000)  # `make test-crash`
+settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
+settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
+settings.load_profile("everyday")
+set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
 
 ROOT = pathlib.Path(__file__).parent.parent
 FINISHED_RUN_FLAGS = [
@@ -75,7 +80,7 @@ def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProces
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> FinishedRun:
     """DQN on CartPole, 1,200 environment steps: trained, not good at it."""
-    root_dir = tmp_path_factory.mktemp("runs") / "dqn_cartpole"
+    root_dir = tmp_path_factory.mktemp("my runs") / "dqn_cartpole"
     started = time.monotonic()
     process = start_binary("train", f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
     assert process.stdout is not None

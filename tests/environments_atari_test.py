@@ -57,6 +57,15 @@ def test_rows_depend_on_the_seed_and_not_on_threads_or_other_rows():
     assert not np.array_equal(observations[:, 0], observations[:, 1])
 
 
+def test_each_environment_is_reset_with_a_seed_of_its_own(monkeypatch):
+    env = atari_environment(1, game="breakout", num_envs=3)
+    given = []
+    monkeypatch.setattr(env._vector_env, "reset", lambda **kwargs: given.append(kwargs["seed"]))
+    env._reset_vector_env([11, 12, 13], np.array([False, True, True]))
+    env._reset_vector_env([11, 12, 13], None)
+    assert [seeds.tolist() for seeds in given] == [[12, 13], [11, 12, 13]]
+
+
 def test_truncation_keeps_the_discount_and_a_game_over_does_not():
     limit = atari_environment(1, game="pong", num_envs=2, max_episode_frames=12)
     step_type, reward, discount, _ = run(limit, tf.zeros([8, 2], tf.int32))

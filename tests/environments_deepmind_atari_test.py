@@ -68,7 +68,7 @@ def test_a_screen_becomes_bytes_as_in_lua(height):
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_other_sizes_shrink_as_in_lua_too(source, length, seed):
     source, length = max(source, length), min(source, length)
     image = np.random.default_rng(seed).random((source, 3), f32)

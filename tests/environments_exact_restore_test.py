@@ -105,7 +105,7 @@ def assert_continues(create, folder, before, after):
 
 
 @given(before=st.integers(0, 200), interval=st.integers(1, 80), num_envs=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_continues_from_any_moment(tmp_path_factory, before, interval, num_envs):
     folder = tmp_path_factory.mktemp("saved")
     assert_continues(lambda: build(interval=interval, num_envs=num_envs), folder, before, after=60)
@@ -139,7 +139,8 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
         after=80,
     )
     assert (first._log.numbers >= 1).all()
-    assert len(set(first._log.anchors)) >= 1
+    # Truncated all at once in the other games, here they are reset one without the others.
+    assert game != "breakout" or len(set(first._log.anchors)) > 1
 
 
 # Lives are lost, no-ops waited and games ended before and after, by chance at the seam too.

@@ -70,6 +70,7 @@ def test_an_environment_cannot_change_the_action_that_is_recorded():
         (Box(-1, 1, (2,)), [[0.0, 0.0], [0.0, 1.01]]),
         (Box(-1, 1, (2,)), [[0.0, 0.0], [np.nan, 0.0]]),
         (Box(-np.inf, np.inf, (1,)), [[0.0], [np.nan]]),
+        (Box(0, np.inf, (1,)), [[0.0], [-5.0]]),
         (Box(np.array([0.0, -np.inf]), np.array([1.0, np.inf])), [[0.0, 0.0], [2.0, 0.0]]),
     ],
 )
@@ -83,11 +84,18 @@ def test_an_action_out_of_range_is_refused_and_named(space, action):
     assert "ValueError" in env.failure_message()
 
 
-def test_an_action_beside_a_bound_by_rounding_is_clipped():
-    scripted = ScriptedEnv([(9, "terminated")], Box(0.1, 0.7, (1,)))
+@pytest.mark.parametrize(
+    "space, action",
+    [
+        (Box(0.1, 0.7, (1,)), np.nextafter(np.float32(0.7), np.float32(1))),
+        (Box(0.7, np.inf, (1,), np.float64), np.float32(0.7)),  # rounded, it is below 0.7
+    ],
+)
+def test_an_action_beside_a_bound_by_rounding_is_clipped(space, action):
+    scripted = ScriptedEnv([(9, "terminated")], space)
     env = environment(scripted)
     env.reset()
-    env.step([[np.nextafter(np.float32(0.7), np.float32(1))]])
+    env.step([[action]])
     assert scripted.action_space.contains(scripted.actions[0])
 
 

@@ -66,7 +66,7 @@ def limited():
 
 @pytest.mark.parametrize("env_class", [EndlessEnv, SometimesEnv, limited])
 @given(before=st.integers(0, 150))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_it_continues_from_any_moment(tmp_path_factory, env_class, before):
     folder = tmp_path_factory.mktemp("saved")
     create = lambda: build(env_class, interval=INTERVAL, num_envs=2)  # noqa: E731

@@ -30,15 +30,18 @@ def test_step_types_rewards_and_discounts(vector_class):
     env = environment(
         ScriptedEnv([(2, "terminated")]),
         ScriptedEnv([(3, "truncated"), (1, "terminated")]),
+        ScriptedEnv([(2, "both")]),  # as where a pole falls at the time limit
         vector_class=vector_class,
     )
     step_type, reward, discount, observation = rows(env, 6)
 
-    first_env, second_env = step_type.T.tolist()
-    assert first_env == [FIRST, MID, LAST, FIRST, MID, LAST, FIRST]
+    first_env, second_env, third_env = step_type.T.tolist()
+    assert first_env == third_env == [FIRST, MID, LAST, FIRST, MID, LAST, FIRST]
     assert second_env == [FIRST, MID, MID, LAST, FIRST, LAST, FIRST]
-    assert reward.T.tolist() == [[0, 1, 2, 0, 1, 2, 0], [0, 1, 2, 3, 0, 1, 0]]
-    assert discount.T.tolist() == [[1, 1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 0, 1]]
+    twos = [0, 1, 2, 0, 1, 2, 0]
+    assert reward.T.tolist() == [twos, [0, 1, 2, 3, 0, 1, 0], twos]
+    until_an_end = [1, 1, 0, 1, 1, 0, 1]
+    assert discount.T.tolist() == [until_an_end, [1, 1, 1, 1, 1, 0, 1], until_an_end]
     assert observation[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
 
 
@@ -91,6 +94,14 @@ def test_seeds_differ_between_runs_environments_and_resets():
     drawn = seeds(1) + seeds(2)
     assert len(set(drawn)) == 12
     assert all(type(seed) is int and 0 <= seed < 2**31 for seed in drawn)
+
+
+def test_every_anchor_has_seeds_of_its_own():
+    envs = [ScriptedEnv([(4, "terminated")]) for _ in range(2)]
+    rows(environment(*envs, anchor_interval=10), 60)
+    drawn = [seed for scripted in envs for seed in scripted.seeds if seed is not None]
+    assert len(drawn) >= 2 * (1 + 60 // 15)
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_setting_the_number_of_resets_chooses_the_episodes():

@@ -64,7 +64,7 @@ def assert_exact(rings: Rings, folder: pathlib.Path) -> None:
     segment_rows=st.integers(1, 30),
     capacity=st.integers(1, 23),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_checkpoint_is_exact_whatever_was_written_between(
     tmp_path_factory, writes, segment_rows, capacity
 ):
@@ -160,7 +160,7 @@ def test_frames_are_compressed(tmp_path):
 
 @pytest.mark.parametrize("dtype, shape", [(tf.uint8, (84, 84)), (tf.float32, (3,))])
 @given(position=st.floats(0, 1), data=st.binary(max_size=40), cuts=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_damage_gives_a_value_error_or_nothing_worse(
     tmp_path_factory, dtype, shape, position, data, cuts
 ):

@@ -34,7 +34,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.saved_run import SavedRun
 
 # Each example overwrites the one file, so that a folder for all of them is no leak between them.
-fuzzed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

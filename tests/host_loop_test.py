@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from host_loops import PLAN, WARM_UP, Run
+from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
 
 from pipeline import chunks, patience
 from pipeline.errors import UserError, WriteError
+from pipeline.experience.replay_buffer import NEXT_STEP_TYPE, STEP_TYPE
 from pipeline.progress import EVALUATING, TRAINING
 from pipeline.shutdown import Stopped
 
@@ -186,6 +188,37 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert resumed.loop.restore()
     assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
     assert resumed.loop.train()["env_steps"] >= 300
+
+
+def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    stopped = Run(tmp_path / "run")
+    stopped.stop_at(150)
+    with pytest.raises(Stopped):
+        stopped.train()
+
+    (tmp_path / "drift").touch()
+    run = Run(tmp_path / "run")
+    assert run.loop.restore()
+    assert "is not the same when its actions are repeated" in run.parts.environment.divergence
+    assert (run.loop._state.carry.time_step.step_type.numpy() == StepType.LAST).all()
+    buffer = run.parts.experience
+    newest = buffer._keys(tf.range(2, dtype=tf.int64), buffer._positions - 1)
+    step_type, next_step_type = (
+        tf.gather(buffer._columns[name], newest).numpy() for name in (STEP_TYPE, NEXT_STEP_TYPE)
+    )
+    assert (step_type != StepType.LAST).any()
+    assert (next_step_type[step_type != StepType.LAST] == StepType.LAST).all()
+    run.loop.cut_logs()
+    assert run.loop.train()["env_steps"] >= 300
+
+
+def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(tmp_path):
+    run = Run(tmp_path / "run")
+    evaluated = run.parts.evaluator.environment
+    assert run.loop._watchdog._environments == [run.parts.environment, evaluated]
+    assert run.loop._watchdog._timeout == 5 * 60
+    assert run.loop._save_patience._give_up_after == 10 * 60
 
 
 def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch):

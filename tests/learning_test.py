@@ -28,7 +28,7 @@ def final_return(config: str, num_env_steps: int, seed: int, folder: Path) -> fl
     """Trains by the command of the README and returns what result.json says."""
     command = [
         sys.executable, "-m", "pipeline.train", f"--root_dir={folder}", f"--gin_file={config}",
-        f"--seed={seed}",
+        f"--seed={seed}", "--restart_behavior=fail",  # or a kept run would be an earlier source's
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((folder / "result.json").read_text())

@@ -95,7 +95,7 @@ def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]
     return types[:-1], types[1:], reward, sorted({0, num_rows, *cuts})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(rows())
 def test_statistics_equal_the_definition_however_rows_are_cut(
     drawn: tuple[np.ndarray, np.ndarray, np.ndarray, list[int]],

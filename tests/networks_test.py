@@ -136,13 +136,17 @@ def test_an_unknown_precision_is_refused() -> None:
         create_encoder(tf.TensorSpec((5,), tf.float32))
 
 
-@pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3)])
-def test_pixels_are_scaled_to_one(shape: tuple[int, ...]) -> None:
-    encoder = create_encoder(tf.TensorSpec(shape, tf.uint8))
-    to_float = encoder.layers[0]
-    assert isinstance(to_float, ToFloat)
-    pixels = to_float(tf.constant([0, 51, 255], tf.uint8))
-    assert_close(pixels, [0.0, 0.2, 1.0], 1e-6)
+@pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3), (128,), (2, 8, 8, 3)])
+def test_bytes_are_scaled_to_one(shape: tuple[int, ...]) -> None:
+    for spec in (tf.TensorSpec(shape, tf.uint8), byte_spec(shape, 255)):
+        to_float = create_encoder(spec).layers[0]
+        assert isinstance(to_float, ToFloat)
+        values = to_float(tf.constant([0, 51, 255], tf.uint8))
+        assert_close(values, [0.0, 0.2, 1.0], 1e-6)
+
+
+def byte_spec(shape: tuple[int, ...], maximum: int) -> tensor_spec.BoundedTensorSpec:
+    return tensor_spec.BoundedTensorSpec(shape, tf.uint8, 0, maximum)
 
 
 def test_pixels_that_are_floats_already_are_not_scaled() -> None:
@@ -150,13 +154,14 @@ def test_pixels_that_are_floats_already_are_not_scaled() -> None:
     np.testing.assert_array_equal(ToFloat(1 / 255)(z_scores), z_scores)
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [(tf.uint8, (3,)), (tf.bool, (5, 5, 2))])
-def test_what_is_no_image_of_pixels_keeps_its_scale(
-    dtype: tf.DType, shape: tuple[int, ...]
-) -> None:
-    encoder = create_encoder(tf.TensorSpec(shape, dtype))
-    to_float = encoder.layers[0]
-    values = to_float(tf.cast([0, 1, 1], dtype))
+@pytest.mark.parametrize(
+    "spec",
+    [byte_spec((3,), 9), byte_spec((7, 7, 3), 10), tf.TensorSpec((5, 5, 2), tf.bool)],
+    ids=["codes", "grid of codes", "switches"],
+)
+def test_what_are_no_bytes_keep_their_scale(spec: tf.TensorSpec) -> None:
+    to_float = create_encoder(spec).layers[0]
+    values = to_float(tf.cast([0, 1, 1], spec.dtype))
     np.testing.assert_array_equal(values, as_float32([0, 1, 1]))
 
 

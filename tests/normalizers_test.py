@@ -16,7 +16,7 @@ from pipeline.returns import valid_mask
 GAMMA = 0.9
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     offset=st.sampled_from([0.0, -3.0, 1e4]),

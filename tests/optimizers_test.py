@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.optimizers import CenteredRMSprop, RMSprop, build_slots
+from pipeline.optimizers import Adam, CenteredRMSprop, RMSprop, build_slots
 
 RATE, STEPS = 2.5e-4, 50
 Array = np.ndarray
@@ -30,7 +30,7 @@ def lua_movement(all_gradients: Array) -> Array:
     return w
 
 
-def movement(optimizer) -> Array:
+def movement(optimizer, scale: float = 1.0) -> Array:
     variable = tf.Variable(tf.zeros([300]))
 
     @tf.function
@@ -41,7 +41,7 @@ def movement(optimizer) -> Array:
         optimizer, [variable]
     )
     for gradient in gradients():
-        step(tf.constant(gradient))
+        step(tf.constant(scale * gradient))
     return variable.numpy()
 
 
@@ -112,3 +112,10 @@ def test_rmsprop_begins_as_tensorflow_1_did() -> None:
         optimizer.apply_gradients([(tf.constant(gradient), ours)])
         old.apply_gradients([(tf.constant(gradient), theirs)])
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_adam_s_step_of_twice_the_gradient_is_that_of_half_the_epsilon() -> None:
+    """Why `dqn_atari` halves Dopamine's epsilon: its squared error has twice our gradient."""
+    whole = movement(Adam(RATE, epsilon=1.5e-4), scale=2.0)
+    assert relative_error(movement(Adam(RATE, epsilon=7.5e-5)), whole) < 1e-6
+    assert relative_error(movement(Adam(RATE, epsilon=1.5e-4)), whole) > 1e-3

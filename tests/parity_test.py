@@ -222,7 +222,7 @@ def test_paired_runs_are_compared_by_seed(tmp_path):
     ("seed", "execution", "return_mean", "config", "message"),
     [
         (1, "graph", 1.0, "x = 1", "has the seed and the kind of another"),
-        (2, "graph", 1.0, "x = 1", "seed 2 lacks one of its two runs"),
+        (2, "graph", 1.0, "x = 1", "seed 2 has one of its two runs only"),
         (1, "eager", None, "x = 1", "odd is not finished"),
         (1, "eager", 1.0, "x = 2", "another configuration"),
     ],

@@ -165,6 +165,12 @@ def test_any_number_of_the_log_is_drawn_without_evaluations(tmp_path: pathlib.Pa
     assert lines(figure)["a"].tolist() == [[100, 10], [200, 5]]
     assert not figure.axes[0].containers
     assert figure.axes[0].get_ylabel() == "speed"
+    assert figure.axes[0].get_ylim()[0] == 0
+
+
+def test_what_goes_below_zero_is_drawn_to_its_own_scale(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([make_run(tmp_path / "a", {0: -21.0, 1000: -10.0})])
+    assert figure.axes[0].get_ylim()[0] < -21
 
 
 def test_what_is_no_number_of_the_log_is_named(tmp_path: pathlib.Path) -> None:

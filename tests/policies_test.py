@@ -168,7 +168,7 @@ def test_random_policy_gives_info_of_the_spec() -> None:
     assert step.info["value"].shape == [3] and step.info["logits"].shape == [3, 4]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e6, 1e6, width=32, allow_subnormal=False), min_size=2, max_size=2))
 def test_clip_action_is_the_nearest_allowed(action: list[float]) -> None:
     clipped = clip_action(tf.constant([action]), TWO_MOTORS).numpy()[0]

@@ -135,7 +135,7 @@ def updates_of(run):
     return count
 
 
-def a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2(tmp_path):
+def a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift(tmp_path):
     run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
     with run.start_until(TRAINING, env_steps=50) as process:
         (tmp_path / "stuck").touch()
@@ -157,7 +157,14 @@ def a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2(tmp
     assert f"The checkpoint {run.newest} is intact" in run.output
 
     (tmp_path / "fail").unlink()
+    (tmp_path / "drift").touch()
+    drifts = "tiny_runs:Walk-v0 is not the same when its actions are repeated from its seed"
+    assert run.finish(None, "--require_exact_resume") == 2
+    assert f"error: {drifts}. Without --require_exact_resume the run goes on" in run.output
     assert run.finish() == 0
+    raised, drifted = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
+    assert "raised KeyError when its actions were repeated: 'no such room'" in raised["why"][0]
+    assert drifted["why"] == [drifts]
     assert_records_go_on(run)
 
 
@@ -196,7 +203,7 @@ SCENARIOS = (
     dqn_goes_on_wherever_it_was_stopped,
     ppo_goes_on_with_its_schedule_and_its_normalisers,
     sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
-    a_second_ctrl_c_exits_at_once_and_an_environment_that_raises_with_code_2,
+    a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift,
     a_second_process_and_other_circumstances_are_refused,
 )
 

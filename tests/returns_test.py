@@ -18,7 +18,7 @@ from pipeline import returns
 
 FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
 GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
-MANY_CASES = settings(deadline=None, max_examples=150, database=None)
+MANY_CASES = settings(max_examples=150)
 
 
 @dataclasses.dataclass

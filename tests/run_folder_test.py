@@ -117,6 +117,15 @@ def test_restart_moves_old_runs_aside_and_loses_none(folder, config):
         assert [path.name for path in folder.path.iterdir()] == [".lock"]
 
 
+def test_the_working_directory_is_not_moved_aside(folder, config, monkeypatch):
+    begin(folder, seed=1)
+    folder.close()
+    monkeypatch.chdir(folder.path)
+    with pytest.raises(UserError, match="--root_dir=. cannot be moved .* give --root_dir=run\\."):
+        RunFolder(".").open("restart", 2)
+    assert (folder.path / "run.json").exists()
+
+
 def test_a_run_killed_before_it_was_described_is_gone_on_with(folder):
     folder.open("resume", 1)
     folder.checkpoints.mkdir()

@@ -9,9 +9,11 @@ from gymnasium.spaces import Box, Discrete
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
+_KINDS_OF_END = ("terminated", "truncated")
+
 
 class ScriptedEnv(gymnasium.Env):
-    """Plays episodes of the given (length, ending) in turn.
+    """Plays episodes of the given (length, ending) in turn: "terminated", "truncated" or "both".
 
     The observation is (episode, step), the reward the step; `seeds` and `actions` are kept.
     """
@@ -36,8 +38,8 @@ class ScriptedEnv(gymnasium.Env):
         length, ending = self.episodes[self.episode % len(self.episodes)]
         over = self.time == length
         observation = np.array([self.episode, self.time], np.float32)
-        terminated = over and ending == "terminated"
-        return observation, self.time, terminated, over and ending == "truncated", {"a": 1}
+        terminated, truncated = (over and ending in (kind, "both") for kind in _KINDS_OF_END)
+        return observation, self.time, terminated, truncated, {"a": 1}
 
 
 class EchoEnv(gymnasium.Env):
@@ -67,6 +69,6 @@ class RaisingEnv(ScriptedEnv):
         raise KeyError("no such room")
 
 
-def environment(*envs, vector_class=LeanSyncVectorEnv, seed=1):
+def environment(*envs, vector_class=LeanSyncVectorEnv, seed=1, **kwargs):
     vector_env = vector_class([lambda env=env: env for env in envs])
-    return VectorEnvironment(vector_env, name="scripted", seed=seed)
+    return VectorEnvironment(vector_env, name="scripted", seed=seed, **kwargs)

@@ -101,7 +101,7 @@ def test_second_signal_ends_a_program_inside_c_code(number: signal.Signals) -> N
 
 
 def test_echo_of_the_first_signal_is_not_a_second() -> None:
-    process = start(IN_C)
+    process = start("from pipeline import shutdown\nshutdown.ECHO_SECONDS = 60\n" + IN_C)
     process.send_signal(signal.SIGTERM)
     wait_for_message(process)
     process.send_signal(signal.SIGTERM)

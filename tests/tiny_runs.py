@@ -20,11 +20,12 @@ class Walk(gymnasium.Env):
 
     The reward is 3 a step. Files in `switches` act on every step: `slow` makes it take 4 ms and
     `stuck` a minute, which the file `is_stuck` then tells; `fail` makes it raise, `nan` makes its
-    reward NaN; `fail_reset` makes `reset` raise.
+    reward NaN; `fail_reset` makes `reset` raise; `drift` makes its random numbers others.
     """
 
-    def __init__(self, switches: str = "", continuous: bool = False):
-        self.observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+    def __init__(self, switches: str = "", continuous: bool = False, dtype: str = "float32"):
+        bounds = {"f": (-np.inf, np.inf), "b": (0, 1)}.get(np.dtype(dtype).kind, (0, 100))
+        self.observation_space = Box(*bounds, (3,), np.dtype(dtype).type)
         self.action_space = Box(-1, 1, (1,), np.float32) if continuous else Discrete(3)
         self._switches = pathlib.Path(switches) if switches else None
         self._episode = -1
@@ -52,7 +53,8 @@ class Walk(gymnasium.Env):
         return self._observe(), reward, over and terminates, over and not terminates, {}
 
     def _observe(self):
-        return np.array([self._episode, self._time, self.np_random.random()], np.float32)
+        number = self.np_random.random() + self._is_on("drift")
+        return np.array([self._episode, self._time, number]).astype(self.observation_space.dtype)
 
     def _is_on(self, switch):
         return self._switches is not None and (self._switches / switch).exists()

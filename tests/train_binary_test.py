@@ -2,6 +2,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 
 import pytest
@@ -175,6 +176,13 @@ def test_evaluation_is_told_at_the_end(finished_run):
     assert words in finished_run.stdout
 
 
+def test_what_to_do_next_can_be_pasted_into_a_shell(finished_run):
+    plot, evaluate = finished_run.stdout.splitlines()[-2:]
+    assert f"--root_dir={finished_run.root_dir}" in shlex.split(plot)
+    assert f"--root_dir={finished_run.root_dir}" in shlex.split(evaluate)
+    assert f"--video={finished_run.root_dir}/episode.mp4" in shlex.split(evaluate)
+
+
 def test_terminal_gets_a_panel(tmp_path):
     controller, terminal = pty.openpty()
     process = start_binary(
@@ -182,6 +190,7 @@ def test_terminal_gets_a_panel(tmp_path):
         f"--root_dir={tmp_path}/run",
         *FINISHED_RUN_FLAGS,
         "--gin_bindings=train.num_env_steps = 400",
+        "--exact_graph",
         stdout=terminal,
         stderr=terminal,
     )
@@ -193,6 +202,7 @@ def test_terminal_gets_a_panel(tmp_path):
     assert process.wait(timeout=60) == 0
     assert "━".encode() in shown
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is back
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["execution"] == "exact graph"
 
 
 def read_terminal(controller):
@@ -269,6 +279,7 @@ def test_restart_moves_the_old_run_aside(copied_run):
         *FINISHED_RUN_FLAGS,
         "--restart_behavior=restart",
         "--seed=2",
+        "--eager",
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     aside = copied_run.with_name("copy.old-1")
@@ -277,7 +288,8 @@ def test_restart_moves_the_old_run_aside(copied_run):
     assert {path.relative_to(aside): data for path, data in moved.items()} == {
         path.relative_to(copied_run): data for path, data in before.items()
     }
-    assert json.loads((copied_run / "run.json").read_text())["seed"] == 2
+    begun_anew = json.loads((copied_run / "run.json").read_text())
+    assert (begun_anew["seed"], begun_anew["execution"]) == (2, "eager")
 
 
 def test_run_that_is_there_is_guarded(finished_run):
@@ -336,7 +348,7 @@ def test_mistakes_in_the_configuration(tmp_path, files, binding, message):
 def test_gin_file_may_not_import_what_it_likes(tmp_path):
     (tmp_path / "mine.py").write_text("print('mine was imported')\n")
     config = tmp_path / "config.gin"
-    config.write_text("include 'dqn_cartpole.gin'\nimport mine\ntrain.num_env_steps = 300\n")
+    config.write_text("include 'dqn_cartpole.gin'\nimport mine\ntrain.num_env_steps = 3_000\n")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     flags = [f"--root_dir={tmp_path}/run", f"--gin_file={config}"]
     assert_refused(".*mine.*--allow_gin_imports.*", *flags, env=environment)

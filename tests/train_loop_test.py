@@ -49,6 +49,16 @@ def message_of(function, *arguments):
     return configuration.explain_call_error(caught.value)
 
 
+@pytest.mark.parametrize("warm_up", [100, 250])
+def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
+    lengths = {"train__num_env_steps": 100, "initialize_replay_buffer__num_env_steps": warm_up}
+    configuration.load(gin_files("dqn"), bindings("dqn", **lengths))
+    said = message_of(train, str(tmp_path / "run"), 1, "resume", StopSignal())
+    assert "train.num_env_steps = 100 includes the warm-up" in said
+    assert f"initialize_replay_buffer.num_env_steps = {warm_up} leaves nothing to train" in said
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "name", [f"{owner}.{name}" for owner, names in SET_BY_THE_PROGRAM.items() for name in names]
 )

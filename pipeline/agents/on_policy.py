@@ -64,8 +64,8 @@ class OnPolicyAgent(Agent):
         gradient_clip_norm: global norm; None: no limit.
         reward_scaler: None: rewards as they are.
         discount: gamma.
-        standardize_advantages: over the transitions of a rollout.
         gae_lambda: lambda of generalised advantages, in [0, 1]; 1 gives the returns of the rollout.
+        standardize_advantages: over the transitions of a rollout.
         """
         self._actor_critic = actor_critic
         self._optimizer = optimizer
@@ -100,7 +100,8 @@ class OnPolicyAgent(Agent):
         if self._reward_scaler or self._actor_critic.observation_moments is not None:
             raise UserError(
                 "Asynchronous actors share weights, and no statistics of observations or rewards: "
-                "bind ActorCritic.normalize_observations and normalize_returns to False."
+                "bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
+                "False."
             )
         super().learn_for(shared, send)
 

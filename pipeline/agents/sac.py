@@ -37,7 +37,7 @@ from pipeline.agents.sac_networks import (
 )
 from pipeline.errors import UserError, check_number, check_whole
 from pipeline.initializers import GlorotUniform, Initializer
-from pipeline.networks import ToFloat, create_encoder
+from pipeline.networks import create_encoder, to_float
 from pipeline.observations import is_image
 from pipeline.optimizers import Adam, build_slots
 from pipeline.policies import GreedyPolicy, SampledPolicy
@@ -49,7 +49,7 @@ def _create_sac_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
     """Images get their encoder; vectors go straight to the critics' and actor's own layers."""
     if is_image(observation_spec):
         return create_encoder(observation_spec)
-    return tf.keras.Sequential([ToFloat(), tf.keras.layers.Flatten()])
+    return tf.keras.Sequential([to_float(observation_spec), tf.keras.layers.Flatten()])
 
 
 def _module_of(variable: tf.Variable) -> tf.Module:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tf_agents.networks import network
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories.policy_step import PolicyStep
 
 from pipeline.initializers import Initializer
+from pipeline.networks import Network
 
 LOG_STD_RANGE = (-20.0, 2.0)
 
@@ -77,7 +77,7 @@ class SquashedGaussianHead(tf.keras.layers.Layer):
         )
 
 
-class ActorNetwork(network.Network):
+class ActorNetwork(Network):
     """Mean and log standard deviation from observations; the encoder belongs to the critics."""
 
     def __init__(self, observation_spec, encoder, head: SquashedGaussianHead):
@@ -106,7 +106,7 @@ class ActorPolicy(tf_policy.TFPolicy):
         return PolicyStep(self._actor_network.head.distribution(*parameters), policy_state)
 
 
-class CriticNetwork(network.Network):
+class CriticNetwork(Network):
     """Q(observation, action) [B]; actions as the critics see them: in [-1, 1], flat."""
 
     def __init__(self, input_spec, encoder, actor_head, units, kernel_initializer, name):
@@ -129,6 +129,7 @@ class CriticNetwork(network.Network):
 def dense_stack(
     units: Sequence[int], kernel_initializer: Initializer, linear_last: bool = False
 ) -> tf.keras.Sequential:
+    """Dense layers [B, F] -> [B, units[-1]] with ReLU, after the last too unless `linear_last`."""
     activations = ["relu"] * len(units)
     if linear_last:
         activations[-1] = "linear"

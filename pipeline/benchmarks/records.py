@@ -151,7 +151,10 @@ def finished(run: Run, workers: int) -> Record:
             "inexact_resumes": len(start["inexact_resumes"]),
         }
     except KeyError as error:
-        raise UserError(f"{run.folder}: a file of the run does not tell its {error}.") from error
+        raise UserError(
+            f"{run.folder}: a file of the run lacks {error}: it is damaged, or of another version "
+            "of the program. Move the folder away; the same command runs it again."
+        ) from error
 
 
 def _earlier_revisions(start: Record) -> list[str | None]:

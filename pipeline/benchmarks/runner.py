@@ -187,7 +187,7 @@ class Runner:
         record = self._ledger[run]
         if record is None or run.name not in self._over:
             state, done = RUNNING if is_running else LEFT, processes.progress(run)
-        elif record["status"] == records.FINISHED:
+        elif record["status"] == FINISHED:
             # With the start of the process, if we have seen it.
             seconds = max(record["wall_seconds"], self._seconds.get(run.name, 0.0))
             state, done = FINISHED, Progress(record["env_steps"], seconds)
@@ -200,14 +200,14 @@ class Runner:
         failed = [
             (run, records.last_words(record))
             for run, record in records_of
-            if record is not None and record["status"] == records.FAILED
+            if record is not None and record["status"] == FAILED
         ]
         over = len(records_of)
         return Outcome(over - len(failed), failed, len(self._runs) - over)
 
 
 def _ending(record: Record) -> str:
-    if record["status"] == records.FAILED:
+    if record["status"] == FAILED:
         return f"failed ({records.last_words(record)})"
     score = results.score_of(record)
     return "finished" if score is None else f"finished ({record['score']} {score:,.1f})"

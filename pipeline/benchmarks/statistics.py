@@ -30,24 +30,16 @@ _CHUNK_VALUES = 2**22
 
 
 class Estimate(NamedTuple):
-    """A statistic of `n` runs with its confidence interval; `str` gives "IQM [low, high] (n)"."""
+    """A statistic of `n` runs with its 95 % confidence interval."""
 
     point: float
     low: float
     high: float
     n: int
 
-    def __format__(self, spec: str) -> str:
-        """`spec` is for each of the three numbers; ",.1f" if empty."""
-        point, low, high = (format(value, spec or ",.1f") for value in self[:3])
-        return f"{point} [{low}, {high}] ({self.n})"
-
-    def __str__(self) -> str:
-        return format(self, "")
-
 
 class Band(NamedTuple):
-    """A statistic at each point of a curve with its confidence interval there; [points] each."""
+    """A statistic at each point of a curve with its 95 % confidence interval; [points] each."""
 
     point: np.ndarray
     low: np.ndarray
@@ -127,18 +119,14 @@ def interval_estimate(
     statistic: Statistic = interquartile_mean,
     *,
     num_resamples: int = _NUM_RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Estimate:
     """The statistic over all runs of all tasks, with its stratified bootstrap interval."""
-    return _estimate(_tasks(groups), _over_all(statistic), num_resamples, level, seed)
+    return _estimate(_tasks(groups), _over_all(statistic), num_resamples)
 
 
-def median_estimate(
-    groups: Tasks, *, num_resamples: int = _NUM_RESAMPLES, level: float = 0.95, seed: int = 0
-) -> Estimate:
+def median_estimate(groups: Tasks, *, num_resamples: int = _NUM_RESAMPLES) -> Estimate:
     """The median over tasks of the mean of a task's runs, as papers on many games report it."""
-    return _estimate(_tasks(groups), _median_of_means, num_resamples, level, seed)
+    return _estimate(_tasks(groups), _median_of_means, num_resamples)
 
 
 def improvement_estimate(
@@ -146,8 +134,6 @@ def improvement_estimate(
     y: Tasks,
     *,
     num_resamples: int = _FEW_RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Estimate:
     """`probability_of_improvement` with the interval of resampling both; n counts both's runs."""
     x, y = _tasks(x), _tasks(y)
@@ -155,7 +141,7 @@ def improvement_estimate(
     def of_both(tasks: list[np.ndarray]) -> np.ndarray:
         return _improvement(tasks[: len(x)], tasks[len(x) :])
 
-    return _estimate([*x, *y], of_both, num_resamples, level, seed)
+    return _estimate([*x, *y], of_both, num_resamples)
 
 
 def paired_difference_estimate(
@@ -164,8 +150,6 @@ def paired_difference_estimate(
     statistic: Statistic = interquartile_mean,
     *,
     num_resamples: int = _NUM_RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Estimate:
     """The statistic of x minus that of y, [n] each, whose runs go in pairs; n counts the pairs.
 
@@ -176,7 +160,7 @@ def paired_difference_estimate(
         of_x, of_y = statistic(tasks[0])
         return of_x - of_y
 
-    return _estimate([_checked(np.stack([x, y]))], of_pairs, num_resamples, level, seed)
+    return _estimate([_checked(np.stack([x, y]))], of_pairs, num_resamples)
 
 
 def profile_estimate(
@@ -184,12 +168,10 @@ def profile_estimate(
     thresholds: npt.ArrayLike,
     *,
     num_resamples: int = _FEW_RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Band:
     """`performance_profile` over all tasks with its pointwise band; [k] thresholds, k points."""
     curves = [_above(scores, thresholds) for scores in _tasks(groups)]
-    return curve_estimate(curves, mean, num_resamples=num_resamples, level=level, seed=seed)
+    return curve_estimate(curves, mean, num_resamples=num_resamples)
 
 
 def curve_estimate(
@@ -197,8 +179,6 @@ def curve_estimate(
     statistic: Statistic = interquartile_mean,
     *,
     num_resamples: int = _FEW_RESAMPLES,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Band:
     """The statistic over all runs at each point of their curves, with its pointwise band.
 
@@ -207,13 +187,11 @@ def curve_estimate(
             same number of points for all tasks. A run is resampled with the whole of its curve.
         statistic: as `stratified_bootstrap` wants it.
         num_resamples: how often to resample.
-        level: what fraction of the resampled statistics the band holds at each point.
-        seed: of the resampling.
     """
     tasks = [_checked(np.transpose(curve)) for curve in curves]
     of_tasks = _over_all(statistic)
-    resampled = _bootstrap(tasks, of_tasks, num_resamples, seed)
-    return Band(of_tasks(tasks), *confidence_interval(resampled, level))
+    resampled = _bootstrap(tasks, of_tasks, num_resamples)
+    return Band(of_tasks(tasks), *confidence_interval(resampled))
 
 
 # Inside, tasks are a list of arrays [..., n], runs last, and a statistic of tasks gives [...].
@@ -261,16 +239,14 @@ def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.mean((np.sign(difference) + 1) / 2, axis=(-2, -1))
 
 
-def _estimate(
-    tasks: list[np.ndarray], statistic: _OfTasks, num_resamples: int, level: float, seed: int
-) -> Estimate:
-    low, high = confidence_interval(_bootstrap(tasks, statistic, num_resamples, seed), level)
+def _estimate(tasks: list[np.ndarray], statistic: _OfTasks, num_resamples: int) -> Estimate:
+    low, high = confidence_interval(_bootstrap(tasks, statistic, num_resamples))
     n = sum(scores.shape[-1] for scores in tasks)
     return Estimate(float(statistic(tasks)), float(low), float(high), n)
 
 
 def _bootstrap(
-    tasks: list[np.ndarray], statistic: _OfTasks, num_resamples: int, seed: int
+    tasks: list[np.ndarray], statistic: _OfTasks, num_resamples: int, seed: int = 0
 ) -> np.ndarray:
     """[..., num_resamples]."""
     generator = np.random.default_rng(seed)

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeline.benchmarks.records import FAILED, FINISHED
 from pipeline.progress import duration
 
-FINISHED, RUNNING, FAILED, LEFT = STATES = ("finished", "running", "failed", "left")
+RUNNING, LEFT = "running", "left"
+STATES = (FINISHED, RUNNING, FAILED, LEFT)
 
 
 class RunStatus(NamedTuple):

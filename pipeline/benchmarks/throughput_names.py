@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pipeline.benchmarks.wording import agent
+from pipeline.benchmarks.wording import agent, count
 
 OURS, OURS_IN_BFLOAT16 = "ours", "ours:bfloat16"
 OURS_ASYNCHRONOUS, OURS_IN_TURNS = "ours:asynchronous", "ours:in_turns"
@@ -50,9 +50,8 @@ def work_title(work: str) -> str:
     training = parse(work)
     if not training:
         return work
-    count = training.num_envs
     words = f"{agent(training.algorithm)} {title(training.environment)}"
-    return f"{words}, {count} environment{'' if count == 1 else 's'}"
+    return f"{words}, {count(training.num_envs, 'environment')}"
 
 
 def number(value: float | None) -> str:

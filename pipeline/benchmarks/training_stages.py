@@ -107,7 +107,7 @@ class Training:
         self._deadline = _Deadline()
         folder = RunFolder(output_dir / "run")
         folder.open("fail", SEED)
-        plan = Plan(_FOREVER, _LOG_INTERVAL, 0, 0, 1, 1)
+        plan = Plan(_FOREVER, _LOG_INTERVAL, 0, 0, 1, 1)  # neither evaluations nor checkpoints
         self._loop = HostLoop(parts, plan, folder, self._deadline, StopSignal())
         self._loop.collect_randomly(warm_up if parts.experience.keeps_rows else 0)
 

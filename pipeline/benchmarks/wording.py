@@ -38,7 +38,8 @@ def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
     spec = spec or _format(estimate.point)
     if estimate.n <= tasks:
         return f"{estimate.point:{spec}} ({estimate.n})"
-    return format(estimate, spec)
+    point, low, high = (format(value, spec) for value in estimate[:3])
+    return f"{point} [{low}, {high}] ({estimate.n})"
 
 
 def published(score: Published) -> str:
@@ -96,11 +97,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def of_runs(count: int, seeds: int) -> str:
+def of_runs(num_runs: int, seeds: int) -> str:
     """ "10 runs", "3 of 10 runs"."""
-    if count < seeds:
-        return f"{count} of {seeds} runs"
-    return "1 run" if count == 1 else f"{count} runs"
+    if num_runs < seeds:
+        return f"{num_runs} of {seeds} runs"
+    return count(num_runs, "run")
 
 
 def count(number_of: int, noun: str) -> str:

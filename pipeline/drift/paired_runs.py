@@ -40,7 +40,10 @@ def read_pairs(folder: str) -> list[Pair]:
             raise UserError(f"{run.path} has the seed and the kind of another run beside it.")
         group[start["seed"]] = of_run
     if alone := sorted(graph.keys() ^ exact.keys()):
-        raise UserError(f"--paired_runs={folder}: seed {alone[0]} lacks one of its two runs.")
+        raise UserError(
+            f"--paired_runs={folder}: seed {alone[0]} has one of its two runs only: train the "
+            "other, with or without --exact_graph."
+        )
     return [Pair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]
 
 
@@ -54,7 +57,7 @@ def estimate(pairs: list[Pair]) -> Estimate:
 def _final_return(run: RunFolder) -> float:
     result = run.read_json("result.json")
     if not result:
-        raise UserError(f"{run.path} is not finished.")
+        raise UserError(f"{run.path} is not finished: run its command again.")
     return float(result["evaluation"]["return_mean"])
 
 

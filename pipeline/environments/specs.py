@@ -84,7 +84,10 @@ def _discrete_converter(space: gymnasium.spaces.Discrete) -> ActionConverter:
 def _box_converter(space: gymnasium.spaces.Box) -> ActionConverter:
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
-        slack = _ROUNDING * (high.astype(np.float64) - low)
+        size = high.astype(np.float64) - low
+    # A half-open range has no size: that of its one bound stands for it.
+    bound = np.fmax(*(np.where(np.isfinite(end), np.abs(end), 0.0) for end in (low, high)))
+    slack = _ROUNDING * np.where(np.isfinite(size), size, bound)
 
     def convert(actions: np.ndarray) -> np.ndarray:
         # Written so that a NaN, for which every comparison is false, counts as outside.

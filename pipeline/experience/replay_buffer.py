@@ -69,7 +69,7 @@ class ReplayBuffer:
             training_spec: not used; the ring hands out rows as they were collected.
             capacity: rows held over all streams; each stream has `capacity // num_envs`.
             batch_size: sequences in a batch.
-            env_steps_per_update: environment steps collected for each update.
+            env_steps_per_update: environment steps collected for each batch.
             store_single_frames: whether to store only the newest frame of a stack of frames.
 
         Raises:
@@ -118,7 +118,7 @@ class ReplayBuffer:
 
     @property
     def num_updates(self) -> int:
-        """Updates made in an iteration."""
+        """Batches handed out in an iteration."""
         return self._num_updates
 
     @property

@@ -88,7 +88,7 @@ class Rollout:
 
     @property
     def num_updates(self) -> int:
-        """Updates made in an iteration."""
+        """Batches handed out in an iteration."""
         return self._num_updates
 
     @property
