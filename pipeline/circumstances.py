@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -25,6 +24,7 @@ _HARMLESS = {"Patience.give_up_after", "Watchdog.timeout", "atari_environment.nu
 # How long a run is changes nothing of what it has done, unless a schedule is spread over it.
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
+_MACRO = "gin.macro"
 
 
 def versions() -> dict[str, str]:
@@ -88,13 +88,25 @@ def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     Raises:
       UserError: the file cannot be read.
     """
+    harmless = {*_HARMLESS, _LENGTH}
+    written: dict[tuple[str, str], dict[str, Any]] = {}
+    for binding in _bindings(Source.read(operative_config), harmless):
+        parameter = binding.parameter or "value"
+        key = (binding.scope, binding.selector) if binding.parameter else (binding.name, _MACRO)
+        written.setdefault(key, {})[parameter] = binding.value
     lines = []
-    for binding in _bindings(Source.read(operative_config), {*_HARMLESS, _LENGTH}):
-        with contextlib.suppress(KeyError):  # of what is not in force now
-            there, here = map(_text, (binding.value, configuration.in_force(binding)))
-            if here != there:
-                lines.append(f"{binding.name}: {there} there, {here} here")
+    for (scope, selector), values in written.items():
+        here = configuration.in_force(scope, selector)
+        there = configuration.defaults(selector) | values
+        for name in there | here if here else ():  # of what is not imported nothing can be said
+            pair = [_text(of[name]) if name in of else "nothing" for of in (there, here)]
+            if pair[0] != pair[1] and f"{selector}.{name}" not in harmless:
+                lines.append(f"{_name(scope, selector, name)}: {pair[0]} there, {pair[1]} here")
     return lines
+
+
+def _name(scope: str, selector: str, parameter: str) -> str:
+    return scope if selector == _MACRO else Binding(scope, selector, parameter, None, "").name
 
 
 def _text(value: Any) -> str:

@@ -38,6 +38,7 @@ from pipeline.gin_statements import (
 
 __all__ = [
     "apply",
+    "defaults",
     "explain",
     "explain_call_error",
     "find_config",
@@ -149,25 +150,22 @@ def preserved() -> Iterator[None]:
         gin_config._set_config_is_locked(was_locked)
 
 
-def in_force(binding: Binding) -> Any:
-    """What the parameter of `binding` would be given now: what is bound, or else its default.
-
-    Raises:
-        KeyError: nothing is bound and there is no default, or its module has not been imported.
-    """
-    scope, selector, name = binding.scope, binding.selector, binding.parameter
-    if not name:
-        scope, selector, name = binding.name, "gin.macro", "value"
+def defaults(selector: str) -> dict[str, Any]:
+    """Of a configurable's signature; {} if the module that defines it has not been imported."""
     matches = gin_config._REGISTRY.matching_selectors(selector)
     if len(matches) != 1:
-        raise KeyError(binding.name)
-    parameters = inspect.signature(gin_config._REGISTRY[matches[0]].wrapped).parameters
-    default = parameters[name].default if name in parameters else inspect.Parameter.empty
-    bound = gin.get_bindings(f"{scope}/{selector}".lstrip("/"), resolve_references=False)
-    value = bound.get(name, default)
-    if value in (inspect.Parameter.empty, gin.REQUIRED):
-        raise KeyError(binding.name)
-    return value
+        return {}
+    parameters = inspect.signature(gin_config._REGISTRY[matches[0]].wrapped).parameters.values()
+    without = (inspect.Parameter.empty, gin.REQUIRED)
+    return {x.name: x.default for x in parameters if x.default not in without}
+
+
+def in_force(scope: str, selector: str) -> dict[str, Any]:
+    """What a configurable would be given now: its defaults, and over them what is bound."""
+    if not gin_config._REGISTRY.matching_selectors(selector):
+        return {}
+    name = f"{scope}/{selector}".lstrip("/")
+    return defaults(selector) | gin.get_bindings(name, resolve_references=False)
 
 
 def operative_config() -> str:

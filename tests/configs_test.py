@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline import configuration
+from pipeline.circumstances import configured_otherwise
 from pipeline.errors import UserError
 from pipeline.shutdown import StopSignal
 from pipeline.train_loop import train
@@ -98,12 +99,15 @@ def factory_of(name):
 
 
 @pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
-def test_ready_run(name):
+def test_ready_run(name, tmp_path):
     game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
     build([name], *game)
     algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
+    # A finished run is not taken for one of another configuration.
+    (tmp_path / "operative_config.gin").write_text(configuration.operative_config())
+    assert configured_otherwise(tmp_path / "operative_config.gin") == []
 
 
 @pytest.mark.parametrize("name", GAMES)
