@@ -319,17 +319,17 @@ def test_incomplete_suite_says_so_first(tmp_path):
 @pytest.mark.parametrize(
     ("of_second", "said"),
     [
-        ({"config_sha256": "another"}, "made with different configurations."),
-        ({"git_revision": "another"}, "made by different revisions."),
-        ({"earlier_revisions": ["another"]}, "made by different revisions."),
-        ({"cpu_model": "another"}, "made on different machines or with different versions."),
-        ({"inexact_resumes": 1}, "not resumed bit for bit: seed 2."),
+        ({"config_sha256": "another"}, "made with different configurations"),
+        ({"git_revision": "another"}, "made by different revisions"),
+        ({"earlier_revisions": ["another"]}, "made by different revisions"),
+        ({"cpu_model": "another"}, "made on different machines or with different versions"),
+        ({"inexact_resumes": 1}, "not resumed bit for bit: seed 2"),
     ],
 )
 def test_runs_that_were_not_made_alike_are_noticed(tmp_path, of_second, said):
     records = [make_record(seed=1, num_seeds=2), make_record(seed=2, num_seeds=2, **of_second)]
     page = write(tmp_path, records)
-    assert page.notices[1:] == [f"trial, DQN on CartPole-v1: {said}"]
+    assert page.notices[1:] == [f"trial, {said}: DQN on CartPole-v1."]
     assert "All 2 runs that were asked for have finished." in (tmp_path / "report.md").read_text()
 
 
@@ -337,7 +337,7 @@ def test_all_revisions_of_a_run_are_listed(tmp_path):
     page = write(tmp_path, [make_record(num_seeds=1, earlier_revisions=["ab"], git_revision="cd")])
     (row,) = page.rows("Runs")
     assert (row["git revision"], row["inexact resumes"]) == ("ab, cd", "0")
-    assert page.notices[1:] == ["trial, DQN on CartPole-v1: made by different revisions."]
+    assert page.notices[1:] == ["trial, made by different revisions: DQN on CartPole-v1."]
 
 
 def test_a_failed_run_s_revisions_are_not_known(tmp_path):

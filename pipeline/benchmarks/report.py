@@ -183,12 +183,12 @@ def _gaps(pair: Pair) -> Iterator[str]:
 
 def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
     """Where the runs of a pair are not of one kind."""
-    points = tuple(
-        f"{group.suite}, {pair.name}: {what}."
-        for group in groups
-        for pair in group.pairs
-        for what in provenance.differences(pair.finished)
-    )
+    lines: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for pair in group.pairs:
+            for what in provenance.differences(pair.finished):
+                lines.setdefault((group.suite, what), []).append(pair.name)
+    points = tuple(f"{suite}, {what}: {'; '.join(of)}." for (suite, what), of in lines.items())
     if points:
         yield Notice("Not all of a line was made alike; see how each run was made.", points)
 
