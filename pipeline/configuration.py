@@ -152,17 +152,16 @@ def preserved() -> Iterator[None]:
 
 def defaults(selector: str) -> dict[str, Any]:
     """Of a configurable's signature; {} if the module that defines it has not been imported."""
-    matches = gin_config._REGISTRY.matching_selectors(selector)
-    if len(matches) != 1:
+    if not (configurable := _registered(selector)):
         return {}
-    parameters = inspect.signature(gin_config._REGISTRY[matches[0]].wrapped).parameters.values()
+    parameters = inspect.signature(configurable.wrapped).parameters.values()
     without = (inspect.Parameter.empty, gin.REQUIRED)
     return {x.name: x.default for x in parameters if x.default not in without}
 
 
 def in_force(scope: str, selector: str) -> dict[str, Any]:
     """What a configurable would be given now: its defaults, and over them what is bound."""
-    if not gin_config._REGISTRY.matching_selectors(selector):
+    if not _registered(selector):
         return {}
     name = f"{scope}/{selector}".lstrip("/")
     return defaults(selector) | gin.get_bindings(name, resolve_references=False)
@@ -220,11 +219,16 @@ def _bind(binding: Binding) -> None:
     _origins.setdefault(key, []).append(binding.origin)
 
 
-def _configurable(selector: str, origin: str) -> gin_config.Configurable:
+def _registered(selector: str) -> gin_config.Configurable | None:
+    """The one configurable that a selector may mean."""
     matches = gin_config._REGISTRY.matching_selectors(selector)
-    if len(matches) == 1:
-        return gin_config._REGISTRY[matches[0]]
-    if matches:
+    return gin_config._REGISTRY[matches[0]] if len(matches) == 1 else None
+
+
+def _configurable(selector: str, origin: str) -> gin_config.Configurable:
+    if configurable := _registered(selector):
+        return configurable
+    if matches := gin_config._REGISTRY.matching_selectors(selector):
         raise UserError(f"{origin}: {selector!r} may be {' or '.join(sorted(matches))}.")
     hint = suggest(selector, _short_names())
     raise UserError(
