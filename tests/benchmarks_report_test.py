@@ -292,27 +292,29 @@ def test_incomplete_suite_says_so_first(tmp_path):
         make_record(seed=3, num_seeds=6, evaluation_returns=[]),
         make_failed("dqn", "CartPole-v1", 5, error, num_seeds=6),
         make_failed("sac", "Pendulum-v1", 1, "killed by SIGKILL", num_seeds=1),
+        make_record("ppo", "Pendulum-v1", seed=1, num_seeds=1),
     ]
     page = write(tmp_path, records)
-    assert page.notices[0].startswith("Incomplete: 3 of 12 runs have finished")
+    assert page.notices[0].startswith("Incomplete: 4 of 18 runs have finished")
     assert page.notices[1:] == [
-        "trial, DQN on CartPole-v1: no record of seeds 4, 6.",
+        "trial, no record of seeds 4, 6: DQN on CartPole-v1.",
+        "trial, no record of seeds 2 to 6: PPO on Pendulum-v1; SAC on Pendulum-v1.",
         "trial, DQN on CartPole-v1: seed 5 failed: exit code 1: "
         "ValueError: <loss> is | not *finite* & so on",
         "trial, DQN on CartPole-v1: seed 3 finished without a score.",
-        "trial, SAC on Pendulum-v1: no record of seeds 2 to 6.",
         "trial, SAC on Pendulum-v1: seed 1 failed: killed by SIGKILL",
     ]
     assert page.listings == [error, "killed by SIGKILL"]
-    dqn, sac = page.rows("What was run")
+    dqn, _, sac = page.rows("What was run")
     assert (dqn["finished"], dqn["failed"], dqn["missing"]) == ("3 of 6", "1", "2")
     assert (sac["finished"], sac["failed"], sac["missing"]) == ("0 of 6", "1", "5")
-    dqn, sac = page.rows("Results")
+    dqn, _, sac = page.rows("Results")
     assert dqn["score: IQM [95 % interval] (runs)"].endswith("(2 of 6)")
     assert sac["score: IQM [95 % interval] (runs)"] == "no finished run"
-    assert [row["status"] for row in page.rows("Runs")] == 3 * ["finished"] + 2 * ["failed"]
+    statuses = [row["status"] for row in page.rows("Runs")]
+    assert statuses == 3 * ["finished"] + ["failed", "finished", "failed"]
     markdown = (tmp_path / "report.md").read_text()
-    assert markdown.index("Incomplete: 3 of 12") < markdown.index("## trial")
+    assert markdown.index("Incomplete: 4 of 18") < markdown.index("## trial")
     assert "&lt;loss&gt; is \\| not \\*finite\\* &amp; so on" in markdown
 
 
@@ -358,7 +360,8 @@ def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
     record = make_record(first.algorithm, first.environment, suite="smoke", num_seeds=1)
     notices = write(tmp_path, [record]).notices
     assert notices[0].startswith(f"Incomplete: 1 of {1 + len(others)} runs have finished")
-    assert notices[1:] == [f"smoke, {e.name}: no run has ended." for e in others]
+    names = "; ".join(experiment.name for experiment in others)
+    assert notices[1:] == [f"smoke, no run has ended: {names}."]
 
 
 def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
@@ -367,8 +370,8 @@ def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
     notices = write(tmp_path, [make_record(num_seeds=1)]).notices
     assert notices[0].startswith("Incomplete: 1 of 6 runs have finished")
     assert notices[1:] == [
-        "trial, ppo-CartPole-v1: no run has ended.",
-        "trial, DQN on CartPole-v1: no record of seeds 2 to 3.",
+        "trial, no run has ended: ppo-CartPole-v1.",
+        "trial, no record of seeds 2 to 3: DQN on CartPole-v1.",
     ]
 
 
@@ -386,7 +389,7 @@ def test_a_suite_of_which_no_run_has_ended_is_missed(tmp_path):
     (tmp_path / "other.plan.json").write_text(json.dumps(asked))
     notices = write(tmp_path, cartpole()).notices
     assert notices[0].startswith("Incomplete: 10 of 13 runs have finished")
-    assert notices[1:] == ["other, sac-Pendulum-v1: no run has ended."]
+    assert notices[1:] == ["other, no run has ended: sac-Pendulum-v1."]
 
 
 def test_a_file_left_by_a_full_disk_is_no_suite(tmp_path):

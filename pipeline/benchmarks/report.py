@@ -7,7 +7,7 @@ that are shipped; the same files give the same bytes.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.benchmarks import (
@@ -153,9 +153,16 @@ def _blocks(suites: Sequence[Suite]) -> list[Block]:
 def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[Block]:
     """What was asked for and is not there, before anything else is said."""
     not_begun = [(suite, name) for suite in suites for name in suite.not_begun]
-    points = [f"{suite.name}, {name}: no run has ended." for suite, name in not_begun]
     pairs = [(group, pair) for group in groups for pair in group.pairs]
-    points += [f"{group.suite}, {point}" for group, pair in pairs for point in _gaps(pair)]
+    points = [
+        *_grouped((suite.name, "no run has ended", name) for suite, name in not_begun),
+        *_grouped(
+            (group.suite, f"no record of {wording.seeds(pair.missing)}", pair.name)
+            for group, pair in pairs
+            if pair.missing
+        ),
+        *(f"{group.suite}, {point}" for group, pair in pairs for point in _unscored(pair)),
+    ]
     asked = sum(pair.seeds for _, pair in pairs)
     asked += sum(suite.num_seeds for suite, _ in not_begun)
     done = sum(len(pair.finished) for _, pair in pairs)
@@ -171,9 +178,7 @@ def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[
         yield Details("What the failed runs said last", tuple(_failures(failed)))
 
 
-def _gaps(pair: Pair) -> Iterator[str]:
-    if pair.missing:
-        yield f"{pair.name}: no record of {wording.seeds(pair.missing)}."
+def _unscored(pair: Pair) -> Iterator[str]:
     for record in pair.failed:
         yield f"{pair.name}: seed {record['seed']} failed: {records.last_words(record)}"
     if pair.unscored:
@@ -183,14 +188,22 @@ def _gaps(pair: Pair) -> Iterator[str]:
 
 def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
     """Where the runs of a pair are not of one kind."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for group in groups:
-        for pair in group.pairs:
-            for what in provenance.differences(pair.finished):
-                lines.setdefault((group.suite, what), []).append(pair.name)
-    points = tuple(f"{suite}, {what}: {'; '.join(of)}." for (suite, what), of in lines.items())
+    points = _grouped(
+        (group.suite, what, pair.name)
+        for group in groups
+        for pair in group.pairs
+        for what in provenance.differences(pair.finished)
+    )
     if points:
         yield Notice("Not all of a line was made alike; see how each run was made.", points)
+
+
+def _grouped(said: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
+    """A sentence for each suite and what is said of it, with the names of what it is said of."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for suite, what, name in said:
+        names.setdefault((suite, what), []).append(name)
+    return tuple(f"{suite}, {what}: {'; '.join(of)}." for (suite, what), of in names.items())
 
 
 def _failures(failed: Sequence[Record]) -> Iterator[Block]:
