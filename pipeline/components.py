@@ -77,6 +77,11 @@ class Components(NamedTuple):
     evaluator: Evaluator
     env_steps: tf.Variable
 
+    def close(self) -> None:
+        """Closes all environments, and ends what threads the runner has."""
+        self.evaluator.close()
+        self.runner.close()
+
 
 def build(
     seed: int,

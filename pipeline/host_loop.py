@@ -139,11 +139,9 @@ class HostLoop:
         return self._finish()
 
     def close(self) -> None:
-        """Closes files and environments."""
+        """Closes its files; the components are their owner's."""
         self._watchdog.close()
         self._logs.close()
-        self._parts.evaluator.close()
-        self._runner.close()
 
     def _wall_seconds(self) -> float:
         """Seconds that the run has taken, over all its processes from checkpoint to checkpoint."""

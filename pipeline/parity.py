@@ -68,7 +68,7 @@ def _compare_updates() -> None:
     configure_tensorflow()
     # Whatever `train.runner` is: of asynchronous actors the synchronous form is compared.
     parts = build(_SEED.value, *builders)
-    with contextlib.closing(parts.runner), contextlib.closing(parts.evaluator):
+    with contextlib.closing(parts):
         updates = Updates(parts, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)

@@ -87,18 +87,17 @@ def train(
         return result
     circumstances = Circumstances(configure_tensorflow(execution=execution), seed)
     components = runner(seed, create_environment, create_agent, create_experience)
-    if dry_run:
-        _call_what_training_calls()
-        return {}
-    folder = RunFolder(root_dir)
-    with Progress(num_env_steps) as progress, contextlib.closing(folder):
-        for message in folder.open(restart_behavior, seed):
-            progress.message(message)
-        loop = HostLoop(components, plan, folder, progress, stop, circumstances)
-        try:
-            return _run(loop, components, folder, progress, seed, circumstances, exactness)
-        finally:
-            loop.close()
+    with contextlib.closing(components):
+        if dry_run:
+            _call_what_training_calls()
+            return {}
+        folder = RunFolder(root_dir)
+        with Progress(num_env_steps) as progress, contextlib.closing(folder):
+            for message in folder.open(restart_behavior, seed):
+                progress.message(message)
+            loop = HostLoop(components, plan, folder, progress, stop, circumstances)
+            with contextlib.closing(loop):
+                return _run(loop, components, folder, progress, seed, circumstances, exactness)
 
 
 def _call_what_training_calls() -> None:

@@ -384,7 +384,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert newest == f"step-{run.loop.env_steps:010d}"
     assert run.loop.env_steps >= 130
     before = run.loop._state.carry
-    run.loop.close()
+    run.close()
     assert not actor_threads()
 
     # The other's episode goes on, that of the one that failed is cut off.
@@ -404,7 +404,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert resumed.metrics
     for record in resumed.metrics:
         assert sum(record["staleness_counts"]) == record["updates"]
-    resumed.loop.close()
+    resumed.close()
     assert not actor_threads()
 
 
@@ -425,7 +425,7 @@ def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_
     run.at(130, lambda: setattr(environment._vector_env, "step", with_nan))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
         run.train()
-    run.loop.close()
+    run.close()
 
 
 def stopped(tmp_path):
@@ -445,7 +445,7 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
     run.loop._runner.train = Mock(side_effect=failures)
     with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
         run.loop.train()
-    run.loop.close()
+    run.close()
 
 
 def test_failures_that_no_environment_explains_are_all_told(tmp_path):
@@ -456,12 +456,12 @@ def test_failures_that_no_environment_explains_are_all_told(tmp_path):
     with pytest.raises(MemoryError, match="of the first"):
         run.loop.train()
     assert run.progress.said[-1] == "another failure: of\nthe second"
-    run.loop.close()
+    run.close()
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     run = stopped(tmp_path)
-    run.loop.close()
+    run.close()
 
     resumed = Run(tmp_path / "run", PLAN, "a3c")
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
@@ -474,7 +474,7 @@ def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     resumed.loop.train()
     lengths = resumed.loop._state.carry.statistics.last_lengths.numpy()
     assert set(lengths[lengths > 0]) == {7, 11}
-    resumed.loop.close()
+    resumed.close()
 
 
 def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_path):
@@ -496,7 +496,7 @@ def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_p
         run.train()
     assert time.monotonic() - asked[0] < 2
     assert actor_threads()
-    run.loop.close()
+    run.close()
     assert not actor_threads()
 
 

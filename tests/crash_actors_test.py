@@ -59,7 +59,7 @@ def _start_and_stop(tmp_path):
         run.stop_at(env_steps + moments.randrange(1, 60))
         with pytest.raises(Stopped):
             run.train()
-        run.loop.close()
+        run.close()
         assert run.loop.env_steps > env_steps
         env_steps = run.loop.env_steps
         assert not actor_threads()
@@ -89,5 +89,5 @@ def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
     run.at(130, lambda: environment._vector_env.processes[0].kill())
     with pytest.raises(UserError, match=r"one of its processes has died(.|\n)*is intact"):
         run.train()
-    run.loop.close()
+    run.close()
     assert not actor_threads()

@@ -108,7 +108,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     assert_same(resumed.everything(), twin.everything())
     assert resumed.evaluations == twin.evaluations
     for run in (twin, stopped, resumed):
-        run.loop.close()
+        run.close()
 
 
 def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypatch):
@@ -130,7 +130,7 @@ def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypa
     parts.runner.train(parts.runner.initial_state(), *counts)  # traces the graph
     assert called[:3] == ["run", "add", "train"]
     assert (parts.experience.collect_steps, parts.experience.num_updates) == (4, 1)
-    run.loop.close()
+    run.close()
 
 
 def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
@@ -151,7 +151,7 @@ def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
     vector_steps, updates, env_steps = since_the_first[-1]
     assert vector_steps == 4 * updates
     assert 0 < env_steps < vector_steps - 2  # games have ended
-    run.loop.close()
+    run.close()
 
 
 def test_the_ready_run_has_the_settings_of_the_run_script():

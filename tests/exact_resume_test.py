@@ -16,7 +16,7 @@ def clean_gin():
 
 def finished(run):
     run.folder.write_json("result.json", run.train())
-    run.loop.close()
+    run.close()
     return Records(run.folder.path)
 
 
@@ -43,7 +43,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     stopped.stop_at(env_steps)
     with pytest.raises(Stopped):
         stopped.train()
-    stopped.loop.close()
+    stopped.close()
     accumulators = [agent.accumulator for agent in learners(stopped) if agent.accumulator]
     assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the midst of an update
     resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))

@@ -323,7 +323,7 @@ def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_pat
     assert "tiny_runs:Walk-v0 raised" in str(error.value)
     assert "one of its processes has died" in str(error.value)
     assert "is intact" in str(error.value)
-    run.loop.close()
+    run.close()
 
 
 def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(tmp_path):
@@ -339,7 +339,7 @@ def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(
     message = "raised KeyError.* not sound: the weights of .* hold NaN or infinity. Lower the"
     with pytest.raises(UserError, match=message):
         run.train()
-    run.loop.close()
+    run.close()
 
 
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
@@ -383,7 +383,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path):
             full.at(170, lambda limit=limit, set_limit=set_limit: set_limit(limit))
             with pytest.raises(UserError, match="(?i)cannot write .*File too large") as error:
                 full.train()
-            full.loop.close()
+            full.close()
         assert "intact" in str(error.value)
         assert contents(full.folder.checkpoints) == before
 

@@ -69,6 +69,10 @@ class Run:
         self.loop.collect_randomly(self.warm_up)
         return self.loop.train()
 
+    def close(self):
+        self.loop.close()
+        self.parts.close()
+
     def stop_at(self, env_steps, phase=TRAINING):
         def hook(record, current):
             self.stop.requested |= self.loop.env_steps >= env_steps and current == phase

@@ -5,6 +5,7 @@ import pytest
 from tiny_runs import bindings, build_components, gin_files
 
 from pipeline import configuration
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
 from pipeline.shutdown import StopSignal
 from pipeline.train_loop import train
@@ -47,6 +48,18 @@ def message_of(function, *arguments):
     with pytest.raises(UserError) as caught:
         function(*arguments)
     return configuration.explain_call_error(caught.value)
+
+
+@pytest.mark.usefixtures("any_config")
+def test_environments_are_closed_of_a_run_that_does_not_begin(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(VectorEnvironment, "close", lambda self: closed.append(self))
+    configuration.load(gin_files("ppo"), bindings("ppo"))
+    (tmp_path / "run.json").write_text("{}")
+    train(str(tmp_path), 1, "fail", StopSignal(), dry_run=True)
+    assert len(closed) == 2  # of training, and of evaluation
+    message_of(train, str(tmp_path), 1, "fail", StopSignal())
+    assert len(closed) == 4
 
 
 @pytest.mark.parametrize("warm_up", [100, 250])
