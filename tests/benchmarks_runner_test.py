@@ -156,7 +156,7 @@ def test_progress_counts_what_running_runs_have_done(tmp_path, monkeypatch):
     status = Status("tiny", 2, console=console, plain_interval=0.0)
     with Ledger(tmp_path, "tiny") as ledger, status as shown:
         stop = StopLater()
-        outcome = runner.Runner(runs, 2, ledger, shown, stop, FAKE).run()  # type: ignore[arg-type]
+        outcome = runner.SuiteRunner(runs, 2, ledger, shown, stop, FAKE).run()  # type: ignore[arg-type]
     assert outcome == (0, [], 4)
     lines = file.getvalue().splitlines()
     assert lines[0] == "4 runs to go, 0 are over; 2 at once"

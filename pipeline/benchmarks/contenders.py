@@ -12,7 +12,7 @@ from pipeline.benchmarks.stages import has_variant
 from pipeline.benchmarks.workers import works as trainings
 from pipeline.errors import UserError
 
-WORKS = (
+DEFAULT_WORKS = (
     "machine",
     "dqn_pong_1", "dqn_pong_1:bfloat16", "dqn_pong_8", "dqn_pong_8:bfloat16",
     "ppo_pong_8", "ppo_pong_8:bfloat16", "sac_pong_8", "sac_pong_8:bfloat16",

@@ -20,7 +20,7 @@ _MAX_ERROR_LINES = 20
 _TAIL_BYTES = 65_536
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run has come: environment steps, and the seconds that they took."""
 
     env_steps: int = 0
@@ -88,16 +88,16 @@ class TrainProcess:
         return "\n".join([reason, *lines[-_MAX_ERROR_LINES:]])
 
 
-def progress(run: Run) -> Progress:
+def progress(run: Run) -> RunProgress:
     """Of a run that is under way or was stopped, by the last record of its metrics.jsonl."""
     path = run.folder / "metrics.jsonl"
     lines = _tail(path).split(b"\n")[:-1] if path.exists() else []
     try:
         record = json.loads(lines[-1])
-        return Progress(record["env_steps"], record["wall_seconds"])
+        return RunProgress(record["env_steps"], record["wall_seconds"])
     except (IndexError, KeyError, TypeError, ValueError):
         # None yet; or a damaged one, of which the run itself will tell.
-        return Progress()
+        return RunProgress()
 
 
 def _tail(path: pathlib.Path, start: int = 0) -> bytes:

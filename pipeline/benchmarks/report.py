@@ -101,7 +101,9 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
         UserError: there are no records, a line is not a record, or the disk is not writable.
     """
     suites = [
-        Suite(name, records.read(output_dir / f"{name}.jsonl"), ledger.asked(output_dir, name))
+        SuiteRecords(
+            name, records.read(output_dir / f"{name}.jsonl"), ledger.asked(output_dir, name)
+        )
         for name in ledger.suites_in(output_dir)
     ]
     if not any(suite.records for suite in suites):
@@ -116,7 +118,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     return [output_dir / name for name in written]
 
 
-class Suite(NamedTuple):
+class SuiteRecords(NamedTuple):
     """What a folder has of one suite."""
 
     name: str
@@ -139,7 +141,7 @@ class Suite(NamedTuple):
         return results.not_begun(self.name, self.records, self.asked.experiments)
 
 
-def _blocks(suites: Sequence[Suite]) -> list[Block]:
+def _blocks(suites: Sequence[SuiteRecords]) -> list[Block]:
     groups = [group for suite in suites for group in suite.groups]
     return [
         Heading("Benchmark report", level=1),
@@ -150,7 +152,7 @@ def _blocks(suites: Sequence[Suite]) -> list[Block]:
     ]
 
 
-def _completeness(suites: Sequence[Suite], groups: Sequence[Group]) -> Iterator[Block]:
+def _completeness(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> Iterator[Block]:
     """What was asked for and is not there, before anything else is said."""
     not_begun = [(suite, name) for suite in suites for name in suite.not_begun]
     pairs = [(group, pair) for group in groups for pair in group.pairs]

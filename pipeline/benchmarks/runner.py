@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipeline.benchmarks import processes, records, results
 from pipeline.benchmarks.ledger import Ledger
-from pipeline.benchmarks.processes import TRAIN, Progress, TrainProcess
+from pipeline.benchmarks.processes import TRAIN, RunProgress, TrainProcess
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.runs import Run, plan
 from pipeline.benchmarks.status import FAILED, FINISHED, LEFT, RUNNING, RunStatus, Status
@@ -64,10 +64,10 @@ def run_suite(
     with Ledger(output_dir, suite.name) as ledger:
         ledger.check_settings(runs)
         with Status(suite.name, workers) as shown:
-            return Runner(runs, workers, ledger, shown, stop, train).run()
+            return SuiteRunner(runs, workers, ledger, shown, stop, train).run()
 
 
-class Runner:
+class SuiteRunner:
     """Takes runs to their ends; whoever calls it again goes on with what is left.
 
     A run whose record says that it is finished is not touched. One that was stopped or killed
@@ -190,9 +190,9 @@ class Runner:
         elif record["status"] == FINISHED:
             # With the start of the process, if we have seen it.
             seconds = max(record["wall_seconds"], self._seconds.get(run.name, 0.0))
-            state, done = FINISHED, Progress(record["env_steps"], seconds)
+            state, done = FINISHED, RunProgress(record["env_steps"], seconds)
         else:
-            state, done = FAILED, Progress()
+            state, done = FAILED, RunProgress()
         return RunStatus(state, run.experiment.name, run.num_env_steps, *done)
 
     def _outcome(self) -> Outcome:

@@ -68,7 +68,7 @@ def throughput(
     output_dir: pathlib.Path,
     with_peers: bool,
     *,
-    works: Sequence[str] = contenders.WORKS,
+    works: Sequence[str] = contenders.DEFAULT_WORKS,
     seconds: float = 3.0,
     rounds: int = 7,
 ) -> None:

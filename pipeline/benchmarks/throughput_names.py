@@ -24,7 +24,7 @@ _TITLES = {
 _NAME = re.compile(r"(?P<algorithm>\w+)_(?P<environment>[a-z]+)_(?P<num_envs>\d+)")
 
 
-class Training(NamedTuple):
+class NamedTraining(NamedTuple):
     """What the name of a work that is a training says."""
 
     algorithm: str
@@ -32,12 +32,12 @@ class Training(NamedTuple):
     num_envs: int
 
 
-def parse(work: str) -> Training | None:
+def parse(work: str) -> NamedTraining | None:
     """Algorithm, environment and number of environments of dqn_pong_8; None for other names."""
     match = _NAME.fullmatch(work)
     if not match:
         return None
-    return Training(match["algorithm"], match["environment"], int(match["num_envs"]))
+    return NamedTraining(match["algorithm"], match["environment"], int(match["num_envs"]))
 
 
 def title(name: str) -> str:
