@@ -230,7 +230,7 @@ def test_a_failed_seed_counts_in_the_comparison_though_not_in_the_interquartile_
     page = write(tmp_path, records)
     ours = page.rows(f"CartPole-v1: {CLASSIC}")[0]
     assert ours["score: IQM [95 % interval] (runs)"].startswith("500.0 ")
-    assert ours["mean"] == "420.0"
+    assert ours["mean [95 % interval]"].startswith("420.0 [")
     (row,) = page.rows("Results")
     assert row["mean at or above?"].startswith("no")
 
@@ -249,8 +249,12 @@ def test_score_below_but_within_the_interval_says_so(tmp_path):
         for seed, run in enumerate(runs, start=1)
     ]
     (row,) = write(tmp_path, records).rows("Results")
-    assert row["mean"] == "499.4"
-    assert row["mean at or above?"] == "no, but in our interval"
+    shown = row["mean [95 % interval]"]
+    match = re.fullmatch(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]", shown)
+    assert match
+    assert match[1] == "499.4"
+    assert float(match[2]) < 499.4 < 500 <= float(match[3])
+    assert row["mean at or above?"] == "no, but in its interval"
     (row,) = write(tmp_path, records[:4]).rows("Results")  # too few for such a claim
     assert row["mean at or above?"] == "no"
 
@@ -333,6 +337,16 @@ def test_runs_that_were_not_made_alike_are_noticed(tmp_path, of_second, said):
     page = write(tmp_path, records)
     assert page.notices[1:] == [f"trial, {said}: DQN on CartPole-v1."]
     assert "All 2 runs that were asked for have finished." in (tmp_path / "report.md").read_text()
+
+
+def test_what_is_said_of_every_line_does_not_name_them_all(tmp_path):
+    records = [
+        make_record(seed=seed, num_seeds=2, algorithm=algorithm, git_revision=f"revision {seed}")
+        for algorithm in ("dqn", "ppo")
+        for seed in (1, 2)
+    ]
+    page = write(tmp_path, records)
+    assert page.notices[1:] == ["trial, made by different revisions: every line."]
 
 
 def test_all_revisions_of_a_run_are_listed(tmp_path):

@@ -44,7 +44,7 @@ def learning_curves(group: Group, environment: str) -> Figure | None:
         drawn = [_draw_pair(axes, pair, _colour(group, pair.algorithm)) for pair in pairs]
         drawn += [text for pair in pairs for text in _draw_published(axes, group, pair)]
         _steps_axis(axes, pairs)
-        axes.set_ylabel("return (mean of 100 episodes)")
+        axes.set_ylabel("return")
         axes.yaxis.set_major_formatter(_SHORT)
         drawing = svg.inline(figure, f"curves {environment} {_key(group)}")
     title = f"{environment}: return while training"

@@ -7,6 +7,7 @@ that are shipped; the same files give the same bytes.
 from __future__ import annotations
 
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,8 +47,8 @@ _READING = (
     "al. (NeurIPS 2021) advise: `IQM [low, high] (runs)`. A single run has no interval, and with "
     "fewer than five the interval is too narrow to say that a score lies in it. Published scores "
     "are means, with `± standard deviation (runs)` where known. They stand beside ours under the "
-    "same protocol only, and are compared, with our mean, only if they are of the same agent after "
-    "as many environment steps. They are rounded, so ours are too when compared."
+    "same protocol only, and are compared, with our mean and its interval, only if they are of the "
+    "same agent after as many environment steps. They are rounded, so ours are too when compared."
 )
 _SCORES = {
     "evaluation": "A run's score is the mean return of the episodes that its final weights were "
@@ -58,13 +59,13 @@ _SCORES = {
     "250,000 environment steps (a million frames) of the budget, as Dopamine reports.",
 }
 _CURVES = (
-    "Returns of training episodes, with the exploration that training has: a thin line a run, a "
-    "thick one for their interquartile mean at the same number of environment steps, shaded its "
-    "95 % interval at each point. Diamonds, with intervals, are the scores that count, if the "
-    "line does not show them: final evaluations, or means of iterations, which are over other "
-    "episodes than the line's. Hollow markers are published scores of the same protocol, with the "
-    "standard deviation over runs where it is known; they compare with the diamonds, if there are "
-    "any."
+    "Mean returns of the last 100 training episodes, with the exploration that training has: a "
+    "thin line a run, a thick one for their interquartile mean at the same number of environment "
+    "steps, shaded its 95 % interval at each point. Diamonds, with intervals, are the scores that "
+    "count, if the line does not show them: final evaluations, or means of iterations, which are "
+    "over other episodes than the line's. Hollow markers are published scores of the same "
+    "protocol, with the standard deviation over runs where it is known; they compare with the "
+    "diamonds, if there are any."
 )
 _SPEED = (
     "Wall-clock counts evaluations and checkpoints; steps per second are of training alone. Where "
@@ -156,13 +157,14 @@ def _completeness(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> It
     """What was asked for and is not there, before anything else is said."""
     not_begun = [(suite, name) for suite in suites for name in suite.not_begun]
     pairs = [(group, pair) for group in groups for pair in group.pairs]
+    missing = (
+        (group.suite, f"no record of {wording.seeds(pair.missing)}", pair.name)
+        for group, pair in pairs
+        if pair.missing
+    )
     points = [
-        *_grouped((suite.name, "no run has ended", name) for suite, name in not_begun),
-        *_grouped(
-            (group.suite, f"no record of {wording.seeds(pair.missing)}", pair.name)
-            for group, pair in pairs
-            if pair.missing
-        ),
+        *_grouped(((suite.name, "no run has ended", name) for suite, name in not_begun), groups),
+        *_grouped(missing, groups),
         *(f"{group.suite}, {point}" for group, pair in pairs for point in _unscored(pair)),
     ]
     asked = sum(pair.seeds for _, pair in pairs)
@@ -190,22 +192,27 @@ def _unscored(pair: Pair) -> Iterator[str]:
 
 def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
     """Where the runs of a pair are not of one kind."""
-    points = _grouped(
+    unlike = (
         (group.suite, what, pair.name)
         for group in groups
         for pair in group.pairs
         for what in provenance.differences(pair.finished)
     )
+    points = _grouped(unlike, groups)
     if points:
         yield Notice("Not all of a line was made alike; see how each run was made.", points)
 
 
-def _grouped(said: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
+def _grouped(said: Iterable[tuple[str, str, str]], groups: Sequence[Group]) -> tuple[str, ...]:
     """A sentence for each suite and what is said of it, with the names of what it is said of."""
     names: dict[tuple[str, str], list[str]] = {}
     for suite, what, name in said:
         names.setdefault((suite, what), []).append(name)
-    return tuple(f"{suite}, {what}: {'; '.join(of)}." for (suite, what), of in names.items())
+    lines = Counter(group.suite for group in groups for _ in group.pairs)
+    return tuple(
+        f"{suite}, {what}: {'every line' if 1 < lines[suite] == len(of) else '; '.join(of)}."
+        for (suite, what), of in names.items()
+    )
 
 
 def _failures(failed: Sequence[Record]) -> Iterator[Block]:

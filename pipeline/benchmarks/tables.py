@@ -16,6 +16,7 @@ from pipeline.benchmarks.scores import Published
 _ENVIRONMENT, _AGENT = Column("environment", "text"), Column("agent", "text")
 _STEPS = Column("environment steps")
 _SCORE = Column("score: IQM [95 % interval] (runs)")
+_MEAN = Column("mean [95 % interval]")
 _WALL = "wall-clock of a run, h:mm:ss"
 _SPEED = "environment steps/s"
 
@@ -51,7 +52,7 @@ def _evaluation(pair: Pair) -> str:
 def overview(group: Group) -> Table:
     """A row for each pair: its score, the best comparable published one, and which is higher."""
     best = Column("best published: same agent, protocol and steps", "text")
-    ours = (_STEPS, _SCORE, Column("mean"))
+    ours = (_STEPS, _SCORE, _MEAN)
     columns = (_ENVIRONMENT, _AGENT, *ours, best, Column("mean at or above?", "text"))
     rows = [_overview_row(group, pair) for pair in group.pairs]
     return Table("Results", columns, tuple(rows))
@@ -75,7 +76,7 @@ def environment(group: Group, name: str) -> Table:
     Of a peer's learning curve the last point within our budget counts, or the first beyond it.
     """
     columns = (
-        *(_AGENT, Column("by", "text"), _STEPS, _SCORE, Column("mean")),
+        *(_AGENT, Column("by", "text"), _STEPS, _SCORE, _MEAN),
         *(Column(f"{_WALL}, median"), Column(f"{_SPEED}, median")),
         *(Column("ours at or above?", "text"), Column("source, note", "text")),
     )
@@ -260,7 +261,8 @@ def _score(pair: Pair) -> str:
 
 
 def _mean(pair: Pair) -> str:
-    return wording.number(pair.mean.point) if pair.mean else ""
+    """Of as many runs as the score beside it, and so without their number."""
+    return wording.interval(pair.mean).rpartition(" (")[0]
 
 
 def _verdict(pair: Pair, score: Published) -> str:

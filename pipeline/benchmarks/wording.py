@@ -51,11 +51,14 @@ def published(score: Published) -> str:
 
 
 def verdict(ours: Estimate, theirs: float) -> str:
-    """Whether our mean is at or above theirs; both as printed, for published ones are rounded."""
+    """Whether our mean is at or above theirs; both as printed, for published ones are rounded.
+
+    Theirs may be above it and still within the interval of our mean.
+    """
     if _printed(ours.point, theirs) >= _printed(theirs, theirs):
         return "yes"
-    is_telling = ours.n >= _FEWEST_RUNS
-    return "no, but in our interval" if ours.high >= theirs and is_telling else "no"
+    is_within = _printed(ours.high, theirs) >= _printed(theirs, theirs)
+    return "no, but in its interval" if is_within and ours.n >= _FEWEST_RUNS else "no"
 
 
 def _printed(value: float, other: float) -> float:
