@@ -43,6 +43,11 @@ _STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at
 
 def main(_: Sequence[str]) -> int:
     output_dir = _check_flags()
+    with cli.expendable_output():
+        return _benchmark(output_dir)
+
+
+def _benchmark(output_dir: pathlib.Path) -> int:
     code = 0
     if _THROUGHPUT.value:
         from pipeline.benchmarks import throughput

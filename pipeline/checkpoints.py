@@ -172,8 +172,8 @@ class Checkpoints:
             None if the folder holds no checkpoint.
 
         Raises:
-            UserError: no checkpoint is intact, the given one is not, or an intact one does not fit
-                the parts.
+            UserError: none is intact, the given one is not, one cannot be read now, or an intact
+                one does not fit the parts.
         """
         candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
         faults: list[str] = []
@@ -186,6 +186,11 @@ class Checkpoints:
                     raise UserError(f"{path} is damaged: {fault}") from fault
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
+            except OSError as error:
+                raise UserError(
+                    f"Cannot read {candidate}: {error}.\n"
+                    "If it stays so, move that folder away: the checkpoint before it counts then."
+                ) from error
             self._restore_parts(candidate, saved, names)
             self._newest = candidate
             return Restored(candidate, env_steps, faults)
@@ -234,19 +239,22 @@ class Checkpoints:
                 raise self._misfit(path, f"part {name!r}: {error}") from error
 
     def _misfit(self, path: pathlib.Path, why: str) -> UserError:
-        message = f"{path} is intact but does not fit this run: {why}\n"
-        if self._writable:
-            advice = (
-                "Resume with the configuration and the revision of this program that it was "
-                f"saved with (run.json has both); {_START_OVER}"
-            )
-        else:
-            advice = "Use the configuration and the revision of this program it was saved with."
-        return UserError(message + advice)
+        message = (
+            f"{path} is intact but does not fit this run: {why}\nUse the configuration and the "
+            "revision of this program that it was saved with"
+        )
+        return UserError(
+            message + (f" (run.json has both); {_START_OVER}" if self._writable else ".")
+        )
 
     def _list(self) -> list[_Name]:
-        """Oldest first."""
-        return sorted(x for x in map(_Name.parse, self._folder.glob("step-*")) if x)
+        """Oldest first; raises WriteError if the folder cannot be read now."""
+        try:
+            return sorted(x for x in map(_Name.parse, self._folder.iterdir()) if x)
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # not to be mistaken for a folder without checkpoints
+            raise WriteError(f"Cannot read {self._folder}: {error}.") from error
 
 
 class _Name(NamedTuple):

@@ -171,7 +171,7 @@ class Circumstances:
         harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
         threads = {
-            f"threads.{kind}": str(count or os.cpu_count())
+            f"threads.{kind}": _threads(kind, count)
             for kind, count in self.settings["threads"].items()
         }
         return {
@@ -183,6 +183,12 @@ class Circumstances:
             "processor's instructions": " ".join(_instructions()),
             **bindings,
         }
+
+
+def _threads(kind: str, count: int) -> str:
+    """How many TensorFlow makes; where it may choose (0), as its variable says, or one a core."""
+    chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
+    return str(count or chosen or machine()["cpu_count"])
 
 
 def _instructions() -> list[str]:

@@ -6,14 +6,15 @@ n ended or stopped it; 1 when runs of a benchmark failed, or, with a traceback, 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import pathlib
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO, cast
 
 from absl import app, flags
 
@@ -75,8 +76,45 @@ def _unrecognized(name: str) -> str:
 def _fail(message: str) -> NoReturn:
     in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     label = "\x1b[1;31merror:\x1b[0m" if in_colour else "error:"
-    print(f"{label} {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log on a full disk: the exit code tells all the same
+        print(f"{label} {message}", file=sys.stderr, flush=True)
     sys.exit(errors.USER_ERROR_CODE)
+
+
+@contextlib.contextmanager
+def expendable_output() -> Iterator[None]:
+    """Nothing within it fails because standard output is a full disk or a closed pipe.
+
+    For programs whose results are files; what cannot be shown is lost.
+    """
+    stdout = sys.stdout
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, _Expendable(stdout))):
+            yield
+    finally:
+        try:
+            stdout.flush()
+        except OSError:  # Python would try again at its end, and fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+class _Expendable:
+    """A text file whose writing may fail unnoticed."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
 
 
 def before_tensorflow(onednn: bool | None = None) -> None:

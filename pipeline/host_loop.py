@@ -88,9 +88,11 @@ class HostLoop:
         """Goes back to the newest intact checkpoint; False if there is none.
 
         Raises:
-          UserError: there are checkpoints but none is intact, or it is of another configuration.
+          UserError: all checkpoints are damaged or gone, or it is of another configuration.
         """
         restored = self._checkpoints.restore()
+        if not restored:
+            self._folder.check_none_lost()
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
         if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
@@ -264,6 +266,8 @@ class HostLoop:
         self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
         try:
             self._checkpoints.save(self.env_steps, mean if of == self.env_steps else None)
+            if not before:
+                self._folder.note_checkpoint()
         except WriteError:
             self._host["checkpointed"] = before
             raise

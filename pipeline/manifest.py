@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -16,6 +18,8 @@ from pipeline.errors import UserError
 _NAME = "manifest.json"
 _FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 20
+# Of a name that leads to no file. Whatever else keeps a file from being read may pass.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class Damaged(Exception):
@@ -60,6 +64,7 @@ def verify(folder: pathlib.Path, subfolders: Collection[str] | None = None) -> d
 
     Raises:
         Damaged: a file, or the manifest itself, is missing or changed.
+        OSError: one cannot be read now.
         UserError: another version of the program has written it.
     """
     body = _read(folder / _NAME)
@@ -81,23 +86,16 @@ def header_of(folder: pathlib.Path) -> dict[str, Any]:
         OSError: it cannot be read now.
         UserError: another version of the program has written it.
     """
-    return _parse(folder / _NAME)["header"]
+    return _read(folder / _NAME)["header"]
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return _parse(path)
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error}") from error
-
-
-def _parse(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        document = data_files.parse_object(path.read_bytes(), "manifest", "sha256")
+        with _missing_is_damage(path.name):
+            content = path.read_bytes()
+        document = data_files.parse_object(content, "manifest", "sha256")
         body, confirmed = document["manifest"], document["sha256"]
         is_unchanged = _json_sha256(body) == confirmed
-    except FileNotFoundError as error:
-        raise Damaged(f"{path.name} is missing") from error
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} is not a manifest: {error}") from error
     if not is_unchanged:
@@ -129,7 +127,7 @@ def _is_seal(value: Any) -> bool:
 def _seals_of(folder: pathlib.Path) -> dict[str, Any]:
     try:
         return _read(folder / _NAME)["files"]
-    except Damaged:  # since it was written; a new folder need not share its fate
+    except (Damaged, OSError):  # since it was written; a new folder need not share its fate
         return {}
 
 
@@ -140,15 +138,25 @@ def _seal_file(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _verify_file(folder: pathlib.Path, name: str, seal: dict[str, Any]) -> None:
-    try:
+    with _missing_is_damage(name):
         size = (folder / name).stat().st_size
         if size != seal["size"]:
             raise Damaged(f"{name} has {size:,} bytes, not {seal['size']:,}")
         if _file_sha256(folder / name) != seal["sha256"]:
             raise Damaged(f"{name} has changed since it was written")
-    except FileNotFoundError as error:
-        raise Damaged(f"{name} is missing") from error
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+
+
+@contextlib.contextmanager
+def _missing_is_damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        is_missing = isinstance(error, FileNotFoundError)
+        fault = "is missing" if is_missing else f"cannot be read: {error}"
+        raise Damaged(f"{name} {fault}") from error
+    except ValueError as error:  # a name that no file can have
         raise Damaged(f"{name} cannot be read: {error}") from error
 
 

@@ -19,18 +19,21 @@ import fcntl
 import json
 import pathlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from pipeline import configuration, data_files
+from pipeline import configuration, data_files, revision
 from pipeline.circumstances import machine, versions
 from pipeline.durable import make_folder, write_text
 from pipeline.errors import UserError
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
+_OTHER_SOURCE = (
+    "this program has changed since the last start; what follows is what it would have been "
+    "without an interruption only if the change leaves computations alone."
+)
 # Of the values that are read back from JSON files of the folder.
 _KINDS: dict[str, type] = {
     "command": str,
@@ -40,6 +43,7 @@ _KINDS: dict[str, type] = {
     "resumed_at_env_steps": list,
     "earlier_starts": list,
     "inexact_resumes": list,
+    "has_checkpoint": bool,
     "num_seeds": int,
     "experiments": dict,
 }
@@ -163,7 +167,8 @@ class RunFolder:
           inexact: why it does not go on bit for bit, if it does not.
 
         Returns:
-          What the user should know: that it is not exact, or that the configuration has changed.
+          What the user should know: that it is not exact, or that the configuration or the
+          program has changed.
         """
         before = self.read_json("run.json")
         start = {
@@ -173,13 +178,15 @@ class RunFolder:
             **settings,
             "versions": versions(),
             **machine(),
-            "git_revision": git_revision(),
+            "git_revision": revision.git_revision(),
+            "source_sha256": revision.source_sha256(),
         }
         earlier = [{name: before[name] for name in start if name in before}] if before else []
         self.write_json(
             "run.json",
             start
             | {
+                "has_checkpoint": env_steps > 0,
                 "resumed_at_env_steps": before.get("resumed_at_env_steps", [])
                 + [env_steps] * len(earlier),
                 "earlier_starts": before.get("earlier_starts", []) + earlier,
@@ -191,7 +198,26 @@ class RunFolder:
             # Of an end that has since been put off: train.num_env_steps was raised.
             (self.path / "result.json").unlink(missing_ok=True)
             changes = self._write_config(configuration.operative_config(), env_steps)
+        if before.get("source_sha256", start["source_sha256"]) != start["source_sha256"]:
+            changes.append(f"warning: {_OTHER_SOURCE}")
         return [*(f"warning: not exact from here on: {why}" for why in inexact), *changes]
+
+    def note_checkpoint(self) -> None:
+        """Says in run.json that there is one from now on.
+
+        Raises:
+          WriteError: the disk is full, not writable, ...
+        """
+        self.write_json("run.json", self.read_json("run.json") | {"has_checkpoint": True})
+
+    def check_none_lost(self) -> None:
+        """Raises UserError if the run has had a checkpoint; to be called where there is none."""
+        if self.read_json("run.json").get("has_checkpoint"):
+            raise UserError(
+                f"{self.path / 'run.json'} says that the run has a checkpoint, but "
+                f"{self.checkpoints} holds none. Put it back, or start over with "
+                "--restart_behavior=restart, which moves aside what is left of the run."
+            )
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.path / "operative_config.gin"
@@ -267,19 +293,3 @@ def _named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[No
 def _command() -> str:
     """What was typed, however the program was found: no path of the machine it ran on."""
     return shlex.join(["python", "-m", "pipeline.train", *sys.argv[1:]])
-
-
-def git_revision() -> str | None:
-    """Of the source that runs, with "+" if it has uncommitted changes; None outside a checkout."""
-    source = pathlib.Path(__file__).parent
-    try:
-        revision, status = (
-            subprocess.run(
-                ["git", "-C", str(source), *arguments],
-                capture_output=True, text=True, check=True, timeout=10,
-            ).stdout.strip()
-            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return revision + ("+" if status else "")

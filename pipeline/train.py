@@ -66,7 +66,10 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say where the run goes: --root_dir=runs/NAME.")
     if _EAGER.value and _EXACT_GRAPH.value:
         raise UserError("--exact_graph has no effect with --eager, which runs no graph: drop one.")
-    return _train()
+    if _EXPLAIN.value:  # what it prints is what was asked for
+        return _train()
+    with cli.expendable_output():
+        return _train()
 
 
 def _train() -> int:

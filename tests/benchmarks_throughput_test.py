@@ -240,18 +240,6 @@ def test_measurements_of_another_source_or_machine_are_not_gone_on_with(
         measure(tmp_path, False, SMALL)
 
 
-def test_the_source_is_told_apart_by_its_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput.pipeline, "__file__", str(tmp_path / "__init__.py"))
-    digests = set()
-    monkeypatch.setattr(throughput, "shipped_folder", lambda: tmp_path / "gin_configs")
-    names = ("a.py", "a.py", "folder/b.py", "peers.txt", "gin_configs/agents/a.gin", "c.csv")
-    for number, name in enumerate(names):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text(str(number))
-        digests.add(throughput._source_sha256())
-    assert len(digests) == len(names) - 1  # the last decides nothing
-
-
 def stopping_at(name, measure_work):
     def stopping(work, *arguments):
         if work == name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import pathlib
@@ -123,23 +124,51 @@ def test_a_second_save_at_one_step_is_its_best(tmp_path: pathlib.Path) -> None:
     assert checkpoints.best() == (second, 5.5)
 
 
+@contextlib.contextmanager
+def unreadable(name: str, monkeypatch: pytest.MonkeyPatch, method: str) -> Iterator[None]:
+    """Lets a method of paths fail, as a disk does that has bad sectors, below one folder."""
+    work = getattr(pathlib.Path, method)
+
+    def failing(path: pathlib.Path, *arguments: object, **options: object) -> object:
+        if name in path.parts:
+            raise OSError(errno.EIO, "Input/output error")
+        return work(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, method, failing)
+        yield
+
+
+@pytest.mark.parametrize("method", ["read_bytes", "open"])  # of the manifest; of the part's file
+def test_a_checkpoint_that_cannot_be_read_now_is_neither_passed_over_nor_removed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    checkpoints, number = numbered(tmp_path, 1, 2)
+    said = "Cannot read .*2: .*Input/output error.\n.*move that folder away"
+    with unreadable("step-0000000002", monkeypatch, method), pytest.raises(UserError, match=said):
+        checkpoints.restore()
+    assert restore(checkpoints).env_steps == number.value == 2
+
+
+def test_a_folder_that_cannot_be_read_now_is_not_one_without_checkpoints(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, _ = numbered(tmp_path / "checkpoints", 1)
+    said = "Cannot read .*checkpoints: .*Input/output error"
+    with unreadable("checkpoints", monkeypatch, "iterdir"), pytest.raises(WriteError, match=said):
+        checkpoints.restore()
+    assert restore(checkpoints).env_steps == 1
+
+
 def test_the_best_is_not_removed_because_it_cannot_be_read_now(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints, _ = numbered(tmp_path)
     best = checkpoints.save(1, 5.5)
     checkpoints.save(2)
-    read = pathlib.Path.read_bytes
-
-    def failing(path: pathlib.Path) -> bytes:
-        if path.parent == best:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "read_bytes", failing)
-        with pytest.raises(WriteError, match="Cannot read .*step-0000000001: .*Input/output"):
-            checkpoints.save(3)
+    said = "Cannot read .*step-0000000001: .*Input/output"
+    with unreadable(best.name, monkeypatch, "read_bytes"), pytest.raises(WriteError, match=said):
+        checkpoints.save(3)
     checkpoints.save(4)
     assert checkpoints.best() == (best, 5.5)
 

@@ -84,7 +84,7 @@ def test_another_machine_is_told(
 def test_other_settings_of_tensorflow_are_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, setting: str, now: object, said: str
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
     circumstances(monkeypatch).save(tmp_path)
     resumed = circumstances(monkeypatch)
     resumed.settings[setting] = now

@@ -12,7 +12,7 @@ PROGRAM = """
 '''Says hello.'''
 import atexit, os, signal, sys
 from absl import flags
-from pipeline import cli, errors
+from pipeline import cli, errors, progress
 NAME = flags.DEFINE_string("root_dir", None, "Folder of the run.")
 NUMBER = flags.DEFINE_integer("num_episodes", 3, "Episodes.", lower_bound=1)
 def main(argv):
@@ -27,7 +27,14 @@ def main(argv):
     if NAME.value == "late":
         signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit.register(os.kill, os.getpid(), signal.SIGINT)
-    print("ran", NAME.value, NUMBER.value, flush=True)
+    if NAME.value == "expendable":
+        with cli.expendable_output(), progress.Progress(2) as shown:
+            print("begins", flush=True)
+            shown.message("goes on")
+            shown.update({"env_steps": 1})
+            print("x" * 100_000)
+    else:
+        print("ran", NAME.value, NUMBER.value, flush=True)
     return 143 if NAME.value == "stopped" else None
 cli.run(main)
 """
@@ -55,6 +62,39 @@ def test_success_and_the_exit_code_of_main() -> None:
 def test_ctrl_c_while_python_winds_up_shows_no_traceback() -> None:
     ended = run("--root_dir=late")
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "ran late 3\n", "")
+
+
+def closed_pipe() -> int:
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize("output", [closed_pipe, full_disk])
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}])
+def test_what_cannot_be_shown_ends_no_program_whose_results_are_files(output, environment):
+    command = [sys.executable, "-c", PROGRAM, "--root_dir"]
+    ways = {"stdout": output(), "stderr": subprocess.PIPE, "env": os.environ | environment}
+    ended = subprocess.run([*command, "expendable"], **ways, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    ended = subprocess.run([*command, "x"], **ways, timeout=60)  # its result is what it prints
+    assert ended.returncode not in (0, 2)
+    os.close(ways["stdout"])
+
+
+def test_what_is_shown_is_shown_where_it_may_be_lost():
+    ended = run("--root_dir=expendable")
+    assert ended.stdout.startswith("begins\ngoes on\ntraining: 1/2 steps  50%\nxxx")
+    assert len(ended.stdout) > 100_000
+
+
+def test_a_user_error_that_cannot_be_shown_keeps_its_exit_code():
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=missing"]
+    assert subprocess.run(command, stderr=full_disk(), timeout=60).returncode == 2
 
 
 def test_user_error_is_its_message() -> None:

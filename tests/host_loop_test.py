@@ -2,6 +2,7 @@ import contextlib
 import itertools
 import math
 import resource
+import shutil
 
 import gin
 import numpy as np
@@ -228,14 +229,26 @@ def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch)
 
     def write_the_second_time(name, value):
         tries.append(name)
-        if len(tries) == 1:
+        if tries.count(name) == 1:
             raise WriteError(f"cannot write {name}: No space left on device")
         write(name, value)
 
     monkeypatch.setattr(run.folder, "write_json", write_the_second_time)
     result = run.train()
-    assert tries == ["result.json"] * 2
+    assert tries == [*["run.json"] * 2, *["result.json"] * 2]
+    assert run.folder.read_json("run.json") == {"has_checkpoint": True}
     assert run.folder.read_json("result.json") == result
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
+    run = Run(tmp_path / "run")
+    run.train()
+    run.close()
+    shutil.rmtree(run.folder.checkpoints)
+    before = contents(run.folder.path)
+    with pytest.raises(UserError, match="run.json says that the run has a checkpoint, but"):
+        Run(tmp_path / "run").train()
+    assert contents(run.folder.path) == before
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):

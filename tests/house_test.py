@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan",
         "policies",
         "progress",
+        "revision",
         "run_folder",
         "shutdown",
         "train_loop",
@@ -134,7 +135,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stopwatch": {"environments", "iteration"},
     "iteration": {"agents", "collect", "experience", "policies"},
     "circumstances": {"configuration", "gin_statements"},
-    "run_folder": {"circumstances", "configuration"},
+    "revision": {"gin_statements"},
+    "run_folder": {"circumstances", "configuration", "revision"},
     "saved_run": {"checkpoints", "configuration", "gin_statements", "run_folder"},
     "saved_policy": {
         "agents",

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from pipeline import configuration, run_folder
+from pipeline import configuration, revision, run_folder
 from pipeline.durable import write_text
 from pipeline.errors import UserError
 from pipeline.run_folder import RunFolder
@@ -57,9 +57,29 @@ def test_resuming_notes_where_it_went_on_and_keeps_how_it_was_started_before(
         "python -m pipeline.train --a",
         "python -m pipeline.train --b",
     ]
-    of_resumes = {"resumed_at_env_steps", "earlier_starts", "inexact_resumes"}
-    assert earlier[0].keys() == description.keys() - of_resumes
+    of_run = {"has_checkpoint", "resumed_at_env_steps", "earlier_starts", "inexact_resumes"}
+    assert earlier[0].keys() == description.keys() - of_run
     assert description["inexact_resumes"] == []
+
+
+def test_a_run_that_has_had_a_checkpoint_knows_so(folder, config):
+    begin(folder)
+    folder.check_none_lost()
+    folder.note_checkpoint()
+    with pytest.raises(UserError, match="run.json says that .* but .*checkpoints holds none"):
+        folder.check_none_lost()
+    begin(folder, env_steps=100)
+    with pytest.raises(UserError, match="--restart_behavior=restart"):
+        folder.check_none_lost()
+
+
+def test_a_program_that_has_changed_since_the_last_start_is_told(folder, config, monkeypatch):
+    begin(folder)
+    assert begin(folder, env_steps=100) == []
+    monkeypatch.setattr(revision, "source_sha256", lambda: "another")
+    (message,) = begin(folder, env_steps=200)
+    assert message.startswith("warning: this program has changed since the last start")
+    assert begin(folder, env_steps=300) == []
 
 
 def test_what_keeps_a_resume_from_being_exact_is_told_and_kept(folder, config):

@@ -66,12 +66,15 @@ def test_run_json(finished_run):
         "cpu_model",
         "cpu_count",
         "git_revision",
+        "source_sha256",
+        "has_checkpoint",
         "resumed_at_env_steps",
         "earlier_starts",
         "inexact_resumes",
     }
     assert (run["seed"], run["num_envs"], run["resumed_at_env_steps"]) == (1, 8, [])
     assert "--gin_file=dqn_cartpole" in run["command"]
+    assert run["has_checkpoint"] is True
     assert run["threads"].keys() == {"intra_op", "inter_op"}
     assert (run["onednn"], run["execution"]) == ("0", "graph")
     assert run["versions"].keys() >= {"python", "tensorflow", "tf-agents", "gymnasium"}

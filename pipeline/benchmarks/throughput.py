@@ -14,7 +14,6 @@ output folder:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
@@ -27,8 +26,7 @@ from collections.abc import Sequence
 
 import gin
 
-import pipeline
-from pipeline import configuration, run_folder
+from pipeline import configuration, revision, run_folder
 from pipeline.benchmarks import contenders, peer_environment
 from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.throughput_numbers import Results
@@ -37,7 +35,6 @@ from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.circumstances import machine
 from pipeline.durable import write_text
 from pipeline.errors import UserError, check_number, check_whole
-from pipeline.gin_statements import shipped_folder
 from pipeline.jsonl import plain
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
@@ -129,22 +126,11 @@ def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Result
 def _circumstances() -> Results:
     return {
         "command": shlex.join(["python", "-m", "pipeline.benchmark", *sys.argv[1:]]),
-        "git_revision": run_folder.git_revision(),
-        "source_sha256": _source_sha256(),
+        "git_revision": revision.git_revision(),
+        "source_sha256": revision.source_sha256(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         **machine(),
     }
-
-
-def _source_sha256() -> str:
-    """Of modules, configs and the peers' versions: a revision does not tell changes apart."""
-    digest = hashlib.sha256()
-    package = pathlib.Path(pipeline.__file__).parent
-    folders = {package: ("*.py", "*.txt"), shipped_folder(): ("*.gin",)}
-    for folder, patterns in folders.items():
-        for path in sorted(path for pattern in patterns for path in folder.rglob(pattern)):
-            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def measure_work(
