@@ -22,7 +22,7 @@ from pipeline.shutdown import StopSignal
 _SUITE = flags.DEFINE_string(
     "suite", None, "Run this suite: a shipped one, such as smoke or classic, or a gin file's path."
 )
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Folder of the results; made if missing.")
+_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; made if missing.")
 _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Run every experiment with seeds 1 to this; else the suite says.", lower_bound=1
 )

@@ -20,6 +20,8 @@ from absl import app, flags
 
 from pipeline import configuration, errors
 
+flags.disclaim_key_flags()  # `define_path` defines a binary's, not its own
+
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """`absl.app.run(main)` with the messages and exit codes of this module.
@@ -115,6 +117,33 @@ class _Expendable:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._file.flush()
+
+
+class _PathParser(flags.ArgumentParser):
+    """Refuses what cannot be looked at; whether it must exist is said by who reads it."""
+
+    syntactic_help = "a path"
+
+    def parse(self, argument: str) -> str:
+        path = os.path.expanduser(argument)  # shells leave the ~ of --root_dir=~/runs alone
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+        return path
+
+
+def define_path(name: str, default: str | None, description: str) -> flags.FlagHolder:
+    """A flag that is a path of a file or a folder; `~` is the user's home."""
+    return flags.DEFINE(_PathParser(), name, default, description)
+
+
+def define_paths(name: str, description: str) -> flags.FlagHolder:
+    """As `define_path`, of a flag that may be given many times."""
+    serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+    return flags.DEFINE_multi(_PathParser(), serializer, name, [], description)
 
 
 def before_tensorflow(onednn: bool | None = None) -> None:

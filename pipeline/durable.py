@@ -52,7 +52,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     """
     temporary = path.with_name(f".tmp-{path.name}")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):

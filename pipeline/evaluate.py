@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pipeline.environments.vector_environment import VectorEnvironment
     from pipeline.evaluation import Evaluator
 
-_ROOT_DIR = flags.DEFINE_string("root_dir", None, "Folder of the run.")
+_ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
 _NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Episodes to play.", lower_bound=1)
-_VIDEO = flags.DEFINE_string("video", None, "Record one episode more as this MP4 file.")
+_VIDEO = cli.define_path("video", None, "Record one episode more as this MP4 file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )

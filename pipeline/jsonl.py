@@ -34,11 +34,14 @@ def read_jsonl(path: pathlib.Path, *keys: str) -> list[dict[str, Any]]:
     A last line without its newline is left out: its writer is still writing it, or was killed.
 
     Raises:
-        UserError: a line is not a JSON object with these keys.
+        UserError: a line is not a JSON object with these keys, or the file cannot be read.
     """
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise errors.UserError(f"cannot read {path}: {error.strerror}") from error
     return [_parse(path, number, line, keys) for number, line in enumerate(lines, start=1)]
 
 

@@ -28,7 +28,7 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 )
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
 _NUM_UPDATES = flags.DEFINE_integer("num_updates", 20, "Updates to make.", lower_bound=1)
-_PAIRED_RUNS = flags.DEFINE_string(
+_PAIRED_RUNS = cli.define_path(
     "paired_runs",
     None,
     "Compare the finished runs in this folder's folders instead: of each seed one as a graph and "

@@ -33,10 +33,10 @@ _LABELS = {
     _RETURN: "return (line: mean of last 100 episodes, dots: evaluation)",
 }
 
-_ROOT_DIRS = flags.DEFINE_multi_string("root_dir", [], "Folder of a run; give it once per run.")
+_ROOT_DIRS = cli.define_paths("root_dir", "Folder of a run; give it once per run.")
 _X = flags.DEFINE_enum("x", "env_steps", ["env_steps", "wall_seconds"], "What to draw against.")
 _Y = flags.DEFINE_string("y", _RETURN, "What to draw: a field of metrics.jsonl.")
-_OUTPUT = flags.DEFINE_string("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
+_OUTPUT = cli.define_path("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
 
 
 class Run(NamedTuple):

@@ -221,7 +221,7 @@ class RunFolder:
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.path / "operative_config.gin"
-        before = path.read_text(errors="replace") if path.exists() else text
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else text
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
         aside = path.with_name(f"operative_config.until-{env_steps}.gin")
         if changed and not aside.exists():  # else no step was kept that was taken under this one
@@ -235,13 +235,15 @@ class RunFolder:
         """The object in a JSON file of the folder; empty if there is no such file.
 
         Raises:
-          UserError: the file is damaged.
+          UserError: the file is damaged, or cannot be read.
         """
         path = self.path / name
-        if not path.exists():
-            return {}
         try:
-            value = data_files.read_object(path)
+            value = data_files.parse_object(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); remove it to go on.") from error
         wrong = [k for k, kind in _KINDS.items() if not isinstance(value.get(k, kind()), kind)]

@@ -15,7 +15,7 @@ from pipeline.run_folder import RESTART_BEHAVIORS
 if TYPE_CHECKING:
     from pipeline.execution import Execution
 
-_ROOT_DIR = flags.DEFINE_string("root_dir", None, "Folder of the run; made if missing.")
+_ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run; made if missing.")
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "A path or a shipped config (see --list_configs); several compose in order."
 )

@@ -13,7 +13,7 @@ PROGRAM = """
 import atexit, os, signal, sys
 from absl import flags
 from pipeline import cli, errors, progress
-NAME = flags.DEFINE_string("root_dir", None, "Folder of the run.")
+NAME = cli.define_path("root_dir", None, "Folder of the run.")
 NUMBER = flags.DEFINE_integer("num_episodes", 3, "Episodes.", lower_bound=1)
 def main(argv):
     if NAME.value == "missing":
@@ -130,6 +130,16 @@ def test_bad_flag_value_is_named() -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: flag --num_episodes=0: ")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_path_may_begin_in_the_user_s_home() -> None:
+    ended = run("--root_dir=~/runs")
+    assert ended.stdout == f"ran {os.path.expanduser('~')}/runs 3\n"
+
+
+def test_a_path_that_cannot_be_looked_at_is_named() -> None:
+    name = "x" * 300
+    assert_fails([f"--root_dir={name}"], f"flag --root_dir={name}: File name too long")
 
 
 def test_positional_argument_is_refused() -> None:

@@ -237,6 +237,12 @@ def test_jsonl_truncate_of_an_open_log_and_of_a_missing_one(tmp_path: pathlib.Pa
     assert jsonl.read_jsonl(tmp_path / "metrics.jsonl") == [{"env_steps": 2}]
 
 
+def test_a_log_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(errors.UserError, match="cannot read .*: Is a directory"):
+        jsonl.read_jsonl(tmp_path)
+    assert jsonl.read_jsonl(tmp_path / "missing.jsonl") == []
+
+
 @pytest.mark.parametrize("line", ["nonsense", "[1]"])
 def test_jsonl_names_a_line_that_is_no_record(tmp_path: pathlib.Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"

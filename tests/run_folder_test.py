@@ -177,6 +177,14 @@ def test_a_damaged_file_is_named(folder, config):
         folder.open("resume", 1)
 
 
+def test_a_file_that_cannot_be_read_is_not_called_damaged(folder, config):
+    begin(folder)
+    (folder.path / "run.json").unlink()
+    (folder.path / "run.json").mkdir()
+    with pytest.raises(UserError, match="cannot read .*run.json: Is a directory"):
+        folder.read_json("run.json")
+
+
 def test_a_folder_that_cannot_be_moved_aside_is_named(folder, config, monkeypatch):
     begin(folder)
 
