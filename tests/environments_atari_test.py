@@ -225,6 +225,17 @@ def message(**kwargs):
     return str(error.value)
 
 
+def test_a_rom_that_is_not_there_is_named(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path / "missing"):
+        monkeypatch.setenv("ALE_ROMS_DIR", str(folder))
+        said = message(game="pong")
+        assert said.startswith("atari_environment.game = 'pong': its ROM cannot be loaded: ")
+        assert "unset ALE_ROMS_DIR" in said
+    (tmp_path / "pong.bin").write_bytes(b"another program")
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    assert "hash of pong.bin does not match" in message(game="pong")
+
+
 def test_messages():
     assert "atari_environment.game is not bound" in message()
     assert "Nearest: pong" in message(game="pongg")

@@ -155,6 +155,7 @@ def _check_game(game: str, factory: str) -> None:
         raise UserError(f"{factory}.game = {game!r}: the game is for several players only.")
     games = {name.replace("_", ""): name for name in roms.get_all_rom_ids()}
     if game in games.values():
+        _check_rom(game, factory)
         return
     near = difflib.get_close_matches(game.lower().replace("_", ""), games)
     names = ", ".join(games[name] for name in near)
@@ -162,6 +163,17 @@ def _check_game(game: str, factory: str) -> None:
         f"{factory}.game = {game!r}: there is no such game; names are in snake case, as in"
         f" 'space_invaders'.{f' Nearest: {names}.' if near else ''}"
     )
+
+
+def _check_rom(game: str, factory: str) -> None:
+    try:
+        roms.get_rom_path(game)
+    except OSError as error:
+        raise UserError(
+            f"{factory}.game = {game!r}: its ROM cannot be loaded: {error}.\n"
+            "ale-py brings all ROMs; unset ALE_ROMS_DIR, or let it name a folder that holds them as"
+            " NAME.bin."
+        ) from error
 
 
 def check_arguments(
