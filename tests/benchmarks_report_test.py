@@ -557,7 +557,7 @@ def test_speeds_are_medians_with_their_range(tmp_path):
     (row,) = write(tmp_path, records).rows("Wall-clock and speed")
     assert row["wall-clock of a run, h:mm:ss: median [range]"] == "1:00 [0:24, 1:02:03]"
     assert row["environment steps/s: median [range]"] == "2,000 [1,000, 3,000]"
-    assert row["runs at once"] == "2"
+    assert row["runs at once, at most"] == "2"
 
 
 def test_page_needs_nothing_else(everything):

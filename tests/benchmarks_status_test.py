@@ -61,7 +61,7 @@ def test_time_left_is_sound(runs, workers):
 
 
 def test_line():
-    expected = "1 finished  1 running  1 failed  1 left  19% of 1,300 steps"
+    expected = "1 finished  1 running  1 failed  1 left  11% of 1,300 steps"
     assert line(RUNS, 1) == f"{expected}  1:45 to go"
     assert line(RUNS, 2) == f"{expected}  1:40 to go"
     over = [RunStatus(FINISHED, "a", 100, 104, 10.0)]

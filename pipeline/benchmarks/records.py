@@ -17,7 +17,7 @@ The keys of a record; those marked with * are None, or [] for lists, if the run 
     episodes *              finished while training
     wall_seconds *          of the run, with its evaluations and checkpoints, without its start
     env_steps_per_second *  while training: evaluations and checkpoints do not count
-    workers *               runs that shared the machine when this one ended
+    workers *               runs at once, at most, in the call that this one ended in
     evaluation_returns *    of the final weights, one an episode
     evaluation_policy *     "greedy", "sampled", or as in "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...

@@ -37,6 +37,12 @@ class RunStatus(NamedTuple):
     seconds: float = 0.0
 
     @property
+    def steps_done(self) -> int:
+        """Environment steps of the budget that were taken."""
+        is_whole = self.state == FINISHED
+        return self.num_env_steps if is_whole else min(self.env_steps, self.num_env_steps)
+
+    @property
     def steps_left(self) -> int:
         """Environment steps that are still to be taken; a failed run takes no more."""
         is_over = self.state in (FINISHED, FAILED)
@@ -72,11 +78,11 @@ def line(runs: Sequence[RunStatus], workers: int) -> str:
     """Counts of runs, the share of the environment steps that is done, and the time left."""
     counts = Counter(run.state for run in runs)
     fields = [f"{counts[state]} {state}" for state in STATES]
-    left = sum(run.steps_left for run in runs)
+    done = sum(run.steps_done for run in runs)
     total = sum(run.num_env_steps for run in runs)
-    fields.append(f"{100 * (total - left) // max(total, 1)}% of {total:,} steps")
+    fields.append(f"{100 * done // max(total, 1)}% of {total:,} steps")
     seconds = seconds_left(runs, workers)
-    if left and seconds is not None:
+    if seconds:
         fields.append(f"{duration(seconds)} to go")
     return "  ".join(fields)
 

@@ -222,7 +222,7 @@ def speeds(group: Group) -> Table:
     columns = (
         *(_ENVIRONMENT, _AGENT, _STEPS, Column("updates, median")),
         *(Column(f"{_WALL}: median [range]"), Column(f"{_SPEED}: median [range]")),
-        *(Column("runs at once", "text"), Column("CPU (usable cores)", "text")),
+        *(Column("runs at once, at most", "text"), Column("CPU (usable cores)", "text")),
     )
     rows = [
         (
