@@ -14,19 +14,18 @@ root_dir/
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from pipeline import configuration, data_files, revision
 from pipeline.circumstances import machine, versions
-from pipeline.durable import make_folder, write_text
+from pipeline.durable import write_text
 from pipeline.errors import UserError
+from pipeline.folders import lock, named_errors
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
@@ -44,6 +43,7 @@ _KINDS: dict[str, type] = {
     "earlier_starts": list,
     "inexact_resumes": list,
     "has_checkpoint": bool,
+    "evaluation": dict,
     "num_seeds": int,
     "experiments": dict,
 }
@@ -86,7 +86,7 @@ class RunFolder:
         return messages
 
     def _has_something(self) -> bool:
-        with _named_errors(self.path):
+        with named_errors(self.path):
             return self.path.is_dir() and any(x.name != _LOCK for x in self.path.iterdir())
 
     def _lock(self) -> None:
@@ -102,7 +102,7 @@ class RunFolder:
             self._lock_file = None
 
     def _has_run(self) -> bool:
-        with _named_errors(self.path):
+        with named_errors(self.path):
             return (self.path / "run.json").exists() or self.checkpoints.exists()
 
     def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
@@ -113,7 +113,7 @@ class RunFolder:
             )
         if restart_behavior == "restart":
             aside = self._free_name()
-            with _named_errors(self.path):
+            with named_errors(self.path):
                 self.path.rename(aside)
             return [f"moved the old run to {aside}"]
         self._check_seed(seed)
@@ -135,6 +135,8 @@ class RunFolder:
         """
         self._check_seed(seed)
         result = self.read_json("result.json")
+        if result and not _is_evaluation(result.get("evaluation", {})):
+            raise UserError(f"{self.path / 'result.json'} is damaged (evaluation); remove it.")
         return result if result.get("env_steps", 0) >= num_env_steps else None
 
     def _free_name(self) -> pathlib.Path:
@@ -194,7 +196,7 @@ class RunFolder:
                 + [{"env_steps": env_steps, "why": list(inexact)}] * bool(inexact),
             },
         )
-        with _named_errors(self.path):
+        with named_errors(self.path):
             # Of an end that has since been put off: train.num_env_steps was raised.
             (self.path / "result.json").unlink(missing_ok=True)
             changes = self._write_config(configuration.operative_config(), env_steps)
@@ -260,36 +262,10 @@ class RunFolder:
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
-def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
-    """Locks `path` in a folder made if missing, until it is closed or this process ends.
-
-    Args:
-      path: of the lock file.
-      busy: what another process that holds it is doing, before the folder's name.
-      flag: names the folder on the command line.
-
-    Raises:
-      UserError: another process holds it, or the folder cannot be made or written to.
-    """
-    folder = path.parent
-    with _named_errors(folder, flag):
-        make_folder(folder)
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
-            ) from error
-    return file
-
-
-@contextlib.contextmanager
-def _named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+def _is_evaluation(value: dict[str, Any]) -> bool:
+    numbers = [value.get("return_mean"), value.get("return_std")]
+    is_of_numbers = all(isinstance(number, int | float) for number in numbers)
+    return is_of_numbers and isinstance(value.get("returns"), list)
 
 
 def _command() -> str:

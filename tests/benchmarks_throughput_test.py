@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import run_folder
+from pipeline import folders
 from pipeline.benchmarks import (
     contenders,
     peer_environment,
@@ -250,7 +250,7 @@ def stopping_at(name, measure_work):
 
 
 def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):
-    held = run_folder.lock(tmp_path / ".throughput.lock", "", "")
+    held = folders.lock(tmp_path / ".throughput.lock", "", "")
     with pytest.raises(UserError, match="another measurement writes to"):
         measure(tmp_path, False, SMALL)
     held.close()

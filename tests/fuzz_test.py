@@ -289,5 +289,6 @@ def test_run_json(tmp_path, monkeypatch, data):
 @fuzzed
 def test_result_json(tmp_path, data):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"env_steps": 5}))
+    evaluation = {"return_mean": 1.0, "return_std": 0.0, "returns": [1.0]}
+    path.write_text(json.dumps({"env_steps": 5, "evaluation": evaluation}))
     fuzz(data, path, lambda: RunFolder(tmp_path).finished(1, 5), UserError)

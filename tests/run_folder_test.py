@@ -177,6 +177,20 @@ def test_a_damaged_file_is_named(folder, config):
         folder.open("resume", 1)
 
 
+@pytest.mark.parametrize(
+    "evaluation", [None, [], {}, {"return_mean": "1", "return_std": 0.0, "returns": [1.0]}]
+)
+def test_a_result_without_its_evaluation_is_no_end(folder, config, evaluation):
+    begin(folder)
+    whole = {"return_mean": 1.0, "return_std": 0.0, "returns": [1.0]}
+    folder.write_json("result.json", {"env_steps": 100, "evaluation": whole})
+    assert folder.finished(1, 100)
+    assert folder.finished(1, 101) is None
+    folder.write_json("result.json", {"env_steps": 100, "evaluation": evaluation})
+    with pytest.raises(UserError, match="result.json is damaged .*evaluation"):
+        folder.finished(1, 100)
+
+
 def test_a_file_that_cannot_be_read_is_not_called_damaged(folder, config):
     begin(folder)
     (folder.path / "run.json").unlink()

@@ -17,7 +17,8 @@ from pipeline.benchmarks import records
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.benchmarks.runs import Run
 from pipeline.errors import UserError
-from pipeline.run_folder import RunFolder, lock
+from pipeline.folders import lock
+from pipeline.run_folder import RunFolder
 
 _LOCK = ".benchmark.lock"
 _UNSET = "nothing"

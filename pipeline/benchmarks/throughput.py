@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import gin
 
-from pipeline import configuration, revision, run_folder
+from pipeline import configuration, revision
 from pipeline.benchmarks import contenders, peer_environment
 from pipeline.benchmarks.contenders import Contender
 from pipeline.benchmarks.throughput_numbers import Results
@@ -35,7 +35,9 @@ from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.circumstances import machine
 from pipeline.durable import write_text
 from pipeline.errors import UserError, check_number, check_whole
+from pipeline.folders import lock
 from pipeline.jsonl import plain
+from pipeline.run_folder import RunFolder
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 _SCRATCH = ".throughput-scratch-"
@@ -81,7 +83,7 @@ def throughput(
     contenders.check(works)
     check_number("throughput.seconds", seconds, 0)
     check_whole("throughput.rounds", rounds)
-    with run_folder.lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
+    with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
         for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
             shutil.rmtree(left_by_a_killed_one)
         circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
@@ -108,7 +110,7 @@ def throughput(
 
 def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
     """The works that earlier calls of the same command have measured on all sides."""
-    earlier = run_folder.RunFolder(output_dir).read_json(_JSON)
+    earlier = RunFolder(output_dir).read_json(_JSON)
     here = plain(circumstances)
     differing = [name for name in here if earlier and earlier.get(name) != here[name]]
     if differing:
@@ -231,7 +233,7 @@ def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: throughput.json is damaged, or the disk is full or not writable.
     """
-    if not (results := run_folder.RunFolder(output_dir).read_json(_JSON)):
+    if not (results := RunFolder(output_dir).read_json(_JSON)):
         return []
     write_text(output_dir / _TABLES, document(results))
     return [output_dir / _TABLES]
