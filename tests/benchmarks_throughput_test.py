@@ -416,20 +416,21 @@ def test_the_stages_are_in_milliseconds():
 def test_the_budget_is_of_a_vector_step():
     ours = side(environment=8000.0, collect=4000.0, sample=500.0, update=100.0, training=320.0)
     sb3 = side(environment=8000.0, collect=4000.0, sample=500.0, update=100.0, training=160.0)
-    for trained in (ours, sb3):
+    tf_agents = side(environment=8e3, collect=4e3, sample=500.0, update=100.0, training=320.0)
+    for trained in (ours, sb3, tf_agents):
         trained["stages"]["training"]["rounds"] = [
             {"count": 80, "seconds": 0.25, "updates": 20, "unit": UNIT}
         ]
     ours["stages"]["update"]["rounds"] = [{"flops_per_count": 2e9, "unit": "updates"}]
-    results = results_of(ours=ours, sb3=sb3)
+    results = results_of(ours=ours, sb3=sb3, tf_agents=tf_agents)
     results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}
     text = throughput_tables.document(results)
-    (row,) = (line for line in text.splitlines() if line.endswith("| 25 | 11 | 4.55 |"))
+    (row,) = (line for line in text.splitlines() if line.endswith("| 25 | 10 | 11 | 4.55 | 2.27 |"))
     # 8 environments, an update every 4 steps: 1 ms of environment, 1 ms of the rest of collecting,
     # 2 batches of 2 ms, 2 updates of 10 ms, and 25 ms in all; 2 * 2 of 400 GFLOP/s are 10 ms.
-    # Stable-Baselines3 takes 50 ms.
+    # Stable-Baselines3 takes 50 ms, TF-Agents' examples 25.
     shown = [cell.strip() for cell in row.strip("|").split("|")][2:]
-    assert shown == ["1", "1", "4", "20", "-1", "25", "11", "4.55"]
+    assert shown == ["1", "1", "4", "20", "-1", "25", "10", "11", "4.55", "2.27"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A tiny run of dqn3_breakout, interrupted and resumed, ends with the bits of its twin."""
 
+import math
 import pathlib
 import re
 from typing import Any
@@ -173,7 +174,16 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert experience._stream_capacity == 1_000_000
     assert parts.runner.drivers[0]._reward_range == (-1, 1)
 
+    trained_on: Any = parts.environment
+    evaluated_on: Any = evaluator.environment
+    for environment, life_loss_is_terminal in ((trained_on, True), (evaluated_on, False)):
+        (game,) = environment._vector_env.envs
+        assert (game._noop_max, game._frame_skip, game._stack.shape) == (30, 4, (4, 84, 84))
+        assert game._max_episode_frames == math.inf
+        assert game._life_loss_is_terminal == life_loss_is_terminal
+
     assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
+    assert agent.train_sequence_length == 2  # one-step targets
     assert agent._gradient_clip_norm is None
     assert agent._td_loss_fn(tf.constant([3.0])).numpy() == 2.5  # Huber's, with threshold 1
     assert agent._periodic_target._period == 10_000
@@ -183,6 +193,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert constants == pytest.approx([0.95, 0.01])
     assert gin.query_parameter("nature_cnn_encoder.first_padding") == 1
     shapes = [variable.shape.as_list() for variable in agent._q_network.variables]
+    assert shapes[0] == [8, 8, 4, 32]
     assert shapes[-4:] == [[3136, 512], [512], [512, 6], [6]]
     assert all(variable.numpy().any() for variable in agent._q_network.variables)  # biases too
 

@@ -31,6 +31,7 @@ def learners(run):
     [
         ("dqn", {"create_dqn_agent__accumulate_updates": 3}, 210),
         ("a2c", {}, 210),
+        ("nstep_q", {}, 210),
         ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
         ("trpo", {}, 100),
         ("a3c", {}, 210),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pipeline.benchmarks.throughput_names import SB3, parse
+from pipeline.benchmarks.throughput_names import parse
 from pipeline.benchmarks.workers.protocol import STAGES
 
 Results = dict[str, Any]
@@ -48,13 +48,18 @@ class VectorStep(NamedTuple):
     Attributes:
         stages: of its parts, each as long as alone; the last is what they leave of `training`.
         training: of it all.
-        floor: of the environment alone, and the updates' products and convolutions at the matrix
-            peak; None where the one or the other is not known.
+        updates_at_peak: of the updates' products and convolutions at the matrix peak; None where
+            their number or the peak is not known.
     """
 
     stages: tuple[float, ...]
     training: float
-    floor: float | None
+    updates_at_peak: float | None
+
+    @property
+    def floor(self) -> float | None:
+        """Of the environment alone, and the updates at the matrix peak."""
+        return None if self.updates_at_peak is None else self.stages[0] + self.updates_at_peak
 
 
 def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
@@ -74,14 +79,14 @@ def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
         updates * update,
     )
     least = _seconds_at_peak(results, name, side)
-    floor = stages[0] + updates * least if least else None
-    return VectorStep((*stages, num_envs * training - sum(stages)), num_envs * training, floor)
+    rest = num_envs * training - sum(stages)
+    return VectorStep((*stages, rest), num_envs * training, updates * least if least else None)
 
 
-def ratio_at_floor(results: Results, work: str, name: str) -> float | None:
-    """How many times as fast as Stable-Baselines3 a side would train at its floor."""
-    ours, peer = (vector_step(results, work, side) for side in (name, SB3))
-    return peer.training / ours.floor if ours and peer and ours.floor else None
+def ratio_at_floor(results: Results, work: str, name: str, peer: str) -> float | None:
+    """How many times as fast as `peer` the side `name` would train at its floor."""
+    ours, theirs = (vector_step(results, work, side) for side in (name, peer))
+    return theirs.training / ours.floor if ours and theirs and ours.floor else None
 
 
 def _seconds_at_peak(results: Results, name: str, side: Side) -> float | None:

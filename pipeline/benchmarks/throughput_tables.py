@@ -180,20 +180,21 @@ def _budget(results: Results, names: Collection[str] | None = None) -> Table:
     columns = (
         Column("work", "text"),
         Column("side", "text"),
-        *(Column(name) for name in (*stages, "training", "floor")),
-        Column(f"at the floor : {title(SB3)}"),
+        *(Column(name) for name in (*stages, "training", "updates at the peak", "floor")),
+        *(Column(f"at the floor : {title(peer)}") for peer in (SB3, TF_AGENTS)),
     )
     rows = []
     for work, name, _ in sides_of(results):
         step = vector_step(results, work, name)
         if step and (names is None or name in names):
-            times = (*step.stages, step.training, step.floor)
+            times = (*step.stages, step.training, step.updates_at_peak, step.floor)
             shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
-            ratio = number(ratio_at_floor(results, work, name))
-            rows.append((work_title(work), title(name), *shown, ratio))
+            reached = (ratio_at_floor(results, work, name, peer) for peer in (SB3, TF_AGENTS))
+            rows.append((work_title(work), title(name), *shown, *map(number, reached)))
     caption = (
-        "Where the time of a vector step goes, ms (floor: the environment alone, and the updates' "
-        "products and convolutions at the machine's matrix peak)"
+        "Where the time of a vector step goes, ms (the rest: what the whole training takes beyond "
+        "the stages alone, or less than they; at the peak: the updates' products and convolutions "
+        "at the machine's matrix peak; floor: these and the environment alone)"
     )
     return Table(caption, columns, tuple(rows))
 
