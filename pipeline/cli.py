@@ -90,6 +90,9 @@ def expendable_output() -> Iterator[None]:
     For programs whose results are files; what cannot be shown is lost.
     """
     stdout = sys.stdout
+    if stdout is None:  # closed by who started the program; print then does nothing
+        yield
+        return
     try:
         with contextlib.redirect_stdout(cast(TextIO, _Expendable(stdout))):
             yield

@@ -1,8 +1,8 @@
 """Draws learning curves: python -m pipeline.plot --root_dir=runs/a --root_dir=runs/b.
 
-Runs whose folders differ in a trailing _seed3, -seed3, _3 or -3 alone share a colour: a thin line
-for each, a thick one for their mean. --x=wall_seconds draws them against time, --y any number that
-metrics.jsonl holds.
+Runs whose folders differ in a trailing _seed3, -seed3, _3 or -3 alone, or are seed-3, seed-4 of one
+folder, share a colour: a thin line for each, a thick one for their mean. --x=wall_seconds draws
+them against time, --y any number that metrics.jsonl holds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pipeline import cli, errors, jsonl
 from pipeline.benchmarks.wording import short
 from pipeline.run_folder import RunFolder
 
-_SEED_SUFFIX = re.compile(r"[_-](seed[_-]?)?\d+$")
+_SEED = re.compile(r"((?<=.)[_-](seed[_-]?)?|^seed[_-]?)\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
 _RETURN = "return_mean_100"
 _LABELS = {
     "env_steps": "environment steps",
-    "wall_seconds": "seconds since the start",
+    "wall_seconds": "seconds of training",
     "env_steps_per_second": "environment steps per second",
     _RETURN: "return (line: mean of last 100 episodes, dots: evaluation)",
 }
@@ -43,14 +43,14 @@ class Run(NamedTuple):
     """What a plot needs of one run.
 
     Attributes:
-        name: of its folder.
+        folder: of the run, absolute.
         config: the gin files it was started with, or "" if unknown.
         curve: [K, 2] float64, `x` and `y`.
         evaluations: [E, 3] float64, `x`, mean and standard deviation of returns; none where `y` is
             no return.
     """
 
-    name: str
+    folder: pathlib.Path
     config: str
     curve: np.ndarray
     evaluations: np.ndarray
@@ -58,9 +58,15 @@ class Run(NamedTuple):
     y: str = _RETURN
 
     @property
-    def group(self) -> str:
-        """The name without the seed."""
-        return _SEED_SUFFIX.sub("", self.name) or self.name
+    def group(self) -> pathlib.Path:
+        """The folder without the seed; the one above, where the name is nothing else."""
+        rest = _SEED.sub("", self.folder.name)
+        return self.folder.with_name(rest) if rest else self.folder.parent
+
+    @property
+    def name(self) -> str:
+        """For people: the last name of the path, or the two last ones."""
+        return str(self.folder.relative_to(self.group.parent))
 
 
 def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> Run:
@@ -84,7 +90,7 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
     points = _columns(evaluations, "env_steps", "return_mean", "return_std")
     if x != "env_steps":
         points[:, 0] = np.interp(points[:, 0], *_columns(records, "env_steps", x).T)
-    return Run(root_dir.resolve().name, _config(root_dir), curve, points, x, y)
+    return Run(root_dir.resolve(), _config(root_dir), curve, points, x, y)
 
 
 def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
@@ -118,11 +124,11 @@ def draw(runs: Sequence[Run]) -> Figure:
     """
     figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
-    groups: dict[str, list[Run]] = {}
+    groups: dict[pathlib.Path, list[Run]] = {}
     for run_ in runs:
         groups.setdefault(run_.group, []).append(run_)
-    for index, (name, members) in enumerate(groups.items()):
-        _draw_group(axes, name, members, color=f"C{index}")
+    for index, (folder, members) in enumerate(groups.items()):
+        _draw_group(axes, folder.name, members, color=f"C{index}")
     axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
     _decorate(axes, runs[0].x, runs[0].y)
     return figure
@@ -199,7 +205,8 @@ def main(_: Sequence[str]) -> None:
         figure.savefig(output)
     except OSError as error:
         raise errors.UserError(f"cannot write --output={output}: {error}") from error
-    print(f"wrote {output}")
+    with cli.expendable_output():
+        print(f"wrote {output}")
 
 
 def run() -> None:

@@ -98,10 +98,32 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
         ("dqn3", "dqn3"),
         ("ppo_pong", "ppo_pong"),
         ("_5", "_5"),
+        ("5", "5"),
+        ("seed", "seed"),
+        ("seed-3", ""),
+        ("seed3", ""),
     ],
 )
-def test_group_is_the_name_without_the_seed(name: str, group: str) -> None:
-    assert plot.Run(name, "", np.zeros([0, 2]), np.zeros([0, 3])).group == group
+def test_group_is_the_folder_without_the_seed(name: str, group: str) -> None:
+    run = plot.Run(pathlib.Path("/runs", name), "", np.zeros([0, 2]), np.zeros([0, 3]))
+    assert run.group == pathlib.Path("/runs", group)
+    assert run.name == (name if group else f"runs/{name}")
+
+
+def test_seeds_of_different_experiments_are_not_mixed(tmp_path: pathlib.Path) -> None:
+    runs = []
+    for experiment, value in (("dqn-CartPole-v1", 500.0), ("ppo-Acrobot-v1", -80.0)):
+        (tmp_path / experiment).mkdir()
+        for seed in (1, 2):
+            runs.append(make_run(tmp_path / experiment / f"seed-{seed}", {100: value, 200: value}))
+    runs.append(make_run(tmp_path / "dqn-CartPole-v1" / "other", {100: 1.0, 200: 1.0}))
+    figure = plot.draw(runs)
+    named = {label: ends[:, 1].tolist() for label, ends in lines(figure).items() if "v1" in label}
+    assert named == {
+        "dqn-CartPole-v1 (mean of 2 runs)": [500, 500],
+        "ppo-Acrobot-v1 (mean of 2 runs)": [-80, -80],
+    }
+    assert plot.draw(runs[:1]).axes[0].get_lines()[0].get_label() == "dqn-CartPole-v1/seed-1"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +174,7 @@ def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: path
     figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), x="wall_seconds")])
     assert lines(figure)["a"].tolist() == [[30, 20], [50, 30]]
     assert evaluation_bars(figure) == [[[20, 9], [20, 15]]]
-    assert figure.axes[0].get_xlabel() == "seconds since the start"
+    assert figure.axes[0].get_xlabel() == "seconds of training"
 
 
 def test_an_evaluation_after_the_last_record_is_where_it_was(tmp_path: pathlib.Path) -> None:
