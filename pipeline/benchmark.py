@@ -5,7 +5,7 @@
     python -m pipeline.benchmark --throughput --output_dir=runs/speed --peers
 
 The same command again goes on where it was stopped or killed: finished runs and measured works are
-not repeated, failed ones are tried again. The exit code is 1 if a run has failed.
+not repeated, failed ones are tried again. The exit code is 1 if a run or a side of a work has failed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def _benchmark(output_dir: pathlib.Path) -> int:
     if _THROUGHPUT.value:
         from pipeline.benchmarks import throughput
 
-        throughput.measure(output_dir, _PEERS.value, _GIN_BINDINGS.value)
+        failed = throughput.measure(output_dir, _PEERS.value, _GIN_BINDINGS.value)
+        if failed:
+            print(f"failed: {', '.join(failed)}; the same command tries these works again.")
+        print(f"{output_dir / 'throughput.md'} has the tables.")
+        code = int(bool(failed))
     if _SUITE.value:
         code = _run_suite(_SUITE.value, output_dir)
     if _REPORT.value and code <= 1:

@@ -1,7 +1,7 @@
 """How every binary starts and how it fails: a user's mistake is one message on standard error.
 
 Exit codes: 0 success; 2 a mistake of the user's (flags, configuration, files); 128 + n when signal
-n ended or stopped it; 1 when runs of a benchmark failed, or, with a traceback, for a defect.
+n ended or stopped it; 1 when parts of a benchmark failed, or, with a traceback, for a defect.
 """
 
 from __future__ import annotations

@@ -201,6 +201,26 @@ def test_timing_updates_leaves_the_agent_as_it_was():
         np.testing.assert_array_equal(was, now)
 
 
+def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
+    work = WORKS["a2c_cartpole"]
+    configuration.load(
+        stages.gin_files(work),
+        [
+            *stages.gin_bindings(work, 2, ""),
+            "gymnasium_environment.name = 'MountainCar-v0'",  # who does not learn returns -200
+            "create_a2c_agent.learning_rate = 0.0",
+        ],
+    )
+    parts = training_stages.build_components()
+    training = training_stages.Training(parts, 0, tmp_path)
+    environment = training_stages.Stages(parts).environment()
+    returns = []
+    while len(returns) < 4:
+        environment(0.01)
+        returns += [x for x in [training(0.1)["return_mean"]] if x is not None]
+    assert returns == [-200] * 4
+
+
 def test_an_unknown_work_is_named(tmp_path):
     with pytest.raises(UserError, match=r"no work 'dqn_pang'.*replay_pong"):
         machine_stages.prepare("dqn_pang", tmp_path)

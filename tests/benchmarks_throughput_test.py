@@ -182,8 +182,7 @@ def test_without_peers_there_are_none(tmp_path, fake_sides, monkeypatch):
 def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, monkeypatch):
     broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
     monkeypatch.setattr(contenders, "peers", lambda work, python: [broken])
-    with pytest.raises(UserError, match="dqn_pong_1: sb3"):
-        measure(tmp_path, True, SMALL)
+    assert measure(tmp_path, True, SMALL) == ["dqn_pong_1: sb3"]
     results = json.loads((tmp_path / "throughput.json").read_text())
     assert results["works"]["dqn_pong_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
     text = (tmp_path / "throughput.md").read_text()
@@ -260,6 +259,9 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=f"cannot write to --output_dir={tmp_path}/file"):
         measure(tmp_path / "file", False, SMALL)
+    (tmp_path / "logs").touch()
+    with pytest.raises(UserError, match=f"cannot write to --output_dir={tmp_path}: File exists"):
+        measure(tmp_path, False, SMALL)
 
 
 @pytest.mark.parametrize("names", ["'machine'", "5", "(5,)", "None"])
@@ -370,7 +372,7 @@ def test_the_table_has_speeds_and_ratios():
 
 def test_the_table_leaves_empty_what_was_not_measured():
     results = results_of("sac_pendulum_1", ours=side(training=300.0), sb3=side(collect=5.0))
-    row = ["SAC Pendulum, 1 environment", "300", "", "", "", ""]
+    row = ["SAC Pendulum, 1 environment", "300", "", ""]
     assert cells(summary(results)) == row
     assert "machine" not in summary(results_of("machine", ours=side(matmul_float32=9.0)))
 
@@ -378,7 +380,7 @@ def test_the_table_leaves_empty_what_was_not_measured():
 @given(st.floats(1, 1e5), st.floats(1, 1e5))
 def test_a_ratio_is_that_of_the_speeds(ours, theirs):
     results = results_of(ours=side(training=ours), sb3=side(training=theirs))
-    assert float(cells(summary(results))[4]) == pytest.approx(ours / theirs, abs=0.0051)
+    assert float(cells(summary(results))[3]) == pytest.approx(ours / theirs, abs=0.0051)
 
 
 def test_ratios_are_of_the_rounds_with_their_range():
@@ -452,6 +454,18 @@ def test_what_an_update_of_trpo_is_stands_where_there_is_one():
     assert told not in throughput_tables.document(results_of("a2c_cartpole_2", ours=ours))
 
 
+def test_no_return_yet_is_no_number(tmp_path):
+    ours = side(training=1.0)
+    ours["stages"]["training"]["rounds"][0]["return_mean"] = float("nan")
+    throughput.write(tmp_path, results_of(ours=ours))
+    assert "nan" not in (tmp_path / "throughput.md").read_text()
+
+
+def test_peers_that_were_not_measured_have_no_columns():
+    text = throughput_tables.document(results_of(ours=side(training=1.0)))
+    assert "Stable-Baselines3" not in text and "TF-Agents" not in text
+
+
 def test_a_table_without_rows_is_left_out():
     text = throughput_tables.document(results_of(ours=side(training=1.0)))
     assert text.count("| :--- |") == 2  # speeds and stages
@@ -482,7 +496,7 @@ def test_an_iteration_keeps_the_ratio_of_updates(name, num_envs):
 
 @pytest.mark.parametrize("name", ["dqn_pong", "dqn_8", "dqn_pong_x", ""])
 def test_a_name_of_no_work_is_refused(name):
-    with pytest.raises(ValueError, match="dqn_pong"):
+    with pytest.raises(ValueError, match=f"'{name}' is not WORK_N"):
         works.parse(name)
 
 
@@ -628,6 +642,13 @@ def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("num_envs", [3, 6, 10])
+def test_peers_that_could_not_make_as_many_updates_are_not_measured(tmp_path, num_envs):
+    with pytest.raises(UserError, match="no whole number of updates"):
+        measure(tmp_path, False, [f"throughput.works = ('dqn_cartpole_{num_envs}',)"])
+    assert works.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # a rollout is learnt from whole
+
+
 def test_a_forgotten_comma_is_told(tmp_path):
     with pytest.raises(UserError, match="must be a tuple"):
         measure(tmp_path, False, ["throughput.works = ('dqn_pong_8')"])
@@ -650,9 +671,10 @@ def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
 
 def test_tables_are_written_anew_from_the_json(tmp_path):
     assert throughput.rewrite_tables(tmp_path) == []
-    (tmp_path / "throughput.json").write_text("{")
-    with pytest.raises(UserError, match="throughput.json is damaged"):
-        throughput.rewrite_tables(tmp_path)
+    for damaged in ("{", '{"works": {}}', '{"works": {"dqn_pong_1": []}}'):
+        (tmp_path / "throughput.json").write_text(damaged)
+        with pytest.raises(UserError, match="throughput.json is damaged"):
+            throughput.rewrite_tables(tmp_path)
     (tmp_path / "logs").mkdir()
     sides = measure_work("dqn_pong_1", [fake(tmp_path, "ours")], tmp_path, 0.1, 1)
     measured = {"seconds": 1, "rounds": 1, "works": {"dqn_pong_1": {"sides": sides}}}

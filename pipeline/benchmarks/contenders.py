@@ -53,23 +53,26 @@ def check(names: Any) -> None:
     if not names:
         raise UserError("throughput.works = (): there must be a work.")
     for name in names:
-        if not _is_work(name):
+        if fault := _fault(name):
             raise UserError(
-                f"throughput.works = {names!r}: {name!r} is none. Choose from "
+                f"throughput.works = {names!r}: {name!r} is none: {fault}. Choose from "
                 f"{', '.join(_SOLITARY)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
                 "a2c_pong_8:asynchronous or a2c_pong_8:in_turns: WORK_N stands for N environments "
                 f"or actors, WORK one of {', '.join(trainings.WORKS)}."
             )
 
 
-def _is_work(name: str) -> bool:
-    work, _, variant = name.partition(":")
+def _fault(name: str) -> str:
+    """Why the name stands for no work; "" if it does for one."""
+    work, colon, variant = name.partition(":")
     if work in _SOLITARY:
-        return name == work
+        return "it has no variants" if colon else ""
     try:
-        return has_variant(trainings.parse(work)[0], variant) and not name.endswith(":")
-    except ValueError:
-        return False
+        training, _ = trainings.parse(work)
+    except ValueError as error:
+        return str(error)
+    is_known = has_variant(training, variant) and bool(variant) == bool(colon)
+    return "" if is_known else f"{work} has no such variant"
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[str]]:

@@ -99,6 +99,7 @@ def _encoder(work: works.Work) -> list[str]:
 def _dqn(work: works.Work) -> list[str]:
     return [
         "create_dqn_agent.double_q = False",
+        "create_dqn_agent.td_loss = @huber_loss",
         f"create_dqn_agent.epsilon = {works.EPSILON}",
         f"create_dqn_agent.target_update_period = {work.target_update_period}",
         *_encoder(work),

@@ -29,13 +29,13 @@ import gin
 from pipeline import configuration, revision
 from pipeline.benchmarks import contenders, peer_environment
 from pipeline.benchmarks.contenders import Contender
-from pipeline.benchmarks.throughput_numbers import Results
+from pipeline.benchmarks.throughput_numbers import Results, sides_of
 from pipeline.benchmarks.throughput_tables import document
 from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.circumstances import machine
 from pipeline.durable import write_text
 from pipeline.errors import UserError, check_number, check_whole
-from pipeline.folders import lock
+from pipeline.folders import lock, named_errors
 from pipeline.jsonl import plain
 from pipeline.run_folder import RunFolder
 
@@ -43,7 +43,9 @@ _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 _SCRATCH = ".throughput-scratch-"
 
 
-def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()) -> None:
+def measure(
+    output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()
+) -> list[str]:
     """Measures all works and writes the results, after each work what there is.
 
     The same command again goes on with the works that it has not measured yet, or not on all sides.
@@ -53,13 +55,16 @@ def measure(output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[s
         with_peers: measures them too; makes their virtual environment in the current folder.
         gin_bindings: of `throughput`: works, seconds, rounds.
 
+    Returns:
+        The works and sides whose workers have failed; throughput.json says why.
+
     Raises:
         UserError: a binding is wrong, the folder is not writable, has what another command,
             revision or machine measured or is being measured into, or the peers' environment cannot
-            be made. Or a worker failed; the others are measured and written all the same.
+            be made.
     """
     configuration.load([], gin_bindings)
-    throughput(output_dir, with_peers)
+    return throughput(output_dir, with_peers)
 
 
 @gin.configurable(denylist=["output_dir", "with_peers"])
@@ -70,7 +75,7 @@ def throughput(
     works: Sequence[str] = contenders.DEFAULT_WORKS,
     seconds: float = 3.0,
     rounds: int = 7,
-) -> None:
+) -> list[str]:
     """See `measure`.
 
     Args:
@@ -84,8 +89,10 @@ def throughput(
     check_number("throughput.seconds", seconds, 0)
     check_whole("throughput.rounds", rounds)
     with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
-        for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(left_by_a_killed_one)
+        with named_errors(output_dir, "--output_dir"):
+            for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
+                shutil.rmtree(left_by_a_killed_one)
+            (output_dir / "logs").mkdir(exist_ok=True)
         circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
         measured = _measured_before(output_dir, circumstances)
         python = {"tf_agents": sys.executable}
@@ -105,7 +112,7 @@ def throughput(
             in_order = {work: measured[work] for work in variants_of if work in measured}
             results = {**circumstances, "works": in_order}
             write(output_dir, results)
-        _report_failures(results, output_dir)
+        return [f"{work}: {name}" for work, name, side in sides_of(results) if side["error"]]
 
 
 def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
@@ -150,7 +157,6 @@ def measure_work(
     results: dict[str, Results] = {
         side.name: {"facts": {}, "stages": {}, "error": None} for side in sides
     }
-    (output_dir / "logs").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         workers = _started(work, sides, results, output_dir, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
@@ -170,7 +176,8 @@ def _started(
     stack: contextlib.ExitStack,
 ) -> dict[str, Worker]:
     """The workers that are ready."""
-    scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
+    with named_errors(output_dir, "--output_dir"):
+        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
     of_workers = pathlib.Path(stack.enter_context(scratch))
     workers = {}
     for side in sides:
@@ -222,8 +229,8 @@ def write(output_dir: pathlib.Path, results: Results) -> None:
     Raises:
         UserError: the disk is full or not writable.
     """
-    text = json.dumps(plain(results), indent=1, allow_nan=False)
-    write_text(output_dir / _JSON, text + "\n")
+    results = plain(results)
+    write_text(output_dir / _JSON, json.dumps(results, indent=1, allow_nan=False) + "\n")
     write_text(output_dir / _TABLES, document(results))
 
 
@@ -235,19 +242,11 @@ def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
     """
     if not (results := RunFolder(output_dir).read_json(_JSON)):
         return []
-    write_text(output_dir / _TABLES, document(results))
-    return [output_dir / _TABLES]
-
-
-def _report_failures(results: Results, output_dir: pathlib.Path) -> None:
-    failed = [
-        f"{work}: {name}"
-        for work, measured in results["works"].items()
-        for name, side in measured["sides"].items()
-        if side["error"]
-    ]
-    if failed:
+    try:
+        text = document(results)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"not everything was measured; {output_dir / _JSON} says why: {', '.join(failed)}."
-        )
-    print(f"{output_dir / _TABLES} has the tables.")
+            f"{output_dir / _JSON} is damaged, or no measurement's ({error!r}); remove it."
+        ) from error
+    write_text(output_dir / _TABLES, text)
+    return [output_dir / _TABLES]

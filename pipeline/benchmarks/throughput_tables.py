@@ -93,8 +93,8 @@ def _load(results: Results) -> str:
     if not loads:
         return ""
     return (
-        f"The load average was {loads[0]:.1f} when it began, and at most {max(loads):.1f} when a "
-        "work did, the one before it included."
+        f"The load average was {loads[0]:.1f} when it began, and at most {max(loads):.1f} at the "
+        "beginning of a work, most of which is what the work before it left."
     )
 
 
@@ -109,10 +109,9 @@ def _failures(results: Results) -> list[Block]:
 
 def _speeds(results: Results) -> Table:
     known = {name for _, name, _ in sides_of(results)}
-    actors = {OURS_ASYNCHRONOUS, OURS_IN_TURNS}
     variants = (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS, OURS_IN_TURNS)
     ours = [OURS, *(x for x in variants if x in known)]
-    peers = [x for x in (SB3, TF_AGENTS) if x in known or not actors & known]
+    peers = [x for x in (SB3, TF_AGENTS) if x in known]
     rows = []
     for work, measured in results["works"].items():
         sides = measured["sides"]
@@ -188,7 +187,7 @@ def _budget(results: Results, names: Collection[str] | None = None) -> Table:
         step = vector_step(results, work, name)
         if step and (names is None or name in names):
             times = (*step.stages, step.training, step.updates_at_peak, step.floor)
-            shown = ("" if time is None else f"{1000 * time:.3g}" for time in times)
+            shown = (number(None if time is None else 1000 * time) for time in times)
             reached = (ratio_at_floor(results, work, name, peer) for peer in (SB3, TF_AGENTS))
             rows.append((work_title(work), title(name), *shown, *map(number, reached)))
     caption = (
@@ -218,7 +217,7 @@ def _milliseconds(work: str, side: Side, stage: str) -> str:
     name = parse(work)
     is_counted_in_steps = side["stages"][stage]["rounds"][0]["unit"] == "environment steps"
     units = name.num_envs if name and is_counted_in_steps else 1
-    return f"{1000 * units / speed:.3g}"
+    return number(1000 * units / speed)
 
 
 def _others(results: Results) -> Table:
@@ -237,7 +236,7 @@ def _others(results: Results) -> Table:
             title(name),
             stage,
             number(measured["per_second"]),
-            f"{1 / measured['per_second']:.3g}",
+            number(1 / measured["per_second"]),
             measured["rounds"][0]["unit"],
             _facts(measured["rounds"][-1]),
         )

@@ -15,16 +15,17 @@ from tf_agents.trajectories import StepType
 from pipeline.benchmarks.workers.protocol import Answer, Stage
 from pipeline.benchmarks.workers.restored import restored
 from pipeline.benchmarks.workers.works import SEED, Work
-from pipeline.collect import Carry, initial_carry
+from pipeline.collect import Carry, CollectDriver, initial_carry
 from pipeline.components import Components, configure_tensorflow
 from pipeline.host_loop import HostLoop
 from pipeline.iteration import Iterations
 from pipeline.plan import Plan
 from pipeline.policies import RandomPolicy
 from pipeline.progress import Progress
+from pipeline.randomness import stream_key
 from pipeline.run_folder import RunFolder
 from pipeline.shutdown import StopSignal
-from pipeline.train_loop import build_bound
+from pipeline.train_loop import bound, build_bound
 
 _CALL_SECONDS = 0.3  # of a graph call, so that its overhead is nothing beside it
 _WARM_UP_SECONDS = 3.0
@@ -174,13 +175,18 @@ def _digest(tensors: Any) -> tf.Tensor:
 
 
 class Stages:
-    """The parts of an iteration, which share environments, experience and agent."""
+    """The parts of an iteration, with the experience and the agent of the training.
+
+    Environments are their own, so that the training's episodes stay whole. In a replay buffer one
+    row a piece is followed by another game's: too few to matter for time.
+    """
 
     def __init__(self, parts: Components):
         self._parts = parts
         self._num_envs = parts.environment.batch_size
-        (self._driver,) = parts.runner.drivers
-        self._carry = initial_carry(self._driver.environment, parts.agent.collect_policy)
+        environment = bound("create_environment")(stream_key(SEED, "stages"))
+        self._driver = CollectDriver(environment, seed=SEED)
+        self._carry = initial_carry(environment, parts.agent.collect_policy)
 
     def environment(self) -> Stage:
         """Vector steps with random actions, drawn before; resets are no environment steps."""

@@ -85,7 +85,7 @@ def make_env(work: works.Work, num_envs: int) -> TFPyEnvironment:
 
 def _gymnasium_env(work: works.Work) -> gymnasium.Env:
     if not work.is_atari:
-        return gymnasium.make(work.environment)
+        return gymnasium.make(work.environment, disable_env_checker=True)
     env = gymnasium.make(
         work.environment,
         frameskip=1,

@@ -125,8 +125,9 @@ class Stages:
         self._start = self._counts()
         answer = repeat(lambda: act() or 0, seconds, "environment steps")
         env_steps, updates = self._done()
-        mean = float(self._metrics[2].result())
-        return answer | {"count": env_steps, "updates": updates, "return_mean": mean}
+        episodes, _, mean, _ = (float(metric.result()) for metric in self._metrics)
+        return_mean = mean if episodes else None
+        return answer | {"count": env_steps, "updates": updates, "return_mean": return_mean}
 
     def collect(self, seconds: float) -> Answer:
         return self._count_env_steps(self.collect_once, seconds)

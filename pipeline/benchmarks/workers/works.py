@@ -187,12 +187,20 @@ def parse(name: str) -> tuple[Work, int]:
     """The work and the number of environments that `dqn_pong_8` names.
 
     Raises:
-        ValueError: there is no such work.
+        ValueError: there is no such work, or peers could not make as many updates as ours.
     """
     work, _, num_envs = name.rpartition("_")
     if work not in WORKS or not num_envs.isdigit() or int(num_envs) == 0:
-        raise ValueError(f"{name!r} names no work: write WORK_N, WORK one of {', '.join(WORKS)}.")
-    return WORKS[work], int(num_envs)
+        raise ValueError(f"{name!r} is not WORK_N")
+    training, count = WORKS[work], int(num_envs)
+    if not training.uses_rollouts and training.vector_steps(count) * count % (
+        training.env_steps_per_update
+    ):
+        raise ValueError(
+            f"with {count} environments an iteration has no whole number of updates, which it has "
+            f"with a divisor or a multiple of {training.env_steps_per_update}"
+        )
+    return training, count
 
 
 def stacks_in_memory(share: float) -> int:
