@@ -5,7 +5,7 @@
     python -m pipeline.benchmark --throughput --output_dir=runs/speed --peers
 
 The same command again goes on where it was stopped or killed: finished runs and measured works are
-not repeated, failed ones are tried again. The exit code is 1 if a run or a side of a work has failed.
+not repeated, failed ones are tried again. The exit code is 1 if some of them have failed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ _REPORT = flags.DEFINE_bool(
 _THROUGHPUT = flags.DEFINE_bool("throughput", False, "Measure the speed of every stage.")
 _PEERS = flags.DEFINE_bool("peers", False, "With --throughput: measure other libraries, too.")
 
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let the gin files of runs import modules of others."
+)
+_ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
+    "allow_inexact_resume", False, "Let runs go on although processor or versions differ."
+)
+
+_FOR_RUNS = (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME)
 _STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
 
 
@@ -92,6 +100,7 @@ def _check_flags() -> pathlib.Path:
         ("workers", _WORKERS.value, _SUITE.value, "--suite"),
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
         ("peers", _PEERS.value, _THROUGHPUT.value, "--throughput"),
+        *((flag.name, flag.value, _SUITE.value, "--suite") for flag in _FOR_RUNS),
     ]
     for name, value, is_met, need in needs:
         if value and not is_met:
@@ -102,11 +111,12 @@ def _check_flags() -> pathlib.Path:
 def _run_suite(name: str, output_dir: pathlib.Path) -> int:
     from pipeline.benchmarks import runner, suites
 
-    suite = suites.load(name)
+    suite = suites.load(name, _ALLOW_GIN_IMPORTS.value)
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
     with StopSignal(_STOPPING) as stop:
+        for_runs = [f"--{flag.name}" for flag in _FOR_RUNS if flag.value]
         outcome = runner.run_suite(
-            suite, output_dir, _WORKERS.value or 1, _GIN_BINDINGS.value, stop
+            suite, output_dir, _WORKERS.value or 1, _GIN_BINDINGS.value, stop, flags=for_runs
         )
     for run, reason in outcome.failed:
         printed = f"; all that it printed: {run.log}" if run.log.is_file() else ""

@@ -179,6 +179,10 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
         (["--suite=smoke", "--output_dir=OUT", "--seeds=0"], "flag --seeds=0: .*"),
         (["--suite=smoke", "--output_dir=OUT", "--workers=0"], "flag --workers=0: .*"),
         (["--report", "--output_dir=OUT", "--seeds=1"], "--seeds has no effect without --suite."),
+        (
+            ["--report", "--output_dir=OUT", "--allow_inexact_resume"],
+            "--allow_inexact_resume has no effect without --suite.",
+        ),
         (["--report", "--output_dir=OUT", "--peers"], "--peers has no .* without --throughput."),
         (["--throughput", "--output_dir=OUT", "--suite=smoke"], "--throughput measures .* alone.*"),
         (

@@ -44,6 +44,13 @@ def test_agents_keep_their_colours_whoever_else_is_there():
     assert {c for c, _ in strokes(strange.svg)} & set(style.SERIES) == set(style.SERIES[1:4:2])
 
 
+def test_unusual_agents_take_colours_that_nobody_has():
+    agents = [make_record(name) for name in ("dqn", "dqn3", "a3c")]
+    drawn = figures.learning_curves(group_of(agents), "CartPole-v1")
+    assert drawn is not None
+    assert len({c for c, _ in strokes(drawn.svg)} & set(style.SERIES)) == 3
+
+
 def test_partial_data_is_labelled():
     drawn = figures.learning_curves(group_of([make_record(seed=2, num_seeds=4)]), "CartPole-v1")
     assert drawn is not None

@@ -56,6 +56,16 @@ def test_another_binding_is_refused(tmp_path):
     assert run(tmp_path, make_suite(1, "create_dqn_agent.discount=0.5")) == (2, [], 0)
 
 
+@pytest.mark.parametrize(("name", "value"), [("protocol", "another"), ("score", "training")])
+def test_scores_of_another_kind_are_refused(tmp_path, name, value):
+    suite = make_suite()
+    run(tmp_path, suite)
+    with pytest.raises(
+        UserError, match=f"suite.{name}: '{getattr(suite, name)}' then, '{value}' now"
+    ):
+        run(tmp_path, suite._replace(num_seeds=2, **{name: value}))
+
+
 def test_what_a_refused_call_asked_for_is_not_noted(tmp_path):
     run(tmp_path, make_suite())
     for _ in range(2):
@@ -93,7 +103,9 @@ def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
     assert list(asked(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
 
 
-@pytest.mark.parametrize("text", ["{", '{"num_seeds": "x"}', '{"experiments": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["{", '{"num_seeds": "x"}', '{"experiments": [1]}', '{"experiments": {"a": 5}}']
+)
 def test_a_damaged_plan_is_named(tmp_path, text):
     (tmp_path / "tiny.plan.json").write_text(text)
     with pytest.raises(UserError, match="tiny.plan.json is damaged"):

@@ -156,8 +156,38 @@ def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
 def test_a_file_that_lacks_something_is_named(run, name):
     key = {"run.json": "threads", "result.json": "updates"}[name]
     write_json(run, name, **{key: "missing"})
-    with pytest.raises(UserError, match=f"seed-1: a file of the run lacks '{key}'"):
+    with pytest.raises(UserError, match=f"seed-1: a file of the run is damaged.*'{key}'"):
         records.finished(run, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("result.json", {"evaluation": {"returns": None}}),
+        ("result.json", {"evaluation": {"returns": ["x"]}}),
+        ("run.json", {"earlier_starts": [5]}),
+    ],
+)
+def test_a_value_of_another_kind_is_named(run, name, changes):
+    write_json(run, name, **changes)
+    with pytest.raises(UserError, match="seed-1: a file of the run is damaged"):
+        records.finished(run, 1)
+
+
+def test_a_log_with_words_for_numbers_is_named(run):
+    rates = ({"env_steps": "x", "env_steps_per_second": 1.0} for _ in range(2))
+    text = "".join(json.dumps(record) + "\n" for record in rates)
+    (run.folder / "metrics.jsonl").write_text(text)
+    with pytest.raises(UserError, match="seed-1: a file of the run is damaged"):
+        records.finished(run, 1)
+
+
+def test_a_score_from_far_beyond_a_budget_is_not_its(run):
+    record = records.finished(run, 1) | {"num_env_steps": 1_000_000}
+    record["evaluations"] = [[100_000, 1.0], [104_000, 2.0], [200_000, 3.0]]
+    assert results.score_of(record, 100_000) == 1.0
+    assert results.score_of(record, 101_000) == 2.0
+    assert results.score_of(record, 110_000) is None
 
 
 def test_returns_must_be_finite(run):

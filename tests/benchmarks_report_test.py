@@ -634,6 +634,7 @@ def test_tables_in_markdown_are_those_of_the_page(tmp_path):
 def test_folder_without_records(tmp_path, content):
     if content is not None:
         (tmp_path / "classic.jsonl").write_text(content)
+    (tmp_path / "eval.jsonl").write_text('{"env_steps": 5, "returns": [1.0]}\n')  # a run's
     with pytest.raises(errors.UserError, match="no records of runs in .*run a suite first"):
         report.write(tmp_path)
     assert not (tmp_path / "report.html").exists()

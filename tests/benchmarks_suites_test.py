@@ -92,6 +92,14 @@ def test_an_unknown_suite_names_the_nearest_and_all(name, hint):
         suites.load(name)
 
 
+def test_a_path_is_the_user_s(write, monkeypatch):
+    path = pathlib.Path(write())
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert suites.load(f"~/{path.name}").name == path.stem
+    with pytest.raises(UserError, match="no suite is named 'xxx"):
+        suites.load("x" * 300)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -152,6 +160,25 @@ def test_a_binding_may_change_the_budget(write):
         binding = f"train.num_env_steps = {text}"
         (run, *_) = runs.plan(suites.load(write()), pathlib.Path("out"), [binding])
         assert (run.num_env_steps, run.settings["train.num_env_steps"]) == (10, "10")
+
+
+def test_a_binding_may_name_a_module(write):
+    binding = "pipeline.train_loop.train.num_env_steps = 10"
+    (run, *_) = runs.plan(suites.load(write()), pathlib.Path("out"), [binding])
+    assert run.num_env_steps == 10
+
+
+def test_a_trusted_config_may_import(tmp_path, write, monkeypatch):
+    (tmp_path / "of_the_user.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.gin").write_text("import of_the_user\ninclude 'dqn_cartpole.gin'\n")
+    suite = suites.load(
+        write(f"suite.experiments = (('dqn', 'A-v1', '{tmp_path}/theirs.gin', 5),)")
+    )
+    with pytest.raises(UserError, match="--allow_gin_imports"):
+        runs.plan(suite, pathlib.Path("out"))
+    (run, *_) = runs.plan(suite, pathlib.Path("out"), flags=["--allow_gin_imports"])
+    assert run.arguments[-1] == "--allow_gin_imports"
 
 
 def test_an_environments_name_makes_one_folder():

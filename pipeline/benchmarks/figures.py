@@ -238,8 +238,12 @@ def _key(group: Group) -> str:
 
 
 def _colour(group: Group, algorithm: str) -> str:
+    if algorithm in _FIXED:
+        return svg.SERIES[_FIXED.index(algorithm)]
+    taken = {_FIXED.index(known) for known in set(_FIXED) & set(group.algorithms)}
+    free = [colour for index, colour in enumerate(svg.SERIES) if index not in taken]
     others = sorted(set(group.algorithms) - set(_FIXED))
-    return svg.SERIES[[*_FIXED, *others].index(algorithm) % len(svg.SERIES)]
+    return free[others.index(algorithm) % len(free)]
 
 
 def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:

@@ -20,12 +20,15 @@ from pipeline.errors import UserError
 from pipeline.folders import lock
 from pipeline.run_folder import RunFolder
 
-_LOCK = ".benchmark.lock"
+_LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
 
 
 class Asked(NamedTuple):
-    """What was asked for: the most seeds of any call, and settings by experiments' names."""
+    """What was asked for: the most seeds of any call, and settings by experiments' names.
+
+    Settings are those of the runs, and of the suite what says which scores are taken, and how.
+    """
 
     num_seeds: int
     experiments: Mapping[str, Mapping[str, str]]
@@ -33,9 +36,9 @@ class Asked(NamedTuple):
 
 def suites_in(output_dir: pathlib.Path) -> list[str]:
     """Names of the suites that were begun in a folder, or of which it has records."""
-    kinds = (".jsonl", ".plan.json")
-    names = (p.name for p in output_dir.glob("[!.]*") if p.name.endswith(kinds))
-    return sorted({name.removesuffix(".jsonl").removesuffix(".plan.json") for name in names})
+    begun = {path.name.removesuffix(_PLAN) for path in output_dir.glob(f"[!.]*{_PLAN}")}
+    recorded = {path.stem for path in output_dir.glob("[!.]*.jsonl") if records.are_in(path)}
+    return sorted(begun | recorded)
 
 
 def asked(output_dir: pathlib.Path, suite: str) -> Asked:
@@ -44,12 +47,17 @@ def asked(output_dir: pathlib.Path, suite: str) -> Asked:
     Raises:
         UserError: the file is damaged.
     """
-    noted = RunFolder(output_dir).read_json(_plan_name(suite))
-    return Asked(noted.get("num_seeds", 0), noted.get("experiments", {}))
+    noted = RunFolder(output_dir).read_json(suite + _PLAN)
+    experiments = noted.get("experiments", {})
+    if not all(isinstance(settings, dict) for settings in experiments.values()):
+        raise UserError(f"{output_dir / (suite + _PLAN)} is damaged (experiments); remove it.")
+    return Asked(noted.get("num_seeds", 0), experiments)
 
 
-def _plan_name(suite: str) -> str:
-    return f"{suite}.plan.json"
+def _settings(run: Run) -> dict[str, str]:
+    suite, experiment = run.suite, run.experiment
+    scores = {"protocol": suite.protocol_of(experiment), "score": suite.score_of(experiment)}
+    return {**run.settings, **{f"suite.{name}": repr(words) for name, words in scores.items()}}
 
 
 class Ledger:
@@ -107,11 +115,11 @@ class Ledger:
         by_experiment = {run.experiment.name: run for run in runs}
         for name, run in by_experiment.items():
             before = noted.get(name, {})
-            if before != run.settings and self._has_begun(run):
+            if before != _settings(run) and self._has_begun(run):
                 raise UserError(self._refusal(run, before))
-        settings = {name: dict(run.settings) for name, run in by_experiment.items()}
+        settings = {name: _settings(run) for name, run in by_experiment.items()}
         plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
-        RunFolder(self._output_dir).write_json(_plan_name(self._suite), plan._asdict())
+        RunFolder(self._output_dir).write_json(self._suite + _PLAN, plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:
         """Whether any seed of the run's experiment has."""
@@ -120,8 +128,9 @@ class Ledger:
         return is_recorded or any(run.folder.parent.glob("*/run.json"))
 
     def _refusal(self, run: Run, before: Mapping[str, str]) -> str:
-        names = sorted(before.keys() | run.settings.keys())
-        pairs = ((name, before.get(name, _UNSET), run.settings.get(name, _UNSET)) for name in names)
+        now = _settings(run)
+        names = sorted(before.keys() | now.keys())
+        pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
         changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
         return (
             f"{run.folder.parent} has runs with other settings than those asked for:\n  "

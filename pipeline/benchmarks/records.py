@@ -95,6 +95,12 @@ def read(path: pathlib.Path) -> list[Record]:
     return list(records.values())
 
 
+def are_in(path: pathlib.Path) -> bool:
+    """Whether the first line of a file says that it is a record; logs of runs have others."""
+    with path.open("rb") as file:
+        return b'"suite"' in file.readline()
+
+
 def write(path: pathlib.Path, records: Iterable[Record]) -> None:
     """Replaces the file in one step, so that a killed process leaves no half line.
 
@@ -150,10 +156,10 @@ def finished(run: Run, workers: int) -> Record:
             "earlier_revisions": _earlier_revisions(start),
             "inexact_resumes": len(start["inexact_resumes"]),
         }
-    except KeyError as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{run.folder}: a file of the run lacks {error}: it is damaged, or of another version "
-            "of the program. Move the folder away; the same command runs it again."
+            f"{run.folder}: a file of the run is damaged, or of another version of the program "
+            f"({error!r}). Move the folder away; the same command runs it again."
         ) from error
 
 

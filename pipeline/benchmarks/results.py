@@ -15,6 +15,7 @@ from pipeline.benchmarks.statistics import Estimate
 
 # Budgets this close are the same: an iteration may cross its budget by some steps.
 SAME_BUDGET = 0.02
+_LATE = 0.05  # a score noted so much later counts for a budget, for logs have intervals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +212,8 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
     points = record["evaluations" if record["score"] == "evaluation" else "curve"]
     if is_end:
         return points[-1][1] if points else None
-    return next((value for steps, value in points if steps >= env_steps), None)
+    latest = env_steps * (1 + _LATE)
+    return next((value for steps, value in points if env_steps <= steps <= latest), None)
 
 
 def estimate(values: np.ndarray) -> Estimate | None:

@@ -45,6 +45,7 @@ def run_suite(
     gin_bindings: Sequence[str],
     stop: StopSignal,
     train: Sequence[str] = TRAIN,
+    flags: Sequence[str] = (),
 ) -> Outcome:
     """Runs what is not finished of a suite and records it in `<output_dir>/<suite>.jsonl`.
 
@@ -55,12 +56,13 @@ def run_suite(
         gin_bindings: statements for every run, after those of the suite.
         stop: its request asks all processes to write a checkpoint and exit.
         train: the command that trains, without its flags.
+        flags: of it, beside those that say which run it is.
 
     Raises:
         UserError: another benchmark runs there; runs that are there have other settings; a gin
             file or a binding is wrong; the disk is full or not writable.
     """
-    runs = plan(suite, output_dir, gin_bindings)
+    runs = plan(suite, output_dir, gin_bindings, flags)
     with Ledger(output_dir, suite.name) as ledger:
         ledger.check_settings(runs)
         with Status(suite.name, workers) as shown:

@@ -12,6 +12,7 @@ from pipeline.errors import UserError
 from pipeline.gin_statements import Binding
 
 _BUDGET = "train.num_env_steps"
+_ALLOW_IMPORTS = "--allow_gin_imports"
 
 
 class Run(NamedTuple):
@@ -25,6 +26,7 @@ class Run(NamedTuple):
         bindings: gin statements that override the config's, in order.
         settings: what config and bindings together bind, without the defaults in the code: values
             as text by name. Equal for runs that differ in nothing but the seed.
+        flags: of `pipeline.train`, beside those that say which run it is.
     """
 
     suite: Suite
@@ -33,6 +35,7 @@ class Run(NamedTuple):
     folder: pathlib.Path
     bindings: tuple[str, ...]
     settings: Mapping[str, str]
+    flags: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -57,21 +60,28 @@ class Run(NamedTuple):
             f"--gin_file={self.experiment.config}",
             *(f"--gin_bindings={binding}" for binding in self.bindings),
             f"--seed={self.seed}",
+            *self.flags,
         ]
 
 
-def plan(suite: Suite, output_dir: pathlib.Path, gin_bindings: Sequence[str] = ()) -> list[Run]:
+def plan(
+    suite: Suite,
+    output_dir: pathlib.Path,
+    gin_bindings: Sequence[str] = (),
+    flags: Sequence[str] = (),
+) -> list[Run]:
     """All runs of a suite; every experiment's first seed comes before any second one.
 
     Args:
         suite: what to run.
         output_dir: of the benchmark.
         gin_bindings: statements for every run, after those of the suite.
+        flags: of every run.
 
     Raises:
         UserError: a config is missing, or it or a binding cannot be read.
     """
-    first_seeds = [_first_run(suite, e, output_dir, gin_bindings) for e in suite.experiments]
+    first_seeds = [_first_run(suite, e, output_dir, gin_bindings, flags) for e in suite.experiments]
     return [
         run._replace(seed=seed, folder=run.folder.with_name(f"seed-{seed}"))
         for seed in range(1, suite.num_seeds + 1)
@@ -80,17 +90,22 @@ def plan(suite: Suite, output_dir: pathlib.Path, gin_bindings: Sequence[str] = (
 
 
 def _first_run(
-    suite: Suite, experiment: Experiment, output_dir: pathlib.Path, gin_bindings: Sequence[str]
+    suite: Suite,
+    experiment: Experiment,
+    output_dir: pathlib.Path,
+    gin_bindings: Sequence[str],
+    flags: Sequence[str],
 ) -> Run:
     folder = output_dir / suite.name / experiment.name / "seed-1"
     budget = f"{_BUDGET} = {experiment.num_env_steps}"
     bindings = (budget, *suite.bindings, *experiment.bindings, *gin_bindings)
-    return Run(suite, experiment, 1, folder, bindings, _settings(experiment.config, bindings))
+    settings = _settings(experiment.config, bindings, _ALLOW_IMPORTS in flags)
+    return Run(suite, experiment, 1, folder, bindings, settings, tuple(flags))
 
 
-def _settings(config: str, bindings: Sequence[str]) -> dict[str, str]:
-    statements = configuration.read([config], bindings)
-    values = {s.name: s.value for s in statements if isinstance(s, Binding)}
+def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict[str, str]:
+    statements = configuration.read([config], bindings, allow_imports)
+    values = {_short_name(s): s.value for s in statements if isinstance(s, Binding)}
     foreign = [name for name in values if name.startswith("suite.")]
     if foreign:
         raise UserError(
@@ -99,6 +114,11 @@ def _settings(config: str, bindings: Sequence[str]) -> dict[str, str]:
         )
     values[_BUDGET] = _whole_number(values[_BUDGET])
     return {name: repr(value) for name, value in values.items()}
+
+
+def _short_name(binding: Binding) -> str:
+    """Without the path of a module, which gin takes before a selector, too."""
+    return binding._replace(selector=binding.selector.rpartition(".")[2]).name
 
 
 def _whole_number(value: Any) -> int:

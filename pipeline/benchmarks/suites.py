@@ -14,7 +14,7 @@ import gin
 
 from pipeline import configuration
 from pipeline.errors import UserError
-from pipeline.gin_statements import shipped_names, suggest
+from pipeline.gin_statements import find_file, shipped_names, suggest
 
 SCORES = ("evaluation", "training", "iteration")
 _FOLDER = "benchmarks/"
@@ -86,18 +86,19 @@ def _of_algorithm(values: str | Mapping[str, str], experiment: Experiment) -> st
     return values if isinstance(values, str) else values[experiment.algorithm]
 
 
-def load(name: str) -> Suite:
+def load(name: str, allow_imports: bool = False) -> Suite:
     """The suite of a shipped gin file or of one's own; gin's global config stays as it is.
 
     Args:
         name: `classic`, or the path of a gin file.
+        allow_imports: lets it import modules from outside this package.
 
     Raises:
         UserError: there is none of this name, or it makes no sense.
     """
     path = _find(name)
     with configuration.preserved():
-        configuration.load([str(path)])
+        configuration.load([str(path)], allow_imports=allow_imports)
         return suite(path.stem)
 
 
@@ -110,13 +111,13 @@ def shipped() -> list[str]:
 def _find(name: str) -> pathlib.Path:
     if name in shipped():
         return configuration.find_config(_FOLDER + name)
-    for path in (pathlib.Path(name), pathlib.Path(f"{name}.gin")):
-        if path.is_file():
-            return path
-    raise UserError(
-        f"no suite is named {name!r}.{suggest(name, shipped())} There are {', '.join(shipped())}; "
-        "or give the path of a gin file that binds suite.experiments."
-    )
+    try:
+        return find_file(name, [pathlib.Path()])
+    except UserError as error:
+        raise UserError(
+            f"no suite is named {name!r}.{suggest(name, shipped())} There are "
+            f"{', '.join(shipped())}; or give the path of a gin file that binds suite.experiments."
+        ) from error
 
 
 @gin.configurable(denylist=["name"])
