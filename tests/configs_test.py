@@ -85,7 +85,7 @@ def test_the_readme_lists_every_ready_run_with_its_budget():
     for name, steps in budgets.items():
         configuration.load([name])
         assert gin.query_parameter("train.num_env_steps") == steps, name
-    assert all(comment for _, comment in configuration.list_configs())
+    assert all(comment.endswith(".") for _, comment in configuration.list_configs())
 
 
 # Whose agent a run trains, where its name says otherwise.
