@@ -1,14 +1,16 @@
-"""Folders that flags name: one process at a time, and messages that name the flag."""
+"""Folders that flags name: one process at a time, JSON files, messages that say what to mend."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import pathlib
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
-from pipeline.durable import make_folder
+from pipeline import data_files
+from pipeline.durable import make_folder, write_text
 from pipeline.errors import UserError
 
 
@@ -43,3 +45,36 @@ def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[Non
         yield
     except OSError as error:
         raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+
+
+def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file.
+
+    Args:
+      path: of the file.
+      kinds: of the values of some keys, where they are there.
+
+    Raises:
+      UserError: the file is damaged, or cannot be read.
+    """
+    try:
+        value = data_files.parse_object(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it to go on.") from error
+    wrong = [k for k, kind in kinds.items() if not isinstance(value.get(k, kind()), kind)]
+    if wrong:
+        raise UserError(f"{path} is damaged ({', '.join(wrong)}); remove it to go on.")
+    return value
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Replaces a JSON file in one step.
+
+    Raises:
+      WriteError: the disk is full, not writable, ...
+    """
+    write_text(path, json.dumps(value, indent=2) + "\n")

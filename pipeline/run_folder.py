@@ -14,14 +14,13 @@ root_dir/
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
 from typing import IO, Any
 
-from pipeline import configuration, data_files, revision
+from pipeline import configuration, folders, revision
 from pipeline.circumstances import machine, versions
 from pipeline.durable import write_text
 from pipeline.errors import UserError
@@ -44,8 +43,6 @@ _KINDS: dict[str, type] = {
     "inexact_resumes": list,
     "has_checkpoint": bool,
     "evaluation": dict,
-    "num_seeds": int,
-    "experiments": dict,
 }
 
 
@@ -239,19 +236,7 @@ class RunFolder:
         Raises:
           UserError: the file is damaged, or cannot be read.
         """
-        path = self.path / name
-        try:
-            value = data_files.parse_object(path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); remove it to go on.") from error
-        wrong = [k for k, kind in _KINDS.items() if not isinstance(value.get(k, kind()), kind)]
-        if wrong:
-            raise UserError(f"{path} is damaged ({', '.join(wrong)}); remove it to go on.")
-        return value
+        return folders.read_json(self.path / name, _KINDS)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replaces a JSON file of the folder in one step.
@@ -259,7 +244,7 @@ class RunFolder:
         Raises:
           WriteError: the disk is full, not writable, ...
         """
-        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+        folders.write_json(self.path / name, value)
 
 
 def _is_evaluation(value: dict[str, Any]) -> bool:

@@ -214,7 +214,7 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
     parts = training_stages.build_components()
     training = training_stages.Training(parts, 0, tmp_path)
     environment = training_stages.Stages(parts).environment()
-    returns = []
+    returns: list[float] = []
     while len(returns) < 4:
         environment(0.01)
         returns += [x for x in [training(0.1)["return_mean"]] if x is not None]

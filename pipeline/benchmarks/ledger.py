@@ -17,8 +17,7 @@ from pipeline.benchmarks import records
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.benchmarks.runs import Run
 from pipeline.errors import UserError
-from pipeline.folders import lock
-from pipeline.run_folder import RunFolder
+from pipeline.folders import lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
@@ -47,7 +46,7 @@ def asked(output_dir: pathlib.Path, suite: str) -> Asked:
     Raises:
         UserError: the file is damaged.
     """
-    noted = RunFolder(output_dir).read_json(suite + _PLAN)
+    noted = read_json(output_dir / (suite + _PLAN), {"num_seeds": int, "experiments": dict})
     experiments = noted.get("experiments", {})
     if not all(isinstance(settings, dict) for settings in experiments.values()):
         raise UserError(f"{output_dir / (suite + _PLAN)} is damaged (experiments); remove it.")
@@ -119,7 +118,7 @@ class Ledger:
                 raise UserError(self._refusal(run, before))
         settings = {name: _settings(run) for name, run in by_experiment.items()}
         plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
-        RunFolder(self._output_dir).write_json(self._suite + _PLAN, plan._asdict())
+        write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:
         """Whether any seed of the run's experiment has."""

@@ -202,18 +202,17 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
     end = record["num_env_steps"]
     if env_steps is not None and env_steps > end * (1 + SAME_BUDGET):
         return None
-    is_end = env_steps is None or env_steps >= end
+    at = end if env_steps is None else min(env_steps, end)
+    is_end = at == end
     if record["score"] == "evaluation" and is_end:
         returns = record["evaluation_returns"]
         return float(np.mean(returns)) if returns else None
     if record["score"] == "iteration":
-        at = end if is_end else env_steps
         return next((mean for steps, mean in record["iterations"] if steps == at), None)
     points = record["evaluations" if record["score"] == "evaluation" else "curve"]
     if is_end:
         return points[-1][1] if points else None
-    latest = env_steps * (1 + _LATE)
-    return next((value for steps, value in points if env_steps <= steps <= latest), None)
+    return next((value for steps, value in points if at <= steps <= at * (1 + _LATE)), None)
 
 
 def estimate(values: np.ndarray) -> Estimate | None:

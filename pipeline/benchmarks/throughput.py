@@ -35,9 +35,8 @@ from pipeline.benchmarks.worker_process import Worker, WorkerError
 from pipeline.circumstances import machine
 from pipeline.durable import write_text
 from pipeline.errors import UserError, check_number, check_whole
-from pipeline.folders import lock, named_errors
+from pipeline.folders import lock, named_errors, read_json
 from pipeline.jsonl import plain
-from pipeline.run_folder import RunFolder
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 _SCRATCH = ".throughput-scratch-"
@@ -117,7 +116,7 @@ def throughput(
 
 def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
     """The works that earlier calls of the same command have measured on all sides."""
-    earlier = RunFolder(output_dir).read_json(_JSON)
+    earlier = read_json(output_dir / _JSON, {"works": dict})
     here = plain(circumstances)
     differing = [name for name in here if earlier and earlier.get(name) != here[name]]
     if differing:
@@ -240,7 +239,7 @@ def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: throughput.json is damaged, or the disk is full or not writable.
     """
-    if not (results := RunFolder(output_dir).read_json(_JSON)):
+    if not (results := read_json(output_dir / _JSON, {"works": dict})):
         return []
     try:
         text = document(results)

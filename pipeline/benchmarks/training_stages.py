@@ -45,10 +45,7 @@ def prepare(work: Work, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[
         return settings, {"training": training}
     stages = Stages(parts)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
-    facts = {
-        **settings,
-        "num_parameters": sum(w.shape.num_elements() for w in weights),
-    }
+    facts = {**settings, "num_parameters": sum(w.shape.num_elements() for w in weights)}
     return facts, {
         "environment": stages.environment(),
         "collect": stages.collect(),
