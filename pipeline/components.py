@@ -158,7 +158,7 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
             f"This agent learns from sequences of {length} rows: bind train.create_experience = "
             "@ReplayBuffer."
         )
-    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_updates != 1):
+    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_batches != 1):
         raise UserError(
             "This agent makes one update of a whole rollout: bind train.create_experience = "
             "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."

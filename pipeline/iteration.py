@@ -186,16 +186,16 @@ class Iterations:
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
 
     def _update(self, state: LoopState) -> LoopState:
-        if self.experience.num_updates == 1:
+        if self.experience.num_batches == 1:
             loss_sums = self._update_once(state.loss_sums)
         else:
             _, loss_sums = tf.while_loop(
-                lambda update, _: update < self.experience.num_updates,
+                lambda update, _: update < self.experience.num_batches,
                 lambda update, sums: (update + 1, self._update_once(sums)),
                 (tf.constant(0), state.loss_sums),
                 parallel_iterations=1,
             )
-        count = state.loss_count + float(self.experience.num_updates)
+        count = state.loss_count + float(self.experience.num_batches)
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

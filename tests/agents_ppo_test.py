@@ -425,7 +425,7 @@ class Loop:
     def iterate(self) -> None:
         self.collect()
         self.begin()
-        for _ in range(self.rollout.num_updates):
+        for _ in range(self.rollout.num_batches):
             batch, weights, _ = self.rollout.next_batch()
             self.agent.train(batch, weights)
         self.rollout.end(self.agent.finish)
@@ -464,7 +464,7 @@ def test_observation_statistics_move_in_finish_alone(loop: Loop) -> None:
         before = values_of(loop.moments.variables)
         rows = loop.collect()
         loop.begin()
-        for _ in range(loop.rollout.num_updates):
+        for _ in range(loop.rollout.num_batches):
             batch, weights, _ = loop.rollout.next_batch()
             loop.agent.train(batch, weights)
         assert_same(values_of(loop.moments.variables), before)

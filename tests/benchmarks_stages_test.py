@@ -44,7 +44,7 @@ def test_a_work_is_what_is_trained(name, num_envs):
         assert binding.partition(" = ")[0] not in unread
     (parts,) = built
     assert parts.environment.batch_size == num_envs
-    steps, updates = parts.experience.collect_steps, parts.experience.num_updates
+    steps, updates = parts.experience.collect_steps, parts.experience.num_batches
     assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps
     layers = [x for network in parts.agent.trained.values() for x in network.submodules]
     computed = {x.compute_dtype for x in layers if isinstance(x, tf.keras.layers.Conv2D)}

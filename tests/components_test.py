@@ -43,7 +43,7 @@ def test_weights_follow_from_the_seed_alone(algorithm):
 def test_the_parts_fit_each_other():
     parts = build_components("dqn")
     assert parts.environment.batch_size == 2
-    assert parts.experience.collect_steps * 2 == 4 * parts.experience.num_updates
+    assert parts.experience.collect_steps * 2 == 4 * parts.experience.num_batches
     assert parts.agent.train_sequence_length == 3  # n_step = 2, and the row to bootstrap from
     assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
 

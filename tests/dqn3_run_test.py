@@ -130,7 +130,7 @@ def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypa
     counts = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     parts.runner.train(parts.runner.initial_state(), *counts)  # traces the graph
     assert called[:3] == ["run", "add", "train"]
-    assert (parts.experience.collect_steps, parts.experience.num_updates) == (4, 1)
+    assert (parts.experience.collect_steps, parts.experience.num_batches) == (4, 1)
     run.close()
 
 
@@ -169,7 +169,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
         assert epsilon(tf.constant(count, tf.int64)).numpy() == pytest.approx(value)
         assert agent.schedules["learning_rate"](count).numpy() == pytest.approx(0.00025)
     assert gin.query_parameter("initialize_replay_buffer.num_env_steps") == 50_000
-    assert (experience.collect_steps, experience.num_updates) == (4, 1)
+    assert (experience.collect_steps, experience.num_batches) == (4, 1)
     assert (experience._batch_size, experience._block_size) == (32, 512)
     assert experience._stream_capacity == 1_000_000
     assert parts.runner.drivers[0]._reward_range == (-1, 1)

@@ -326,7 +326,7 @@ def test_iteration_sizes(
     num_envs: int, env_steps_per_update: float, expected: tuple[int, int]
 ) -> None:
     buffer = create(num_envs=num_envs, capacity=90, env_steps_per_update=env_steps_per_update)
-    assert (buffer.collect_steps, buffer.num_updates) == expected
+    assert (buffer.collect_steps, buffer.num_batches) == expected
 
 
 def test_user_errors() -> None:

@@ -61,7 +61,7 @@ def collect(rollout: Rollout, rows: trajectory.Trajectory, chunk: int = 2) -> No
 
 
 def draw_all(rollout: Rollout) -> list[Any]:
-    return [rollout.next_batch() for _ in range(rollout.num_updates)]
+    return [rollout.next_batch() for _ in range(rollout.num_batches)]
 
 
 def all_keys(batches: list[Any]) -> np.ndarray:
@@ -166,7 +166,7 @@ def test_restored_rollout_goes_on_with_the_same_orders(tmp_path: pathlib.Path) -
 def test_sizes() -> None:
     rollout = create()
     assert rollout.collect_steps == NUM_STEPS
-    assert rollout.num_updates == EPOCHS * ROWS // MINIBATCH
+    assert rollout.num_batches == EPOCHS * ROWS // MINIBATCH
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_an_iteration_is_traced_once_with_stateless_randomness() -> None:
         for _ in tf.range(iterations):
             rollout.add(tf.range(NUM_ENVS), rows)
             rollout.begin(prepare)
-            for _ in tf.range(rollout.num_updates):
+            for _ in tf.range(rollout.num_batches):
                 drawn += tf.reduce_sum(rollout.next_batch()[2])
             rollout.end(lambda rows: total.assign_add(tf.reduce_sum(rows.reward)))
         return drawn

@@ -76,7 +76,7 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
     # A log in between restarts the sums, and traces nothing anew.
     whole.state = clear_losses(whole.state)
     whole.train(3, 10**6)
-    assert int(whole.state.loss_count) == 3 * whole.parts.experience.num_updates
+    assert int(whole.state.loss_count) == 3 * whole.parts.experience.num_batches
     for run in (whole, cut):
         assert run.iterations.train.experimental_get_tracing_count() == 1
         warm_up_traces = run.iterations.collect_randomly.experimental_get_tracing_count()
@@ -87,7 +87,7 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
     variable = [v for network in networks for v in network.trainable_variables][-1]
     variable.assign(tf.fill(variable.shape, float("inf")))
     whole.train(1000, 10**6)
-    assert int(whole.state.loss_count) == batches + whole.parts.experience.num_updates
+    assert int(whole.state.loss_count) == batches + whole.parts.experience.num_batches
     assert not all(tf.math.is_finite(total) for total in whole.state.loss_sums.values())
 
 

@@ -231,10 +231,10 @@ class Stages:
 
         def all_batches(total: tf.Tensor) -> tf.Tensor:
             self._begin()
-            return repeated(batch, total, tf.constant(experience.num_updates, tf.int64))
+            return repeated(batch, total, tf.constant(experience.num_batches, tf.int64))
 
         self._fill()
-        rounds = finishing(self._sum_of(all_batches), experience.num_updates)
+        rounds = finishing(self._sum_of(all_batches), experience.num_batches)
         stage = timed(rounds, "batches")
         experience.end(lambda rows: None)
 

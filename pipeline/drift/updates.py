@@ -144,7 +144,7 @@ def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
     batches: list[Batch] = []
     while len(batches) < num_updates:
         carry = _collect(parts, carry)
-        for _ in range(parts.experience.num_updates):
+        for _ in range(parts.experience.num_batches):
             experience, weights, _ = parts.experience.next_batch()
             batches.append(Batch(experience, weights, carry.statistics.env_steps))
         parts.experience.end(parts.agent.finish)

@@ -5,7 +5,7 @@ nothing else about them. An iteration is
 
     add(stream_ids, rows)       once or more, `collect_steps` vector steps in all
     begin(prepare)
-    num_updates times:
+    num_batches times:
         next_batch() -> trajectory, weights, keys
         feedback(keys, loss_info)
     end(finish)
@@ -57,7 +57,7 @@ class Experience(Protocol):
         """Vector steps collected in an iteration."""
 
     @property
-    def num_updates(self) -> int:
+    def num_batches(self) -> int:
         """Batches handed out in an iteration, each for an update, or for a part of one."""
 
     @property

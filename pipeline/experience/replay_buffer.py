@@ -17,7 +17,7 @@ from tf_agents.trajectories import trajectory
 from pipeline import data_files
 from pipeline.errors import UserError, check_whole
 from pipeline.experience import segments, storage
-from pipeline.experience.sizes import check_capacity, schedule
+from pipeline.experience.sizes import check_capacity, iteration_sizes
 from pipeline.observations import is_frame_stack
 from pipeline.randomness import stateless_seed, stream_key
 from pipeline.returns import valid_mask
@@ -87,7 +87,7 @@ class ReplayBuffer:
         self._stored_spec = storage.newest_frame_spec(data_spec) if self._stack > 1 else data_spec
         self._names = storage.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
-        self._collect_steps, self._num_updates = schedule(env_steps_per_update, num_envs)
+        self._collect_steps, self._num_batches = iteration_sizes(env_steps_per_update, num_envs)
         needs = {"sequence": sequence_length, "iteration": self._collect_steps}
         check_capacity(capacity, num_envs, needs, self._stack - 1, self._stored_spec)
         self._stream_capacity = capacity // num_envs
@@ -117,9 +117,9 @@ class ReplayBuffer:
         return self._collect_steps
 
     @property
-    def num_updates(self) -> int:
+    def num_batches(self) -> int:
         """Batches handed out in an iteration."""
-        return self._num_updates
+        return self._num_batches
 
     @property
     def size(self) -> tf.Tensor:

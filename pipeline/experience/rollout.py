@@ -64,7 +64,7 @@ class Rollout:
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
         check_minibatches(num_steps, num_envs, minibatch_size, num_epochs)
-        self._num_updates = num_epochs * (self._num_rows // minibatch_size)
+        self._num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec
         self._key = stream_key(seed, "rollout")
         self._collected = self._create_columns(data_spec)
@@ -75,7 +75,7 @@ class Rollout:
             self._rollouts = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             self._minibatch = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             # The keys of every minibatch of every epoch.
-            order = tf.zeros([self._num_updates, minibatch_size], tf.int64)
+            order = tf.zeros([self._num_batches, minibatch_size], tf.int64)
             self._order = tf.Variable(order, trainable=False)
 
     def _create_columns(self, spec: trajectory.Trajectory) -> list[tf.Variable]:
@@ -87,9 +87,9 @@ class Rollout:
         return self._num_steps
 
     @property
-    def num_updates(self) -> int:
+    def num_batches(self) -> int:
         """Batches handed out in an iteration."""
-        return self._num_updates
+        return self._num_batches
 
     @property
     def size(self) -> tf.Tensor:

@@ -13,7 +13,7 @@ from pipeline.experience import storage
 _MOST_UPDATES = 1_000  # of an iteration of several vector steps
 
 
-def schedule(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int]:
+def iteration_sizes(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int]:
     """The fewest (vector steps, updates) that keep the ratio of environment steps to updates.
 
     `updates * env_steps_per_update == vector steps * num_envs`, exactly.
