@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipeline.benchmarks.stages import has_variant
+from pipeline.benchmarks.our_worker import has_variant
 from pipeline.benchmarks.workers import works as trainings
 from pipeline.errors import UserError
 
@@ -86,7 +86,7 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
 
 def ours(work: str, variants: Sequence[str]) -> list[Contender]:
     """This pipeline, once in each variant."""
-    command = (sys.executable, "-m", "pipeline.benchmarks.stages")
+    command = (sys.executable, "-m", "pipeline.benchmarks.our_worker")
     names = [(":" + variant) if variant else "" for variant in variants]
     return [Contender(f"ours{name}", command, f"{work}{name}") for name in names]
 

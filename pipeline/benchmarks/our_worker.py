@@ -1,6 +1,6 @@
 """This pipeline as a worker of `throughput`.
 
-    python -m pipeline.benchmarks.stages --work=dqn_pong_8 --output_dir=/tmp/x
+    python -m pipeline.benchmarks.our_worker --work=dqn_pong_8 --output_dir=/tmp/x
 
 A work of `workers/works.py`, perhaps in a variant (`dqn_pong_8:bfloat16`), is timed stage by stage
 (`training_stages`); the others are about the machine and the run around a training

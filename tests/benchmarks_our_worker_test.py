@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import ROOT
 
 from pipeline import components, configuration
-from pipeline.benchmarks import machine_stages, stages, training_stages
+from pipeline.benchmarks import machine_stages, our_worker, training_stages
 from pipeline.benchmarks.workers.restored import restored
 from pipeline.benchmarks.workers.works import WORKS
 from pipeline.errors import UserError
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.usefixtures("any_config")
 )
 def test_a_work_is_what_is_trained(name, num_envs):
     work = WORKS[name]
-    bindings = stages.gin_bindings(work, num_envs, "bfloat16")
+    bindings = our_worker.gin_bindings(work, num_envs, "bfloat16")
     # Nothing is measured here: a million frames would only take memory.
     small = [b.replace("1000000", "1000") for b in bindings]
-    configuration.load(stages.gin_files(work), small)
+    configuration.load(our_worker.gin_files(work), small)
     built = []
 
     def runner(*arguments):
@@ -58,7 +58,9 @@ def test_a_work_is_what_is_trained(name, num_envs):
 )
 def test_a_variant_runs_as_many_actors_as_the_work_has_environments(variant, scheduler):
     work = WORKS["a2c_cartpole"]
-    configuration.load(stages.gin_files(work, variant), stages.gin_bindings(work, 3, variant))
+    configuration.load(
+        our_worker.gin_files(work, variant), our_worker.gin_bindings(work, 3, variant)
+    )
     parts = training_stages.build_components()
     assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
     parts.runner.close()
@@ -67,7 +69,7 @@ def test_a_variant_runs_as_many_actors_as_the_work_has_environments(variant, sch
 def measured(work, output_dir):
     """What the worker says when it is ready, and its answer for every stage."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
-    command = [sys.executable, "-m", "pipeline.benchmarks.stages", f"--work={work}"]
+    command = [sys.executable, "-m", "pipeline.benchmarks.our_worker", f"--work={work}"]
     worker = subprocess.Popen(
         [*command, f"--output_dir={output_dir}"],
         stdin=subprocess.PIPE,
@@ -190,7 +192,7 @@ def test_only_the_machine_is_measured_in_rounds(tmp_path):
 
 def test_timing_updates_leaves_the_agent_as_it_was():
     work = WORKS["dqn_cartpole"]
-    configuration.load(stages.gin_files(work), stages.gin_bindings(work, 2, ""))
+    configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
     parts = training_stages.build_components()
     timed = training_stages.Stages(parts)
     collect, update = timed.collect(), timed.update()
@@ -204,9 +206,9 @@ def test_timing_updates_leaves_the_agent_as_it_was():
 def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
     work = WORKS["a2c_cartpole"]
     configuration.load(
-        stages.gin_files(work),
+        our_worker.gin_files(work),
         [
-            *stages.gin_bindings(work, 2, ""),
+            *our_worker.gin_bindings(work, 2, ""),
             "gymnasium_environment.name = 'MountainCar-v0'",  # who does not learn returns -200
             "create_a2c_agent.learning_rate = 0.0",
         ],
