@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Episodes:
       divergence: why the last `restore` could not continue the episodes, "" if it did.
       is_recorded: whether actions are kept, without which there is nothing to `save`.
       calls: into the vector environment, so far.
-      is_stepping: whether one is under way.
+      crossing: identifies the thread that is inside one now; 0 if none is.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Episodes:
         self.divergence = ""
         self.is_recorded = True
         self.calls = 0
-        self.is_stepping = False
+        self.crossing = 0
         # Any: gymnasium's vector environments differ in the seeds that they take.
         self._vector_env: Any = vector_env
         self._num_envs = vector_env.num_envs
@@ -184,11 +185,11 @@ class Episodes:
     def cross(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls the vector environment in such a way that others see that it is under way."""
         self.calls += 1
-        self.is_stepping = True
+        self.crossing = threading.get_ident()
         try:
             return call(*args)
         finally:
-            self.is_stepping = False
+            self.crossing = 0
 
     def _seeds(self) -> list[int]:
         """Of each environment's anchor."""
