@@ -40,10 +40,22 @@ def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
         raise WriteError(f"cannot write to {folder}: {error}") from error
 
 
+def resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
+    """Tells of the `latest` checkpoint; nothing where that cannot be read now.
+
+    What it is added to is worse, and must not be hidden by it.
+    """
+    try:
+        newest = latest()
+    except WriteError:
+        return ""
+    return f"The checkpoint {newest} is intact." if newest else "There is no checkpoint yet."
+
+
 @contextlib.contextmanager
 def hinting(hint: Callable[[], str]) -> Iterator[None]:
-    """Adds a line to every UserError."""
+    """Adds a line to every UserError, if there is a hint."""
     try:
         yield
     except UserError as error:
-        raise type(error)(f"{error}\n{hint()}") from error
+        raise type(error)(f"{error}\n{hint()}".rstrip("\n")) from error
