@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from pipeline.environments import TrainingEnvironment
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, WriteError
 
 
@@ -29,6 +30,20 @@ def named_failures(
         if not message:
             raise
         raise UserError(message + cause()) from error
+
+
+def untold(
+    errors: Sequence[Exception], environments: Sequence[VectorEnvironment]
+) -> Sequence[Exception]:
+    """Those of `errors`, of which the first is raised, that `named_failures` may not tell.
+
+    Where the environments explain some, it tells these; which of the errors they are is not known,
+    for a graph has changed them.
+    """
+    explained = sum(environment.error is not None for environment in environments)
+    if explained >= len(errors):
+        return []
+    return errors if explained else errors[1:]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pipeline.circumstances import Circumstances
 from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import UserError, WriteError
-from pipeline.failures import hinting, named_failures, named_write_errors, resume_hint
+from pipeline.failures import hinting, named_failures, named_write_errors, resume_hint, untold
 from pipeline.finiteness import check_losses, check_weights, unsound_weights
 from pipeline.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.metrics import metrics_record
@@ -188,9 +188,9 @@ class HostLoop:
                     self._save()
                 except UserError as error:
                     self._progress.message(f"no checkpoint could be made of what is left: {error}")
-                if len(parts.environment.failure_message().splitlines()) < len(halted.errors):
-                    for other in halted.errors[1:]:
-                        self._progress.message(f"another failure: {other}")
+                environments = [driver.environment for driver in self._runner.drivers]
+                for other in untold(halted.errors, environments):
+                    self._progress.message(f"another failure: {other}")
                 raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
