@@ -136,15 +136,17 @@ def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path,
     assert any("writing works again" in message for message in run.progress.said)
 
 
-def test_a_worse_evaluation_does_not_pass_for_the_checkpoint_that_failed_before(tmp_path):
-    run = Run(tmp_path / "run")
+def test_a_worse_evaluation_does_not_pass_for_the_checkpoint_that_failed_before(
+    tmp_path, monkeypatch
+):
+    run, save = Run(tmp_path / "run"), Mock()
     run.train()
-    run.loop._save = Mock()
+    monkeypatch.setattr(run.loop, "_save", save)
     run.loop._save_if_best(-1.0)
-    run.loop._save.assert_not_called()
+    save.assert_not_called()
     run.loop._save_patience.attempt(Mock(side_effect=WriteError("the disk is full")))
     run.loop._save_if_best(-1.0)
-    run.loop._save.assert_called_once()
+    save.assert_called_once()
 
 
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
