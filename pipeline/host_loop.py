@@ -7,6 +7,7 @@ crossed a multiple of it since the last time; what was done when is part of the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from pipeline.circumstances import Circumstances
 from pipeline.collect import interrupt_episodes
 from pipeline.components import Components
 from pipeline.errors import UserError, WriteError
-from pipeline.failures import hinting, named_failures, named_write_errors
+from pipeline.failures import hinting, named_failures, named_write_errors, resume_hint, untold
 from pipeline.finiteness import check_losses, check_weights, unsound_weights
 from pipeline.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.metrics import metrics_record
@@ -67,7 +68,9 @@ class HostLoop:
         }
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
+        self._resume_hint = functools.partial(resume_hint, self._checkpoints.latest)
         self._logs = RunLogs(folder)
+        self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [driver.environment for driver in self._runner.drivers]
         environments.append(components.evaluator.environment)
         self._watchdog = Watchdog(environments, self._resume_hint)
@@ -185,9 +188,9 @@ class HostLoop:
                     self._save()
                 except UserError as error:
                     self._progress.message(f"no checkpoint could be made of what is left: {error}")
-                if len(parts.environment.failure_message().splitlines()) < len(halted.errors):
-                    for other in halted.errors[1:]:
-                        self._progress.message(f"another failure: {other}")
+                environments = [driver.environment for driver in self._runner.drivers]
+                for other in untold(halted.errors, environments):
+                    self._progress.message(f"another failure: {other}")
                 raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
@@ -235,9 +238,14 @@ class HostLoop:
         self._log_patience.attempt(self._flush)
         self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
         self._returned = self.env_steps, result["return_mean"]
-        best = self._checkpoints.best()
-        if best is None or result["return_mean"] > best.return_mean:
-            self._save_patience.attempt(self._save)
+        self._save_patience.attempt(lambda: self._save_if_best(result["return_mean"]))
+
+    def _save_if_best(self, return_mean: float) -> None:
+        with hinting(self._resume_hint):
+            best = self._checkpoints.best()
+        # One that failed before is made up for, too: what returns here counts as written.
+        if best is None or return_mean > best.return_mean or self._save_patience.is_failing:
+            self._save()
 
     def _play(self, num_episodes: int) -> dict[str, Any]:
         length = self._parts.evaluator.length(num_episodes)
@@ -252,10 +260,6 @@ class HostLoop:
         assert result is not None  # it is None only if a stop was requested
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
         return result
-
-    def _flush(self) -> None:
-        with hinting(self._resume_hint):
-            self._logs.flush()
 
     def _save(self) -> None:
         with hinting(self._resume_hint):
@@ -277,10 +281,6 @@ class HostLoop:
             if self._host["checkpointed"] != self.env_steps:
                 self._save()
             raise Stopped
-
-    def _resume_hint(self) -> str:
-        latest = self._checkpoints.latest()
-        return f"The checkpoint {latest} is intact." if latest else "There is no checkpoint yet."
 
     def _finish(self) -> dict[str, Any]:
         self._log_patience.insist(self._flush)

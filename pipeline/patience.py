@@ -50,7 +50,7 @@ class Patience:
         Raises:
           WriteError: it fails, and has failed for too long.
         """
-        if self._is_failing and time.monotonic() < self._next_try:
+        if self.is_failing and time.monotonic() < self._next_try:
             return False
         try:
             write()
@@ -66,7 +66,7 @@ class Patience:
         Raises:
           WriteError: it has failed for too long.
         """
-        if self._is_failing:
+        if self.is_failing:
             self.attempt(write)
 
     def insist(self, write: Callable[[], object]) -> None:
@@ -82,7 +82,8 @@ class Patience:
                 time.sleep(0.1)
 
     @property
-    def _is_failing(self) -> bool:
+    def is_failing(self) -> bool:
+        """Whether the last try failed, so that something is still to be written."""
         return self._failing_since is not None
 
     def _fail(self, error: WriteError) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import gin
 
-from pipeline.environments.episodes import Episodes
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import USER_ERROR_CODE, check_number
 from pipeline.shutdown import exit_at_once
@@ -62,29 +61,30 @@ class Watchdog:
         tick = min(_TICK, self._timeout / 4)
         while not self._closed.wait(tick):
             for index, environment in enumerate(self._environments):
-                waits = environment.is_stepping and environment.calls == calls[index]
+                waits = environment.crossing and environment.calls == calls[index]
                 ticks[index] = ticks[index] + 1 if waits else 0
                 calls[index] = environment.calls
                 if ticks[index] * tick >= self._timeout:
                     self._end(environment)
 
     def _end(self, environment: VectorEnvironment) -> None:
-        print(
+        reason = (
             f"error: environment {environment.name} has not come back from a step or reset for "
-            f"{self._timeout:g} s (Watchdog.timeout){_whereabouts()}. {self._advice()}",
-            file=sys.stderr,
-            flush=True,
+            f"{self._timeout:g} s (Watchdog.timeout){_whereabouts(environment.crossing)}."
         )
-        for process in multiprocessing.active_children():
-            process.kill()
-        exit_at_once(USER_ERROR_CODE)
+        try:
+            print(reason, file=sys.stderr, flush=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            print(self._advice(), file=sys.stderr, flush=True)  # last: it may fail
+        finally:
+            exit_at_once(USER_ERROR_CODE)
 
 
-def _whereabouts() -> str:
-    """Where the thread is that steps the environment, as far as Python can tell."""
-    for frame in sys._current_frames().values():
-        stack = traceback.extract_stack(frame)
-        if any(place.name == Episodes.cross.__name__ for place in stack):
-            innermost = stack[-1]
-            return f"; it is in {innermost.filename}:{innermost.lineno}, {innermost.name}"
-    return ""
+def _whereabouts(thread: int) -> str:
+    """Where the thread of this identifier is, as far as Python can tell."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
+    innermost = traceback.extract_stack(frame)[-1]
+    return f"; it is in {innermost.filename}:{innermost.lineno}, {innermost.name}"

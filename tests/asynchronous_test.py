@@ -459,6 +459,24 @@ def test_failures_that_no_environment_explains_are_all_told(tmp_path):
     run.close()
 
 
+@pytest.mark.parametrize("others", ["before", "after"])
+def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
+    run = stopped(tmp_path)
+    state, run.stop.requested = run.loop._state, False
+    error = RuntimeError("a message\nof two lines")
+    environment = run.parts.runner.drivers[1].environment
+    with pytest.raises(RuntimeError):
+        environment._vector_env.step = Mock(side_effect=error)
+        environment._step_rows(np.zeros(1, np.int32))
+    errors = [MemoryError("of an actor"), error]
+    halted = Halted(errors if others == "before" else errors[::-1], state)
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
+        run.loop.train()
+    assert "another failure: of an actor" in run.progress.said
+    run.close()
+
+
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     run = stopped(tmp_path)
     run.close()

@@ -1,6 +1,8 @@
 """A restored environment goes on where it was saved, by repeating actions from seeds."""
 
+import functools
 import json
+import os
 
 import gymnasium
 import numpy as np
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from scripted_environments import EchoEnv, environment
 
 from pipeline.environments import atari, deepmind_atari
+from pipeline.environments.async_vector_env import SelectiveAsyncVectorEnv
 from pipeline.environments.atari import atari_environment
 from pipeline.environments.deepmind_atari import deepmind_atari_environment
+from pipeline.environments.gymnasium import gymnasium_environment
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
@@ -61,6 +65,35 @@ class FragileEnv(WalkEnv):
         if self.fails:
             raise OSError("the wheel came off")
         return super().step(action)
+
+
+class DyingEnv(WalkEnv):
+    """Ends its process where it is told to."""
+
+    fails = False
+
+    def step(self, action):
+        if self.fails:
+            os._exit(1)
+        return super().step(action)
+
+
+class PuzzleEnv(WalkEnv):
+    """Refuses actions that are not legal now, as board games do; the observation tells which is."""
+
+    observation_space = Box(0, 2, (1,), np.int64)
+
+    def _observation(self):
+        self.legal = self.np_random.integers(3)
+        return np.array([self.legal])
+
+    def step(self, action):
+        assert action == self.legal
+        return super().step(action)
+
+
+gymnasium.register("Fragile-v0", entry_point=f"{__name__}:FragileEnv")
+gymnasium.register("Dying-v0", entry_point=f"{__name__}:DyingEnv")
 
 
 def build(env_class=WalkEnv, vector_class=LeanSyncVectorEnv, num_envs=3, interval=30, **kwargs):
@@ -200,6 +233,74 @@ def test_an_environment_that_raises_when_repeated_is_named(tmp_path, monkeypatch
     again.restore(tmp_path)
     assert "OSError" in again.divergence and "the wheel came off" in again.divergence
     assert again.step([0, 0, 0]).step_type.numpy().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("vector_class", "every"), [(LeanSyncVectorEnv, 1), (SelectiveAsyncVectorEnv, 15)]
+)
+def test_no_action_is_repeated_in_a_state_that_it_was_not_chosen_for(tmp_path, vector_class, every):
+    env = build(PuzzleEnv, vector_class, interval=8)
+    rows = env.reset()
+    anchors_differed = 0
+    for step in range(1, 121):
+        rows = env.step(tf.cast(rows.observation[:, 0], tf.int32))
+        if step % every:
+            continue
+        anchors_differed += len(set(env._log.anchors)) > 1
+        (folder := tmp_path / str(step)).mkdir()
+        env.save(folder)
+        again = build(PuzzleEnv, vector_class, interval=8)
+        again.restore(folder)
+        assert again.divergence == ""
+        for row, restored in zip(rows, again.current_time_step(), strict=True):
+            np.testing.assert_array_equal(row, restored)
+        again.close()
+    assert anchors_differed
+    env.close()
+
+
+@pytest.mark.parametrize("vector_class", [LeanSyncVectorEnv, SelectiveAsyncVectorEnv])
+def test_environments_that_are_left_out_of_a_step_stay_as_they_are(vector_class):
+    def moves(live_of_step):
+        vector_env = vector_class([WalkEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+        observations = [vector_env.reset(seed=[1, 2])[0]]
+        for live in live_of_step:
+            step = [vector_env.step] if live is None else [vector_env.step_some, np.array(live)]
+            observations.append(functools.partial(*step)(np.array([2, 2]))[0])
+        vector_env.close()
+        return np.array(observations)
+
+    together = moves([None] * 60)
+    in_turn = moves([(True, False), (False, True)] * 60)
+    np.testing.assert_array_equal(in_turn[::2], together)
+    np.testing.assert_array_equal(in_turn[1::2, 0], together[1:, 0])
+    np.testing.assert_array_equal(in_turn[1::2, 1], together[:-1, 1])
+
+
+@pytest.mark.parametrize("env_class", [FragileEnv, DyingEnv])
+def test_new_episodes_begin_where_processes_did_not_outlive_the_repetition(
+    tmp_path, monkeypatch, env_class
+):
+    def create():
+        name = f"{env_class.__name__.removesuffix('Env')}-v0"
+        return gymnasium_environment(1, name=name, num_envs=2, vectorization_mode="async")
+
+    env = create()
+    env.reset()
+    play(env, drawn_actions(env, 5))
+    env.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(env_class, "fails", True)
+        again = create()
+    processes = again._vector_env.processes
+    again.restore(tmp_path)
+    assert "raised" in again.divergence
+    assert not any(process.is_alive() for process in processes)
+    assert again.step([0, 0]).step_type.numpy().tolist() == [0, 0]
+    assert again.step([0, 0]).step_type.numpy().tolist() == [1, 1]
+    assert not again.failure_message()
+    again.close()
+    env.close()
 
 
 def test_saved_before_the_first_reset_it_starts_episodes(tmp_path):

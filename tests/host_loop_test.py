@@ -1,8 +1,11 @@
 import contextlib
+import errno
 import itertools
 import math
+import pathlib
 import resource
 import shutil
+from unittest.mock import Mock
 
 import gin
 import numpy as np
@@ -114,6 +117,38 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
     assert len(run.checkpoints) == 3  # the newest two, and the best
 
 
+def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run", PLAN._replace(checkpoint_interval=0))
+    with contextlib.ExitStack() as stack:
+
+        def hook(record, phase):
+            if phase == EVALUATING and not run.evaluations:
+                (newest,) = run.folder.checkpoints.iterdir()
+                stack.enter_context(unreadable(newest / "manifest.json", "read_bytes"))
+            elif run.loop.env_steps > 150:
+                stack.close()
+
+        run.progress.hook = hook
+        assert run.train()["env_steps"] >= 300
+    first = next(message for message in run.progress.said if "Cannot read" in message)
+    assert "is intact.\nThe run goes on." in first
+    assert any("writing works again" in message for message in run.progress.said)
+
+
+def test_a_worse_evaluation_does_not_pass_for_the_checkpoint_that_failed_before(
+    tmp_path, monkeypatch
+):
+    run, save = Run(tmp_path / "run"), Mock()
+    run.train()
+    monkeypatch.setattr(run.loop, "_save", save)
+    run.loop._save_if_best(-1.0)
+    save.assert_not_called()
+    run.loop._save_patience.attempt(Mock(side_effect=WriteError("the disk is full")))
+    run.loop._save_if_best(-1.0)
+    save.assert_called_once()
+
+
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
     run = Run(tmp_path / "run", PLAN._replace(eval_interval=0, checkpoint_interval=0))
@@ -189,6 +224,37 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert resumed.loop.restore()
     assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
     assert resumed.loop.train()["env_steps"] >= 300
+
+
+@contextlib.contextmanager
+def unreadable(path, method):
+    """Lets a method of paths fail for this one, as a bad disk does."""
+    work = getattr(pathlib.Path, method)
+
+    def failing(self, *args, **kwargs):
+        if self == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return work(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pathlib.Path, method, failing)
+        yield
+
+
+def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path):
+    run = Run(tmp_path / "run")
+    with contextlib.ExitStack() as stack:
+
+        def spoil():
+            (tmp_path / "nan").touch()
+            stack.enter_context(unreadable(run.folder.checkpoints, "iterdir"))
+
+        run.at(210, spoil)
+        with pytest.raises(UserError, match="^NaN or infinite after .*reward") as error:
+            run.train()
+    assert "Cannot read" not in str(error.value)
+    assert "intact" not in str(error.value)
+    assert not str(error.value).endswith("\n")
 
 
 def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from tiny_runs import bindings, gin_files
 from pipeline import watchdog
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import UserError, WriteError
 from pipeline.jsonl import read_jsonl
 from pipeline.watchdog import Watchdog
 
@@ -85,6 +85,43 @@ def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
     assert ended.is_set()
     dog.close()
     assert "environment walk has not come back" in capsys.readouterr().err
+
+
+def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(environment, ended, capsys):
+    def unreadable():
+        raise WriteError("Cannot read the checkpoints")
+
+    with pytest.raises(WriteError):
+        Watchdog([environment], unreadable, timeout=0.0)._end(environment)
+    assert ended.is_set()
+    assert "environment walk has not come back" in capsys.readouterr().err
+
+
+def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, capsys):
+    over = threading.Lock()
+
+    def in_the_way():
+        over.acquire()
+        over.release()
+
+    def cross():  # as the method is called in which every environment is stepped
+        over.acquire()
+        over.release()
+
+    with over:
+        calls = [(cross,), (environment.cross, in_the_way), (cross,)]
+        threads = [threading.Thread(target=call, args=args) for call, *args in calls]
+        for thread in threads:
+            thread.start()
+        while not environment.crossing:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        Watchdog([environment], str, timeout=0.0)._end(environment)
+    for thread in threads:
+        thread.join()
+    assert ended.is_set()
+    said = capsys.readouterr().err
+    assert f"it is in {__file__}:{in_the_way.__code__.co_firstlineno + 1}, in_the_way." in said
 
 
 def test_a_negative_timeout_is_refused():

@@ -103,11 +103,12 @@ class ActionLog:
         ]
         self.states = states if any(states) else []
 
-    def replay(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def replay(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """What to do after resetting all environments, in order.
 
         Yields:
-          Actions [N, ...] of a vector step; the environments, bool [N], to be reset after it.
+          Actions [N, ...] of a vector step; the environments, bool [N], that they are meant for,
+          whose anchors lie before it; those to be reset after it.
         """
         for step, action in enumerate(self._actions, self._oldest + 1):
-            yield action, self.anchors == step
+            yield action, self.anchors < step, self.anchors == step

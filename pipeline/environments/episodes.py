@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +40,7 @@ class Episodes:
       divergence: why the last `restore` could not continue the episodes, "" if it did.
       is_recorded: whether actions are kept, without which there is nothing to `save`.
       calls: into the vector environment, so far.
-      is_stepping: whether one is under way.
+      crossing: identifies the thread that is inside one now; 0 if none is.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Episodes:
         self.divergence = ""
         self.is_recorded = True
         self.calls = 0
-        self.is_stepping = False
+        self.crossing = 0
         # Any: gymnasium's vector environments differ in the seeds that they take.
         self._vector_env: Any = vector_env
         self._num_envs = vector_env.num_envs
@@ -100,7 +102,7 @@ class Episodes:
         """Raises ValueError for actions of another space: an emulator may hang on them."""
         spec = specs.action_spec(self._vector_env.single_action_space, self.name)
         shape, dtype = (self._num_envs, *spec.shape), spec.dtype.as_numpy_dtype
-        for action, _ in self._log.replay():
+        for action, *_ in self._log.replay():
             is_known = action.shape == shape and action.dtype == dtype
             if is_known and spec.dtype.is_integer:
                 is_known = ((action >= spec.minimum) & (action <= spec.maximum)).all()
@@ -112,6 +114,7 @@ class Episodes:
         try:
             rows = self._replayed_rows()
         except Exception as error:
+            self._on_failed_repeat(error)
             return (
                 f"{self.name} raised {type(error).__name__} when its actions were repeated: {error}"
             )
@@ -125,16 +128,19 @@ class Episodes:
         rows = self._reset_all()
         if self._log.states:
             states.set_all(self._vector_env, self._log.states)
-        for action, mask in self._log.replay():
-            rows = self._advance(action)
+        for action, live, mask in self._log.replay():
+            rows = self._advance(action, live)
             if mask.any():
                 rows = self._reset_some(mask, rows)
         return rows
 
-    def _advance(self, action: np.ndarray) -> Rows:
-        """The rows that a vector step gives."""
+    def _advance(self, action: np.ndarray, live: np.ndarray | None = None) -> Rows:
+        """The rows that a vector step gives; see `_step_some` for `live`, bool [N]."""
+        step = self._vector_env.step
+        if live is not None and not live.all():
+            step = functools.partial(_step_some, self._vector_env, live)
         observation, reward, terminated, truncated, info = self.cross(
-            self._vector_env.step, self._convert_actions(action)
+            step, self._convert_actions(action)
         )
         last = terminated | truncated
         # MID is 1: one more where an episode ends, one less where the one before had ended.
@@ -184,11 +190,11 @@ class Episodes:
     def cross(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls the vector environment in such a way that others see that it is under way."""
         self.calls += 1
-        self.is_stepping = True
+        self.crossing = threading.get_ident()
         try:
             return call(*args)
         finally:
-            self.is_stepping = False
+            self.crossing = 0
 
     def _seeds(self) -> list[int]:
         """Of each environment's anchor."""
@@ -210,6 +216,9 @@ class Episodes:
         """
         return self._vector_env.reset(seed=seeds, options=reset_options(mask))
 
+    def _on_failed_repeat(self, error: Exception) -> None:
+        """For subclasses whose vector environment does not outlive an exception."""
+
     def _on_reset(self, info: dict[str, Any]) -> None:
         """For subclasses that follow something in `info` from step to step."""
 
@@ -226,6 +235,16 @@ class Episodes:
 def reset_options(mask: np.ndarray | None) -> dict[str, Any] | None:
     """gymnasium's `options` for resetting some environments, or all."""
     return None if mask is None else {"reset_mask": mask}
+
+
+def _step_some(vector_env: Any, live: np.ndarray, actions: np.ndarray) -> tuple[Any, ...]:
+    """Steps the environments of `live` alone if `vector_env` can do that; else all.
+
+    Environments that have not reached their anchor are in no state that their actions were chosen
+    for, and one that checks its actions would raise.
+    """
+    step_some = getattr(vector_env, "step_some", None)
+    return step_some(live, actions) if step_some else vector_env.step(actions)
 
 
 def _sha256(rows: Rows) -> str:

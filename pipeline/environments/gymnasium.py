@@ -12,8 +12,9 @@ from typing import Any
 
 import gin
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from pipeline.environments.async_vector_env import SelectiveAsyncVectorEnv
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
@@ -67,10 +68,10 @@ def gymnasium_environment(
     full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
     make = functools.partial(_make, full_name, make_kwargs, callables)
-    with _worded_errors(name):
-        vector_env = _vectorize(make, num_envs, vectorization_mode)
+    build = functools.partial(_build, name, make, num_envs, vectorization_mode)
+    vector_env = build()
     try:
-        return VectorEnvironment(vector_env, name=name, seed=seed)
+        return VectorEnvironment(vector_env, name=name, seed=seed, rebuild=build)
     except UserError:
         vector_env.close()
         raise
@@ -115,14 +116,16 @@ def _check_wrappers(wrappers: Sequence[Wrapper]) -> None:
     )
 
 
-def _vectorize(
-    make: Callable[[], gymnasium.Env], num_envs: int, vectorization_mode: str
+def _build(
+    name: str, make: Callable[[], gymnasium.Env], num_envs: int, vectorization_mode: str
 ) -> VectorEnv:
-    if vectorization_mode == "sync":
-        return LeanSyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-    # A spawned process would know neither the gin bindings of wrappers nor ids that were
-    # registered by hand; a forked one does.
-    return AsyncVectorEnv([make] * num_envs, context="fork", autoreset_mode=AutoresetMode.NEXT_STEP)
+    makes, mode = [make] * num_envs, AutoresetMode.NEXT_STEP
+    with _worded_errors(name):
+        if vectorization_mode == "sync":
+            return LeanSyncVectorEnv(makes, autoreset_mode=mode)
+        # A spawned process would know neither the gin bindings of wrappers nor ids that were
+        # registered by hand; a forked one does.
+        return SelectiveAsyncVectorEnv(makes, context="fork", autoreset_mode=mode)
 
 
 def _make(

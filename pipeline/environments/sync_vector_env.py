@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -41,10 +42,29 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
         """
         space: Any = self.single_observation_space
         observations = np.empty((self.num_envs, *space.shape), space.dtype)
+        return self._step_into(observations, range(self.num_envs), actions)
+
+    def step_some(
+        self, live: np.ndarray, actions: Any
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As `step`, of the environments of `live`, bool [N]; the others stay as they are.
+
+        Their observations are those that they gave last, their rewards 0, their flags False.
+        """
+        resting = self._autoreset_envs & ~live
+        results = self._step_into(self._last_observations.copy(), np.flatnonzero(live), actions)
+        self._autoreset_envs |= resting
+        return results
+
+    def _step_into(
+        self, observations: Any, indices: Iterable[int], actions: Any
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        space: Any = self.single_observation_space
         rewards = np.zeros(self.num_envs, np.float64)
         terminations = np.zeros(self.num_envs, np.bool_)
         truncations = np.zeros(self.num_envs, np.bool_)
-        for index, env in enumerate(self.envs):
+        for index in indices:
+            env = self.envs[index]
             if self._autoreset_envs[index]:
                 observation, _ = env.reset()
             else:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
@@ -50,6 +51,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         name: str,
         seed: int,
         anchor_interval: int = 1_000,
+        rebuild: Callable[[], gymnasium.vector.VectorEnv] | None = None,
     ):
         """Takes over `vector_env`, which must hand out arrays that it does not write to again.
 
@@ -58,6 +60,8 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
           name: names the environment in messages.
           seed: fixes all that the environments draw.
           anchor_interval: vector steps; a resume repeats up to so many, and those of an episode.
+          rebuild: gives another such vector environment, for new episodes after one has raised
+            while a resume repeated its steps; None: one that has raised can be reset.
 
         Raises:
           UserError: its autoreset mode or one of its spaces is not supported.
@@ -79,6 +83,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         Episodes.__init__(self, vector_env, name, seed, anchor_interval)
         self.seconds = 0.0
         self.error: Exception | None = None
+        self._rebuild = rebuild
         self._action_shape = [self._batch_size, *self._action_spec.shape]
         self._dtypes = [tf.int32, tf.float32, tf.float32, observation_spec.dtype]
 
@@ -126,14 +131,22 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
 
     def close(self) -> None:
         """Frees what the vector environment holds (processes, windows); says what fails then."""
+        self._close(self._has_died())
+
+    def _close(self, has_died: bool) -> None:
         try:
             with contextlib.suppress(*_DEAD):
-                if not self._has_died():
+                if not has_died:
                     self._vector_env.close()
                     return
             self._vector_env.close(terminate=True)  # asking its processes would fail again
         except Exception as error:  # of whatever kind the environment's author chose
             print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
+
+    def _on_failed_repeat(self, error: Exception) -> None:
+        if self._rebuild is not None:
+            self._close(isinstance(error, _DEAD))
+            self._vector_env = self._rebuild()
 
     def _has_died(self) -> bool:
         """Whether a process of the vector environment is gone."""
