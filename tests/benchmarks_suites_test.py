@@ -168,6 +168,7 @@ def test_an_environments_name_makes_one_folder():
         ),
         ("train.num_env_steps = %x", "train.num_env_steps = %x: a benchmark needs a whole"),
         ("train.num_env_steps = 0", "train.num_env_steps = 0: "),
+        ("train.num_env_steps = 1e999", "train.num_env_steps = inf: a benchmark needs a whole"),
         ("train.num_env_steps =", "--gin_bindings: "),
         ("suite.num_seeds = 3", "suite.num_seeds cannot be bound here: .*--suite"),
         ("import os", "--gin_bindings: `import os` is refused"),

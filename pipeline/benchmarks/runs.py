@@ -103,6 +103,6 @@ def _settings(config: str, bindings: Sequence[str]) -> dict[str, str]:
 
 def _whole_number(value: Any) -> int:
     """The budget, which gin may spell 2e4."""
-    if type(value) not in (int, float) or value < 1 or value != int(value):
+    if type(value) not in (int, float) or value < 1 or value % 1 != 0:
         raise UserError(f"{_BUDGET} = {value!r}: a benchmark needs a whole number, at least 1.")
     return int(value)
