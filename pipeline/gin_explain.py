@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gin import config as gin_config
 
 from pipeline.errors import UserError
+from pipeline.gin_registry import TF_AGENTS
 from pipeline.gin_statements import (
     COMMAND_LINE,
     Binding,
@@ -26,10 +27,6 @@ from pipeline.gin_statements import (
 
 #: (scope, complete selector, parameter): where its values were bound, the last one in force.
 Origins = Mapping[tuple[str, str, str], Sequence[str]]
-
-#: How the selectors of TF-Agents' own configurables begin. Importing it registers them, and its
-#: base classes are called with values of ours; nothing may be bound there.
-TF_AGENTS = "tf_agents."
 
 _MACRO = "gin.macro"
 _CONSTANT = "gin.constant"

@@ -55,9 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "parts",
         "run_folder",
     },
-    "configuration": {"gin_explain", "gin_statements", "gin_values"},
-    "gin_explain": {"gin_statements"},
-    "gin_values": {"gin_statements"},
+    "configuration": {"gin_explain", "gin_registry", "gin_statements", "gin_values"},
+    "gin_explain": {"gin_registry", "gin_statements"},
+    "gin_values": {"gin_registry", "gin_statements"},
+    "gin_registry": {"gin_statements"},
     "gin_statements": set(),
     "train_loop": {
         "agents",
