@@ -42,6 +42,7 @@ __all__ = [
     "explain",
     "explain_call_error",
     "find_config",
+    "ignored",
     "in_force",
     "list_configs",
     "load",
@@ -170,6 +171,16 @@ def explain() -> str:
     Covers the configurables called so far; bindings that none of them read are listed at the end.
     """
     return gin_explain.explain(_origins)
+
+
+def ignored(is_complete: bool = True) -> str | None:
+    """A message about bindings of the command line that nothing has read; None if there are none.
+
+    Args:
+        is_complete: whether all has been called that a run calls; what has not been called is
+            otherwise passed over.
+    """
+    return gin_explain.ignored(_origins, is_complete)
 
 
 def _import(statement: Import) -> None:

@@ -515,6 +515,37 @@ def test_explain_gives_every_value_its_place(shipped):
     assert len({line.index("  # ") for line in used.splitlines() if line}) == 1
 
 
+def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped):
+    bindings = [
+        "make_fruit.count = 5",  # read outside of the scope alone
+        "evaluation/make_fruit.count = 6",
+        "evalution/make_fruit.count = 7",
+        "make_basket.size = %SIZE",
+        "SIZE = 4",
+    ]
+    configuration.load(["dqn_cartpole"], bindings)
+    make_fruit()
+    with gin.config_scope("evaluation"):
+        make_fruit()
+    typo = (
+        "evalution/make_fruit.count is read by nothing here. Nearest: evaluation/make_fruit.count"
+    )
+    message = configuration.ignored() or ""
+    assert message.startswith("--gin_bindings: ") and typo in message
+    assert " make_basket.size is read by nothing here." in message and "SIZE" not in message
+    # What has not been called may be called later.
+    assert "make_basket" not in (configuration.ignored(is_complete=False) or "")
+    assert typo in (configuration.ignored(is_complete=False) or "")
+
+
+def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_later(tmp_path):
+    path = write(tmp_path, "evalution/make_fruit.count = 7\nmake_basket.size = 1\n")
+    gin.external_configurable(lambda weight=1: weight, "press", module="mine")
+    configuration.load([path], ["make_fruit.count = 5", "press.weight = 2"])
+    make_fruit("fig", core=1)
+    assert configuration.ignored() is None
+
+
 def test_explain_places_defaults_at_their_function():
     configuration.load()
     make_basket()

@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "circumstances",
         "collect",
         "components",
+        "configuration",
         "environments",
         "execution",
         "experience",
