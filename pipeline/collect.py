@@ -11,6 +11,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import StepType, TimeStep, Trajectory, trajectory
 
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.errors import UserError
 from pipeline.metrics import EpisodeStatistics, initial_statistics, update_statistics
 from pipeline.policies import clip_action
 from pipeline.randomness import stateless_seed, stream_key
@@ -82,8 +83,10 @@ class CollectDriver:
           and no steps.
 
         Raises:
+          UserError: `reward_range` is no (low, high).
           ValueError: there are several environments to wait.
         """
+        _check_reward_range(reward_range)
         if ends_with_episode and environment.batch_size != 1:
             raise ValueError(f"{environment.batch_size} environments end their episodes apart")
         self.environment = environment
@@ -166,6 +169,20 @@ class CollectDriver:
             maximum_iterations=num_steps,
         )
         return loop_vars, tf.nest.pack_sequence_as(spec, [array.stack() for array in arrays])
+
+
+def _check_reward_range(reward_range: Any) -> None:
+    is_pair = isinstance(reward_range, tuple | list) and len(reward_range) == 2
+    is_range = (
+        is_pair
+        and all(isinstance(limit, int | float) for limit in reward_range)
+        and reward_range[0] < reward_range[1]
+    )
+    if reward_range is not None and not is_range:
+        raise UserError(
+            f"CollectDriver.reward_range = {reward_range!r}: must be (low, high) with low below "
+            "high, as in (-1.0, 1.0), or None."
+        )
 
 
 @gin.configurable(denylist=["collect_randomly"])

@@ -13,7 +13,7 @@ from pipeline.agents.agent import Agent
 from pipeline.collect import CollectDriver
 from pipeline.environments import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_whole
 from pipeline.evaluation import Evaluator
 from pipeline.execution import Execution
 from pipeline.experience import Experience
@@ -45,8 +45,11 @@ def configure_tensorflow(
       The settings in force, for run.json.
 
     Raises:
-      UserError: TensorFlow already runs with other settings.
+      UserError: a number of threads is negative, or TensorFlow already runs with other settings.
     """
+    # TensorFlow takes what is no number of threads, and aborts the process when it starts them.
+    check_whole("configure_tensorflow.intra_op", intra_op, 0)
+    check_whole("configure_tensorflow.inter_op", inter_op, 0)
     threading = tf.config.threading
     try:
         if threading.get_intra_op_parallelism_threads() != intra_op:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import gin
 from gin import config as gin_config
 
-from pipeline import gin_explain, gin_values
+from pipeline import gin_explain, gin_registry, gin_values
 from pipeline.errors import UserError
-from pipeline.gin_explain import TF_AGENTS, explain_call_error
+from pipeline.gin_explain import explain_call_error
 from pipeline.gin_statements import (
     COMMAND_LINE,
     Binding,
@@ -42,6 +42,7 @@ __all__ = [
     "explain",
     "explain_call_error",
     "find_config",
+    "ignored",
     "in_force",
     "list_configs",
     "load",
@@ -50,15 +51,6 @@ __all__ = [
     "read",
     "uses_onednn",
 ]
-
-# Parameters that are closed to gin because a flag of the binaries sets them.
-_FLAGS = {
-    "root_dir": "--root_dir",
-    "seed": "--seed",
-    "restart_behavior": "--restart_behavior",
-    "dry_run": "--explain",
-    "execution": "--eager or --exact_graph",
-}
 
 # Where each (scope, complete selector, parameter) of gin's global config was bound, in order.
 _origins: dict[tuple[str, str, str], list[str]] = {}
@@ -124,8 +116,9 @@ def apply(statements: Sequence[Import | Binding]) -> None:
         if isinstance(statement, Import):
             _import(statement)
     _check_macros(bindings)
+    macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
     for binding in bindings:
-        _bind(binding)
+        _bind(binding, macros)
 
 
 @contextlib.contextmanager
@@ -152,7 +145,7 @@ def preserved() -> Iterator[None]:
 
 def defaults(selector: str) -> dict[str, Any]:
     """Of a configurable's signature; {} if the module that defines it has not been imported."""
-    if not (configurable := _registered(selector)):
+    if not (configurable := gin_registry.registered(selector)):
         return {}
     parameters = inspect.signature(configurable.wrapped).parameters.values()
     without = (inspect.Parameter.empty, gin.REQUIRED)
@@ -161,7 +154,7 @@ def defaults(selector: str) -> dict[str, Any]:
 
 def in_force(scope: str, selector: str) -> dict[str, Any]:
     """What a configurable would be given now: its defaults, and over them what is bound."""
-    if not _registered(selector):
+    if not gin_registry.registered(selector):
         return {}
     name = f"{scope}/{selector}".lstrip("/")
     return defaults(selector) | gin.get_bindings(name, resolve_references=False)
@@ -178,6 +171,16 @@ def explain() -> str:
     Covers the configurables called so far; bindings that none of them read are listed at the end.
     """
     return gin_explain.explain(_origins)
+
+
+def ignored(is_complete: bool = True) -> str | None:
+    """A message about bindings of the command line that nothing has read; None if there are none.
+
+    Args:
+        is_complete: whether all has been called that a run calls; what has not been called is
+            otherwise passed over.
+    """
+    return gin_explain.ignored(_origins, is_complete)
 
 
 def _import(statement: Import) -> None:
@@ -199,16 +202,16 @@ def _package_modules() -> list[str]:
     return [".".join(path.parts) for path in files if path.name != "__init__"]
 
 
-def _bind(binding: Binding) -> None:
-    selector = "gin.macro"
-    if binding.parameter:
-        configurable = _configurable(binding.selector, binding.origin)
-        _check_parameter(configurable, binding)
-        binding = gin_values.checked(configurable, binding)
-        selector = configurable.selector
+def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
     for leaf in leaves(binding.value):
         if isinstance(leaf, Reference):
-            _configurable(leaf.name.rpartition("/")[2], binding.origin)
+            gin_registry.need_registered(leaf.name.rpartition("/")[2], binding.origin)
+    selector = "gin.macro"
+    if binding.parameter:
+        configurable = gin_registry.need_registered(binding.selector, binding.origin)
+        gin_registry.check_parameter(configurable, binding)
+        binding = gin_values.checked(configurable, binding, macros)
+        selector = configurable.selector
     try:
         gin.parse_config(f"{binding.name} = {binding.value!r}")
     except SyntaxError:
@@ -217,58 +220,6 @@ def _bind(binding: Binding) -> None:
     scope = binding.scope if binding.parameter else binding.name
     key = (scope, selector, binding.parameter or "value")
     _origins.setdefault(key, []).append(binding.origin)
-
-
-def _registered(selector: str) -> gin_config.Configurable | None:
-    """The one configurable that a selector may mean."""
-    matches = gin_config._REGISTRY.matching_selectors(selector)
-    return gin_config._REGISTRY[matches[0]] if len(matches) == 1 else None
-
-
-def _configurable(selector: str, origin: str) -> gin_config.Configurable:
-    if configurable := _registered(selector):
-        return configurable
-    if matches := gin_config._REGISTRY.matching_selectors(selector):
-        raise UserError(f"{origin}: {selector!r} may be {' or '.join(sorted(matches))}.")
-    hint = suggest(selector, _short_names())
-    raise UserError(
-        f"{origin}: no configurable is named {selector!r}.{hint} "
-        "A gin file must import the module that defines what it binds."
-    )
-
-
-def _short_names() -> list[str]:
-    registry = gin_config._REGISTRY
-    selectors = (s for s, _ in registry.items() if not s.startswith(("gin.", TF_AGENTS)))
-    return [registry.minimal_selector(selector) for selector in selectors]
-
-
-def _check_parameter(configurable: gin_config.Configurable, binding: Binding) -> None:
-    name = binding.parameter
-    known = _parameters(configurable)
-    if configurable.selector.startswith(TF_AGENTS):
-        raise UserError(
-            f"{binding.origin}: {binding.name} cannot be bound: it belongs to TF-Agents, and "
-            "nothing is read there. Bind the function that train.create_agent names."
-        )
-    if not _is_open(configurable, name):
-        how = f"use {_FLAGS[name]}" if name in _FLAGS else "the program sets it"
-        raise UserError(f"{binding.origin}: {binding.name} cannot be bound: {how}.")
-    if not gin_config._might_have_parameter(configurable.wrapper, name):
-        hint = suggest(name, known) or f" It has: {', '.join(known)}."
-        raise UserError(f"{binding.origin}: {binding.selector} has no parameter {name!r}.{hint}")
-
-
-def _is_open(configurable: gin_config.Configurable, name: str) -> bool:
-    if name in (configurable.denylist or ()):
-        return False
-    return not configurable.allowlist or name in configurable.allowlist
-
-
-def _parameters(configurable: gin_config.Configurable) -> list[str]:
-    """Those that gin may bind."""
-    names = inspect.signature(configurable.wrapped).parameters
-    return [name for name in names if _is_open(configurable, name)]
 
 
 def _check_macros(bindings: Iterable[Binding]) -> None:
@@ -289,11 +240,6 @@ def _check_macros(bindings: Iterable[Binding]) -> None:
 
 def _unused_macro(name: str) -> str:
     """`num_env_steps=5` is valid gin, but only defines a macro: surely a parameter was meant."""
-    meant = [
-        f"{gin_config._REGISTRY.minimal_selector(selector)}.{name}"
-        for selector, configurable in gin_config._REGISTRY.items()
-        if selector.startswith("pipeline.") and name in _parameters(configurable)
-    ]
-    meant = [_FLAGS[name]] if name in _FLAGS else meant
-    hint = f" Write {' or '.join(sorted(meant))}." if meant else ""
+    meant = gin_registry.hints(name)
+    hint = f" Write {' or '.join(meant)}." if meant else ""
     return f"{COMMAND_LINE}: {name} names no configurable, and no %{name} is used.{hint}"

@@ -93,6 +93,8 @@ def _evaluate(
     with contextlib.closing(evaluator), Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
+        if ignored := configuration.ignored(is_complete=False):
+            progress.message(f"warning: {ignored}")
         if video:
             with warnings.catch_warnings():
                 # gymnasium's, of what rendering the first frame will tell as an error.

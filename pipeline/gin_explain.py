@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from gin import config as gin_config
 
 from pipeline.errors import UserError
+from pipeline.gin_registry import TF_AGENTS
 from pipeline.gin_statements import (
     COMMAND_LINE,
     Binding,
@@ -22,14 +23,15 @@ from pipeline.gin_statements import (
     scan,
     shipped_folder,
     shipped_names,
+    suggest,
 )
 
 #: (scope, complete selector, parameter): where its values were bound, the last one in force.
 Origins = Mapping[tuple[str, str, str], Sequence[str]]
 
-#: How the selectors of TF-Agents' own configurables begin. Importing it registers them, and its
-#: base classes are called with values of ours; nothing may be bound there.
-TF_AGENTS = "tf_agents."
+# How the selectors begin of what is called while a run is built: this package's own, and Keras'
+# optimizers and initializers, which it registers.
+_OURS = ("pipeline.", "keras.")
 
 _MACRO = "gin.macro"
 _CONSTANT = "gin.constant"
@@ -47,12 +49,10 @@ def explain(origins: Origins) -> str:
     Operative is what the configurables called so far were given: build the run first.
     """
     groups: list[list[_Row]] = []
-    read: set[tuple[str, str, str]] = set()
     for (scope, selector), values in sorted(_operative().items(), key=_order):
         if selector == _CONSTANT or not values:
             continue
         keys = {name: _binding_key(origins, scope, selector, name) for name in values}
-        read.update(key for key in keys.values() if key)
         groups.append(
             [
                 _Row(
@@ -62,11 +62,37 @@ def explain(origins: Origins) -> str:
                 for name, key in sorted(keys.items())
             ]
         )
-    unread = [_Row(_target(*key), origins[key][-1]) for key in origins if key not in read]
+    unread = [_Row(_target(*key), origins[key][-1]) for key in _unread(origins)]
     text = "\n\n".join(_aligned(groups))
     if unread:
         text += "\n\n# Bound, but read by nothing in this run:\n" + "\n".join(_aligned([unread]))
     return text.lstrip("\n")
+
+
+def ignored(origins: Origins, is_complete: bool) -> str | None:
+    """Tells the bindings of the command line that nothing has read, and the nearest that are read.
+
+    Not those that a macro makes, nor of what another package registers: it may be called later.
+
+    Args:
+        origins: of all bindings.
+        is_complete: whether all of this package has been called that a run calls. Otherwise only
+            what has been called is looked at.
+    """
+    operative = _operative()
+    called = {selector for _, selector in operative}
+    unread = [
+        _target(scope, selector, name)
+        for scope, selector, name in _unread(origins)
+        if origins[scope, selector, name][-1] == COMMAND_LINE
+        and selector != _MACRO
+        and (selector in called or (is_complete and selector.startswith(_OURS)))
+    ]
+    if not unread:
+        return None
+    known = [_target(*key, name) for key, values in operative.items() for name in values]
+    told = (f"{target} is read by nothing here.{suggest(target, known)}" for target in unread)
+    return f"{COMMAND_LINE}: {' '.join(told)}"
 
 
 def operative_config() -> str:
@@ -82,6 +108,15 @@ def _operative() -> dict[tuple[str, str], dict[str, Any]]:
     with gin_config._OPERATIVE_CONFIG_LOCK:
         items = gin_config._OPERATIVE_CONFIG.items()
         return {key: dict(values) for key, values in items if not key[1].startswith(TF_AGENTS)}
+
+
+def _unread(origins: Origins) -> list[tuple[str, str, str]]:
+    read = {
+        _binding_key(origins, scope, selector, name)
+        for (scope, selector), values in _operative().items()
+        for name in values
+    }
+    return [key for key in origins if key not in read]
 
 
 def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, bool, str, str]:

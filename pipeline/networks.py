@@ -26,6 +26,7 @@ from tf_agents.typing import types
 
 from pipeline.errors import UserError
 from pipeline.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
+from pipeline.layers import check_layers
 from pipeline.observations import is_frame_stack, is_image, is_of_bytes
 
 
@@ -53,6 +54,7 @@ def mlp_encoder(
     kernel_initializer: Initializer = GlorotUniform,
 ) -> list[tf.keras.layers.Layer]:
     """Dense layers on the flattened observation."""
+    check_layers("mlp_encoder", units, activation)
     policy = encoder_precision()
     layers: list[tf.keras.layers.Layer] = [tf.keras.layers.Flatten(dtype=policy)]
     layers += [
@@ -74,6 +76,7 @@ def nature_cnn_encoder(
 
     `first_padding`: zero pixels around each frame; 1 in the program published with the paper.
     """
+    check_layers("nature_cnn_encoder", units, activation, filters)
     padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
         FramesToChannels(),
@@ -97,6 +100,7 @@ def small_cnn_encoder(
     Convolutions of stride 2 come first until the longer `side` is at most `largest_side`, so that
     the dense layer does not outgrow everything else on larger images.
     """
+    check_layers("small_cnn_encoder", units, activation, filters)
     halvings = max(0, int(np.ceil(np.log2(side / largest_side))))
     filters = [(filters[0][0], 3, 2)] * halvings + list(filters)
     return [

@@ -11,10 +11,13 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
-Adam = gin.external_configurable(tf.keras.optimizers.legacy.Adam, name="Adam")
+# Agents pass their own, a schedule; one that is bound here would be read by nothing.
+_DENYLIST = ["learning_rate"]
+
+Adam = gin.external_configurable(tf.keras.optimizers.legacy.Adam, name="Adam", denylist=_DENYLIST)
 
 
-@gin.configurable
+@gin.configurable(denylist=_DENYLIST)
 class RMSprop(tf.keras.optimizers.legacy.RMSprop):
     """ms = rho ms + (1 - rho) g^2;  w = w - rate g / sqrt(ms + epsilon).
 
@@ -43,7 +46,7 @@ class RMSprop(tf.keras.optimizers.legacy.RMSprop):
             self.add_slot(variable, "momentum")
 
 
-@gin.configurable
+@gin.configurable(denylist=_DENYLIST)
 class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
     """RMSProp that divides by the gradient's standard deviation (Graves 2013, equations 38 to 43).
 

@@ -76,7 +76,10 @@ class EpsilonGreedyPolicy(_DerivedPolicy):
 
 
 class RandomPolicy(tf_policy.TFPolicy):
-    """Uniform over actions with finite bounds; if any is infinite, standard normal and clipped."""
+    """Uniform within the bounds; if any of their distances is infinite, standard normal, clipped.
+
+    The distance of finite bounds is infinite where its dtype cannot hold it.
+    """
 
     def __init__(self, time_step_spec, action_spec, info_spec=()):
         super().__init__(time_step_spec, action_spec, info_spec=info_spec, clip=False)
@@ -92,7 +95,7 @@ class RandomPolicy(tf_policy.TFPolicy):
             action = tf.random.stateless_uniform(
                 shape, seed, int(spec.minimum), int(spec.maximum) + 1, spec.dtype
             )
-        elif np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all():
+        elif _have_finite_distance(spec):
             uniform = tf.random.stateless_uniform(shape, seed, dtype=spec.dtype)
             action = spec.minimum + uniform * (spec.maximum - spec.minimum)
         else:
@@ -101,6 +104,11 @@ class RandomPolicy(tf_policy.TFPolicy):
             lambda s: tf.zeros(tf.concat([[batch_size], s.shape], 0), s.dtype), self.info_spec
         )
         return policy_step.PolicyStep(action, policy_state, info)
+
+
+def _have_finite_distance(spec: tensor_spec.BoundedTensorSpec) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(spec.maximum - spec.minimum).all())
 
 
 def clip_action(action: tf.Tensor, spec: tensor_spec.BoundedTensorSpec) -> tf.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import gin
 
+from pipeline import configuration
 from pipeline.agents.agent import Agent
 from pipeline.circumstances import (
     DEFAULT_EXACTNESS,
@@ -74,7 +75,7 @@ def train(
       What result.json holds, of a finished run too; nothing if `dry_run`.
 
     Raises:
-      UserError, Stopped: see `Plan` and `HostLoop.train`.
+      UserError, Stopped: see `Plan`, `HostLoop.train`; or a flag's binding is read by nothing.
     """
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
@@ -88,9 +89,10 @@ def train(
     circumstances = Circumstances(configure_tensorflow(execution=execution), seed)
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
+        _call_what_training_calls()
         if dry_run:
-            _call_what_training_calls()
             return {}
+        _check_bindings()
         folder = RunFolder(root_dir)
         with Progress(num_env_steps) as progress, contextlib.closing(folder):
             for message in folder.open(restart_behavior, seed):
@@ -104,6 +106,12 @@ def _call_what_training_calls() -> None:
     # gin lists what a run reads only once it has been called.
     Patience(print, lambda: None)
     Watchdog([], str).close()
+
+
+def _check_bindings() -> None:
+    """To be called once all has been called that training calls, before anything is written."""
+    if message := configuration.ignored():
+        raise UserError(f"{message} --explain lists what is read.")
 
 
 def bound(name: str) -> Callable[..., Any]:

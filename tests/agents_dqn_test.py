@@ -354,3 +354,9 @@ def test_a_period_that_is_no_count_is_refused(value: Any) -> None:
     message = f"create_dqn_agent.target_update_env_steps = {value}: must be a whole number"
     with pytest.raises(UserError, match=message):
         create(target_update_period=None, target_update_env_steps=value)
+
+
+def test_a_share_that_would_be_ignored_is_refused() -> None:
+    message = "create_dqn_agent.target_update_tau = 0.01, but with target_update_env_steps"
+    with pytest.raises(UserError, match=message):
+        create(target_update_period=None, target_update_env_steps=9, target_update_tau=0.01)

@@ -15,6 +15,7 @@ from pipeline.collect import (
     initialize_replay_buffer,
     interrupt_episodes,
 )
+from pipeline.errors import UserError
 from pipeline.policies import RandomPolicy
 from pipeline.randomness import stateless_seed, stream_key
 
@@ -235,3 +236,9 @@ def test_initialize_replay_buffer_asks_for_what_gin_binds():
     finally:
         gin.clear_config()
     assert asked == [0, 500]
+
+
+@pytest.mark.parametrize("reward_range", [1.0, (1.0, -1.0), (0.0, 0.0), (1.0,), ("a", 1.0), "ab"])
+def test_what_is_no_range_of_rewards_is_refused(reward_range):
+    with pytest.raises(UserError, match=r"CollectDriver.reward_range = .* must be \(low, high\)"):
+        CollectDriver(scripted(), seed=3, reward_range=reward_range)

@@ -165,3 +165,14 @@ def test_threads_are_those_in_force(monkeypatch):
     assert configure_tensorflow(3, 1)["threads"] == {"intra_op": 3, "inter_op": 1}
     # Setting what is set already would be refused once TensorFlow has run an operation.
     assert calls == [("inter_op", 1)]
+
+
+@pytest.mark.parametrize("name", ["intra_op", "inter_op"])
+@pytest.mark.parametrize("value", [-1, 1.5])
+def test_what_is_no_number_of_threads_is_refused(monkeypatch, name, value):
+    for kind in ("intra", "inter"):  # which would abort this process
+        setter = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, setter, lambda count: None)
+    message = rf"configure_tensorflow.{name} = {value}: must be a whole number, at least 0"
+    with pytest.raises(UserError, match=message):
+        configure_tensorflow(**{name: value})

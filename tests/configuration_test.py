@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from collections.abc import Sequence  # noqa: F401 - in an annotation that is a text
+from collections.abc import Callable, Sequence  # noqa: F401 - in an annotation that is a text
 from pathlib import Path
 from typing import Any  # noqa: F401 - likewise
 
@@ -9,6 +9,8 @@ import pytest
 
 from pipeline import configuration, gin_statements
 from pipeline.errors import UserError
+
+Initializer = Callable[[], object]
 
 
 @gin.configurable("make_fruit", module="pipeline.orchard")
@@ -35,9 +37,37 @@ def make_crate(
     label: str = "",
     sizes: "Sequence[int]" = (),
     extras: "dict[str, Any] | None" = None,
+    sealed: "bool | None" = None,
+    shares: "Sequence[float]" = (),
+    span: "tuple[float, float] | None" = None,
+    cells: "Sequence[tuple[int, int, int]]" = (),
+    fill: "Callable[..., list[int | None]]" = make_fruit,
+    paint: "Initializer" = make_fruit,
+    wrap: "Callable[[int], int] | None" = None,
 ):
-    del lid, label, sizes, extras
+    del lid, label, sizes, extras, sealed, shares, span, cells, fill, paint, wrap
     return slots, layers, limit, price
+
+
+@gin.configurable("make_pear", module="pipeline.orchard")
+def make_pear() -> int:
+    return 1
+
+
+@gin.configurable("make_filler", module="pipeline.orchard")
+def make_filler() -> "Callable[..., list[int]]":
+    return lambda: [1]
+
+
+@gin.configurable("Pear", module="pipeline.orchard")
+class Pear:
+    pass
+
+
+@gin.configurable("Filler", module="pipeline.orchard")
+class Filler:
+    def __call__(self):
+        return [1]
 
 
 def borrowed(reward_scale=1.0):
@@ -258,7 +288,18 @@ def test_what_is_no_number_is_refused_where_one_is_needed(value):
     [
         ("lid", [True, False], ["'False'", 0, None], "True or False"),
         ("label", ["'x'"], [5, None, "('x',)"], "text in quotes"),
-        ("sizes", ["(64, 64)", "[64]"], [64, "'64'", None], "a tuple of whole numbers"),
+        (
+            "sizes",
+            ["(64, 64)", "[64]"],
+            [64, "'64'", None, "(64, 'a')", "(0.5,)", "[True]"],
+            "a tuple of whole numbers",
+        ),
+        ("sealed", [None, True, False], ["'yes'", 1], "True, False or None"),
+        ("shares", ["(0.1, 1)", "()"], [0.1, "('a',)", None], "a tuple of numbers"),
+        ("span", [None, "(-1, 1.0)"], [1.0, "(-1.0, 'a')", "'ab'"], "a pair of numbers"),
+        ("cells", ["((1, 2, 3),)"], ["(1, 2, 3)", "((1, 0.5, 2),)"], "a tuple of (channels, "),
+        ("fill", ["@make_fruit"], ["'make_fruit'", 5, None, "(1,)"], "the name of what is called"),
+        ("paint", ["@make_fruit"], ["'make_fruit'", None], "the name of what is called"),
         ("extras", [None, "{'a': 1}"], ["'a'", 1, True], "a dictionary, or None"),
     ],
 )
@@ -277,6 +318,38 @@ def test_what_may_stand_for_a_whole_number_is_left_alone():
     assert [repr(value) for value in make_crate()] == ["7", "1", "None", "2.0"]
     configuration.load([], ["make_crate.layers = @make_fruit"])
     assert callable(make_crate()[1])
+
+
+def test_whole_numbers_in_a_tuple_may_be_written_as_floats_too():
+    configuration.load([], ["make_crate.sizes = (2e4, 3)"])
+    assert repr(gin.query_parameter("make_crate.sizes")) == "(20000, 3)"
+
+
+@pytest.mark.parametrize("maker", ["make_pear", "Pear", "big/make_pear"])
+@pytest.mark.parametrize("parameter", ["fill", "paint"])
+def test_what_is_to_be_called_is_not_called_where_it_is_bound(parameter, maker):
+    message = message_of(f"make_crate.{parameter} = @{maker}()")
+    assert message.endswith(f"= @{maker}(): drop the parentheses: write @{maker}.")
+    assert "must be the name" in message_of(f"make_crate.{parameter} = %M", f"M = @{maker}()")
+    configuration.load([], [f"make_crate.{parameter} = @{maker}"])
+
+
+@pytest.mark.parametrize("maker", ["make_filler", "make_fruit", "Filler"])
+def test_what_returns_what_is_to_be_called_may_be_called(maker):
+    configuration.load([], [f"make_crate.fill = @{maker}()", f"make_crate.wrap = @{maker}()"])
+
+
+def test_an_initializer_can_be_called_but_only_to_draw():
+    assert "drop the parentheses" in message_of("make_crate.paint = @Filler()")
+
+
+def test_a_macro_s_value_is_of_the_kind_too():
+    assert message_of("make_crate.price = %P", "P = 1", "P = 'a'") == (
+        "--gin_bindings: make_crate.price = %P: must be a number."
+    )
+    assert "a tuple of whole" in message_of("make_crate.sizes = (1, %N)", "N = %M", "M = 0.5")
+    configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = 2", "make_crate.sizes = (%Q,)"])
+    configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = %P"])  # gin will tell
 
 
 def test_what_belongs_to_tf_agents_is_refused():
@@ -440,6 +513,37 @@ def test_explain_gives_every_value_its_place(shipped):
     assert places["evaluation/make_fruit.weight = 7"] == places["make_fruit.weight = 7"]
     assert unused == "other/make_basket.size  # --gin_bindings"
     assert len({line.index("  # ") for line in used.splitlines() if line}) == 1
+
+
+def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped):
+    bindings = [
+        "make_fruit.count = 5",  # read outside of the scope alone
+        "evaluation/make_fruit.count = 6",
+        "evalution/make_fruit.count = 7",
+        "make_basket.size = %SIZE",
+        "SIZE = 4",
+    ]
+    configuration.load(["dqn_cartpole"], bindings)
+    make_fruit()
+    with gin.config_scope("evaluation"):
+        make_fruit()
+    typo = (
+        "evalution/make_fruit.count is read by nothing here. Nearest: evaluation/make_fruit.count"
+    )
+    message = configuration.ignored() or ""
+    assert message.startswith("--gin_bindings: ") and typo in message
+    assert " make_basket.size is read by nothing here." in message and "SIZE" not in message
+    # What has not been called may be called later.
+    assert "make_basket" not in (configuration.ignored(is_complete=False) or "")
+    assert typo in (configuration.ignored(is_complete=False) or "")
+
+
+def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_later(tmp_path):
+    path = write(tmp_path, "evalution/make_fruit.count = 7\nmake_basket.size = 1\n")
+    gin.external_configurable(lambda weight=1: weight, "press", module="mine")
+    configuration.load([path], ["make_fruit.count = 5", "press.weight = 2"])
+    make_fruit("fig", core=1)
+    assert configuration.ignored() is None
 
 
 def test_explain_places_defaults_at_their_function():

@@ -151,7 +151,11 @@ def test_checkpoint_of_a_step(finished_run):
     flag = f"--checkpoint={steps_of(first).replace(',', '_')}"
     # How long evaluations during training were is another matter.
     bound = "--gin_bindings=Evaluator.num_env_steps = 5_000"
-    played = summary(evaluate(finished_run.root_dir, "--num_episodes=2", flag, bound))
+    typo = "--gin_bindings=evalution/gymnasium_environment.num_envs = 2"
+    ended = evaluate(finished_run.root_dir, "--num_episodes=2", flag, bound, typo)
+    assert "warning: --gin_bindings: Evaluator.num_env_steps is read by nothing" in ended.stdout
+    assert "Nearest: evaluation/gymnasium_environment.num_envs" in ended.stdout
+    played = summary(ended)
     assert (played["steps"], played["episodes"]) == (steps_of(first), "2")
 
 

@@ -323,3 +323,33 @@ def test_other_initialisers_leave_biases_at_zero() -> None:
     head(tf.ones([1, 8]))
     assert not head.get_weights()[1].any()
     assert head.get_weights()[0].any()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "shape", "dtype"),
+    [
+        ("mlp_encoder", (4,), tf.float32),
+        ("nature_cnn_encoder", (4, 84, 84), tf.uint8),
+        ("small_cnn_encoder", (10, 10, 4), tf.bool),
+    ],
+)
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    [
+        ("units", (0,), r"units\[0\] = 0: must be a whole number, at least 1"),
+        ("units", (64, "a"), r"units\[1\] = 'a': must be a whole number"),
+        ("activation", "foo", "activation = 'foo': Keras has none of this name"),
+        ("filters", ((32, 8, 4), (0, 4, 2)), r"filters\[1\]\[0\] = 0: must be a whole number"),
+        ("filters", ((32, 8),), r"filters\[0\] = \(32, 8\): must be \(channels, kernel, stride"),
+    ],
+)
+def test_layers_that_cannot_be_made_are_refused_by_the_encoder_s_name(
+    encoder: str, shape: tuple[int, ...], dtype: tf.DType, parameter: str, value: Any, message: str
+) -> None:
+    if parameter == "filters" and encoder == "mlp_encoder":
+        pytest.skip("it has no filters")
+    with (
+        bound({f"{encoder}.{parameter}": value}),
+        pytest.raises(UserError, match=rf"{encoder}\.{message}"),
+    ):
+        create_encoder(tf.TensorSpec(shape, dtype))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gin
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline import configuration
+from pipeline.errors import UserError
 from pipeline.optimizers import Adam, CenteredRMSprop, RMSprop, build_slots
 
 RATE, STEPS = 2.5e-4, 50
@@ -119,3 +122,11 @@ def test_adam_s_step_of_twice_the_gradient_is_that_of_half_the_epsilon() -> None
     whole = movement(Adam(RATE, epsilon=1.5e-4), scale=2.0)
     assert relative_error(movement(Adam(RATE, epsilon=7.5e-5)), whole) < 1e-6
     assert relative_error(movement(Adam(RATE, epsilon=1.5e-4)), whole) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "CenteredRMSprop"])
+def test_the_learning_rate_is_not_theirs_to_bind(name: str) -> None:
+    message = f"{name}.learning_rate cannot be bound: the program sets it."
+    with pytest.raises(UserError, match=message):
+        configuration.load([], [f"import pipeline.optimizers\n{name}.learning_rate = 0.1"])
+    gin.clear_config()

@@ -149,6 +149,12 @@ def test_random_policy_is_uniform_within_bounds() -> None:
     assert kolmogorov_smirnov < 2.2 / np.sqrt(MANY)
 
 
+def test_random_policy_with_bounds_too_far_apart_for_their_dtype_stays_within_them() -> None:
+    far = np.float32(3e38)
+    spec = tensor_spec.BoundedTensorSpec((2,), tf.float32, -far, far)
+    assert np.all(np.isfinite(actions(RandomPolicy(specs(), spec))))
+
+
 @pytest.mark.parametrize(
     ("low", "high"), [(-np.inf, np.inf), (0.0, np.inf), ([-np.inf, -1.0], [np.inf, 1.0])]
 )

@@ -340,6 +340,16 @@ def test_missing_root_dir():
             "gymnasium_environment.name = 'CartPole-v1'",
             ".*train.create_agent and .* have no values: add .*",
         ),
+        (
+            ["dqn_cartpole"],
+            "epsilom/linear_schedule.final = 0.5",
+            ".*epsilom/linear_schedule.final is read by nothing.* Nearest: epsilon/linear_sch.*",
+        ),
+        (
+            ["dqn_cartpole"],
+            "evalution/gymnasium_environment.num_envs = 4",
+            ".*evalution/gym.* is read by nothing.* Nearest: evaluation/gymnasium_envir.*",
+        ),
     ],
 )
 def test_mistakes_in_the_configuration(tmp_path, files, binding, message):

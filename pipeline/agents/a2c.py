@@ -18,7 +18,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
-from pipeline.errors import check_whole
+from pipeline.agents.settings import check_settings
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
 from pipeline.schedules import Schedule, as_schedule
@@ -91,10 +91,10 @@ def create_a2c_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: `accumulate_updates` is no whole number, at least 1.
+      UserError: a number is out of its range.
     """
+    check_settings("create_a2c_agent", locals())
     del seed
-    check_whole("create_a2c_agent.accumulate_updates", accumulate_updates)
     rate_schedule = as_schedule(learning_rate)
     agent = A2CAgent(
         time_step_spec,

@@ -28,6 +28,7 @@ from pipeline.agents.q_values import (
     need_discrete_actions,
     select_action,
 )
+from pipeline.agents.settings import check_settings
 from pipeline.agents.targets import PeriodicTarget
 from pipeline.errors import UserError, check_whole
 from pipeline.optimizers import Adam, build_slots
@@ -157,13 +158,13 @@ def create_dqn_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are not discrete, a number of steps or updates is none, or it is not
-        clear when the target network moves.
+      UserError: the actions are not discrete, a number is out of its range, or it is not clear
+        when the target network moves, or how far.
     """
+    check_settings("create_dqn_agent", locals())
     del num_envs, seed
     check_whole("create_dqn_agent.n_step", n_step)
-    check_whole("create_dqn_agent.accumulate_updates", accumulate_updates)
-    _check_target(target_update_period, target_update_env_steps)
+    _check_target(target_update_period, target_update_env_steps, target_update_tau)
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
@@ -189,7 +190,9 @@ def create_dqn_agent(
     return agent
 
 
-def _check_target(target_update_period: int | None, target_update_env_steps: int | None) -> None:
+def _check_target(
+    target_update_period: int | None, target_update_env_steps: int | None, tau: float
+) -> None:
     if (target_update_period is None) == (target_update_env_steps is None):
         raise UserError(
             "Bind one of create_dqn_agent.target_update_period (updates) and "
@@ -197,5 +200,10 @@ def _check_target(target_update_period: int | None, target_update_env_steps: int
         )
     if target_update_env_steps is not None:
         check_whole("create_dqn_agent.target_update_env_steps", target_update_env_steps)
+        if tau != 1:
+            raise UserError(
+                f"create_dqn_agent.target_update_tau = {tau}, but with target_update_env_steps the "
+                "target network is copied as a whole: bind it to 1, or bind target_update_period."
+            )
     if target_update_period is not None:
         check_whole("create_dqn_agent.target_update_period", target_update_period)

@@ -24,6 +24,7 @@ from pipeline.agents.q_values import (
     select_action,
     squared_loss,
 )
+from pipeline.agents.settings import check_settings
 from pipeline.agents.targets import PeriodicTarget
 from pipeline.errors import check_whole
 from pipeline.optimizers import RMSprop, build_slots
@@ -166,10 +167,10 @@ def create_nstep_q_agent(
       env_steps: int64 counter of environment steps, which schedules and the target network read.
 
     Raises:
-      UserError: the actions are not discrete, or a number of steps or rollouts is none.
+      UserError: the actions are not discrete, or a number is out of its range.
     """
+    check_settings("create_nstep_q_agent", locals())
     del num_envs, seed
-    check_whole("create_nstep_q_agent.accumulate_updates", accumulate_updates)
     check_whole("create_nstep_q_agent.target_update_env_steps", target_update_env_steps)
     need_discrete_actions(action_spec, "n-step Q-learning")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called

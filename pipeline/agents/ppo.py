@@ -17,7 +17,8 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
-from pipeline.errors import UserError, check_whole
+from pipeline.agents.settings import check_settings
+from pipeline.errors import UserError
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
 from pipeline.schedules import Schedule, as_schedule
@@ -138,10 +139,10 @@ def create_ppo_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: a value is none of those that there are.
+      UserError: a value is out of its range, or none of those that there are.
     """
+    check_settings("create_ppo_agent", locals())
     del seed
-    check_whole("create_ppo_agent.accumulate_updates", accumulate_updates)
     if normalize_advantages not in ("minibatch", "rollout", None):
         raise UserError(
             f"create_ppo_agent.normalize_advantages = {normalize_advantages!r}: must be "

@@ -35,7 +35,8 @@ from pipeline.agents.sac_networks import (
     SquashedGaussianHead,
     squashed_gaussian,
 )
-from pipeline.errors import UserError, check_number, check_whole
+from pipeline.agents.settings import check_settings
+from pipeline.errors import UserError, check_whole
 from pipeline.initializers import GlorotUniform, Initializer
 from pipeline.networks import create_encoder, to_float
 from pipeline.observations import is_image
@@ -235,11 +236,10 @@ def create_sac_agent(
     Raises:
       UserError: the actions are discrete or have an infinite bound, or a number is out of range.
     """
+    check_settings("create_sac_agent", locals())
     del num_envs
     _check_actions(action_spec)
     check_whole("create_sac_agent.target_update_period", target_update_period)
-    check_whole("create_sac_agent.accumulate_updates", accumulate_updates)
-    check_number("create_sac_agent.initial_alpha", initial_alpha, 0)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = SacAgent(

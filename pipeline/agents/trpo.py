@@ -28,6 +28,7 @@ from pipeline.agents.natural_gradient import (
     unflatten,
 )
 from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.agents.settings import check_settings
 from pipeline.errors import UserError, check_whole
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
@@ -256,6 +257,7 @@ def create_trpo_agent(
     Raises:
       UserError: policy and value share an encoder, or a value is out of its range.
     """
+    check_settings("create_trpo_agent", locals())
     check_whole("create_trpo_agent.value_epochs", value_epochs)
     check_whole("create_trpo_agent.value_minibatch_size", value_minibatch_size)
     actor_critic = ActorCritic(time_step_spec.observation, action_spec)

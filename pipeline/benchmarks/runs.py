@@ -123,6 +123,6 @@ def _short_name(binding: Binding) -> str:
 
 def _whole_number(value: Any) -> int:
     """The budget, which gin may spell 2e4."""
-    if type(value) not in (int, float) or value < 1 or value != int(value):
+    if type(value) not in (int, float) or value < 1 or value % 1 != 0:
         raise UserError(f"{_BUDGET} = {value!r}: a benchmark needs a whole number, at least 1.")
     return int(value)
