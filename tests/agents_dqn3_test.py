@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from numpy_references import (
     LOSE_LIFE,
     MID,
     TERMINATE,
+    THREE_NUMBERS,
     assert_same,
     bound,
     env_steps,
@@ -30,11 +31,13 @@ from numpy_references import (
     values_of,
 )
 from tf_agents.networks.network import Network
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import Trajectory
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent, select_action
 from pipeline.optimizers import CenteredRMSprop
 
+FRAMES = tensor_spec.BoundedTensorSpec((4, 84, 84), tf.uint8, 0, 255)
 PAGE = ROOT / "docs/dqn3.md"
 GAMMA = 0.99
 Array = np.ndarray
@@ -77,14 +80,19 @@ def get_q_update(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_networks() -> Iterator[None]:
-    with bound({"mlp_encoder.units": (16, 8)}):
+    with bound({"mlp_encoder.units": (16, 8), "nature_cnn_encoder.first_padding": 1}):
         yield
 
 
-def create(seed: int = 0, steps: tf.Variable | None = None, **kwargs) -> DqnAgent:
+def create(
+    seed: int = 0,
+    steps: tf.Variable | None = None,
+    observation_spec: tf.TensorSpec = THREE_NUMBERS,
+    **kwargs: Any,
+) -> DqnAgent:
     counter = env_steps() if steps is None else steps
     agent = create_dqn_agent(
-        specs(), FOUR_ACTIONS, num_envs=1, seed=0, env_steps=counter,
+        specs(observation_spec), FOUR_ACTIONS, num_envs=1, seed=0, env_steps=counter,
         optimizer=CenteredRMSprop, learning_rate=2.5e-4, discount=GAMMA,
         target_update_period=None,
         **({"sum_losses": True, "target_update_env_steps": 10} | kwargs),
@@ -99,11 +107,14 @@ def the_agent() -> DqnAgent:
     return create()
 
 
-def random_batch(seed: int, reward_scale: float = 2.0) -> Trajectory:
+def random_batch(
+    seed: int, reward_scale: float = 2.0, observation_spec: tf.TensorSpec = THREE_NUMBERS
+) -> Trajectory:
     """32 transitions; rewards beyond [-1, 1], lost lives and ends of games among them."""
     rng = np.random.default_rng(seed)
     events = rng.choice([GO_ON, LOSE_LIFE, TERMINATE], (32, 2), p=[0.7, 0.15, 0.15])
-    batch = random_sequences(rng, FOUR_ACTIONS, events, rng.choice([FIRST, MID], 32))
+    starts = rng.choice([FIRST, MID], 32)
+    batch = random_sequences(rng, FOUR_ACTIONS, events, starts, observation_spec)
     return batch.replace(reward=np.float32(reward_scale) * batch.reward)
 
 
@@ -144,6 +155,15 @@ def test_the_summed_huber_loss_has_the_gradient_that_lua_back_propagates(
     update = lua_update(agent, batch)
     by_hand = back_propagate(agent, batch, update.targets)
     gradients, _ = agent.gradients(tensors(batch), tf.ones(32))
+    assert_equal_to_rounding([-g for g in gradients], by_hand)
+
+
+def test_so_it_has_with_the_network_of_2015() -> None:
+    agent, batch = create(observation_spec=FRAMES), random_batch(4, observation_spec=FRAMES)
+    by_hand = back_propagate(agent, batch, lua_update(agent, batch).targets)
+    gradients, _ = agent.gradients(tensors(batch), tf.ones(32))
+    assert [g.shape[0] for g in by_hand[::2]] == [8, 4, 3, 3136, 512]
+    assert all(g.any() for g in by_hand)
     assert_equal_to_rounding([-g for g in gradients], by_hand)
 
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,15 +13,28 @@ from environments_exact_restore_test import OPENAI, drawn_actions
 from pipeline.benchmarks import scores
 from pipeline.environments import atari
 from pipeline.environments.atari import atari_environment
+from pipeline.environments.deepmind_atari import deepmind_atari_environment
+from pipeline.environments.vector_environment import VectorEnvironment
 
 MAX_STEPS = 30_000  # vector steps
 NATURAL_ENDS = 2
 AFTER = 60  # vector steps compared after a restore
 RESTORES = 2  # at random moments; one more where the first episode ended
 
-# Gin bindings, and vector steps between anchors: the pipeline's own, and few, so that games are
-# also seeded anew on the way.
-PROTOCOLS = {"sticky": ({}, atari.ANCHOR_INTERVAL), "openai": (OPENAI, 500)}
+
+class Protocol(NamedTuple):
+    """How games are played. With few vector steps between anchors games are seeded anew often."""
+
+    create: Callable[..., VectorEnvironment]
+    settings: Mapping[str, Any] = {}
+    anchor_interval: int = 500  # vector steps
+
+
+PROTOCOLS = {
+    "sticky": Protocol(atari_environment, {}, atari.ANCHOR_INTERVAL),
+    "openai": Protocol(atari_environment, OPENAI),
+    "deepmind": Protocol(deepmind_atari_environment),
+}
 
 
 class Played(NamedTuple):
@@ -84,11 +98,12 @@ def is_same_after(env, folder, played: Played, moment: int) -> bool:
 @pytest.mark.parametrize("game", sorted(scores._atari_rows()))
 def test_a_game_goes_on_from_wherever_it_was_saved(tmp_path, monkeypatch, capsys, game, protocol):
     generator = np.random.default_rng(zlib.crc32(f"{game}, {protocol}".encode()))
-    settings, interval = PROTOCOLS[protocol]
-    monkeypatch.setattr(atari, "ANCHOR_INTERVAL", interval)
+    create_environment, settings, interval = PROTOCOLS[protocol]
+    monkeypatch.setattr(f"{create_environment.__module__}.ANCHOR_INTERVAL", interval)
 
     def create():
-        return atari_environment(int(generator.integers(2**31)), game=game, num_envs=2, **settings)
+        seed = int(generator.integers(2**31))
+        return create_environment(seed, game=game, num_envs=2, **settings)
 
     played = play(create(), tmp_path, generator)
     restored = moments(played, generator)
