@@ -81,9 +81,7 @@ def last_switch(statements: Iterable[Import | Binding], name: str, default: bool
     Raises:
         UserError: that is neither True nor False.
     """
-    bindings = [s for s in statements if isinstance(s, Binding) and not s.scope]
-    # gin takes a module's path before the name, too.
-    last = [s for s in bindings if f".{s.name}".endswith(f".{name}")][-1:]
+    last = [s for s in statements if isinstance(s, Binding) and s.short_name == name][-1:]
     for binding in last:
         if not isinstance(binding.value, bool):
             raise UserError(
@@ -144,6 +142,11 @@ class Binding(NamedTuple):
     def name(self) -> str:
         scoped = f"{self.scope}/{self.selector}" if self.scope else self.selector
         return f"{scoped}.{self.parameter}" if self.parameter else scoped
+
+    @property
+    def short_name(self) -> str:
+        """Without the path of a module, which gin takes before a selector, too."""
+        return self._replace(selector=self.selector.rpartition(".")[2]).name
 
 
 def leaves(value: Any) -> Iterator[Any]:

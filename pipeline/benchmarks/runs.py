@@ -105,7 +105,7 @@ def _first_run(
 
 def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict[str, str]:
     statements = configuration.read([config], bindings, allow_imports)
-    values = {_short_name(s): s.value for s in statements if isinstance(s, Binding)}
+    values = {s.short_name: s.value for s in statements if isinstance(s, Binding)}
     foreign = [name for name in values if name.startswith("suite.")]
     if foreign:
         raise UserError(
@@ -114,11 +114,6 @@ def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict
         )
     values[_BUDGET] = _whole_number(values[_BUDGET])
     return {name: repr(value) for name, value in values.items()}
-
-
-def _short_name(binding: Binding) -> str:
-    """Without the path of a module, which gin takes before a selector, too."""
-    return binding._replace(selector=binding.selector.rpartition(".")[2]).name
 
 
 def _whole_number(value: Any) -> int:
