@@ -73,7 +73,7 @@ def throughput(
     *,
     works: Sequence[str] = contenders.DEFAULT_WORKS,
     seconds: float = 3.0,
-    rounds: int = 5,
+    rounds: int = 7,
 ) -> list[str]:
     """See `measure`.
 
