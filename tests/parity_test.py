@@ -21,7 +21,6 @@ from pipeline.execution import Execution
 from pipeline.shutdown import StopSignal
 from pipeline.train_loop import train
 
-WARM_UP = "initialize_replay_buffer.num_env_steps"
 ALGORITHMS = ("dqn", "ppo", "sac")
 NUM_UPDATES = 20
 
@@ -56,9 +55,10 @@ def test_an_eager_run_evaluates_saves_and_resumes_as_an_exact_graph_does(
             train__eval_interval=0,
             train__num_final_episodes=2,
         )
-        is_ppo = algorithm == "ppo"
-        name, count = ("linear_schedule.num_steps", 600) if is_ppo else (WARM_UP, 60)
-        lines.append(f"{name} = {count}")
+        if algorithm == "ppo":
+            lines.append("linear_schedule.num_steps = 600")
+        else:
+            lines.append("initialize_replay_buffer.num_env_steps = 60")
         configuration.load(gin_files(algorithm), lines)
         root_dir = tmp_path / folder
         ended = train(root_dir, 1, "resume", StopSignal(), execution=execution)
