@@ -194,7 +194,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert gin.query_parameter("nature_cnn_encoder.first_padding") == 1
     shapes = [variable.shape.as_list() for variable in agent._q_network.variables]
     assert shapes[0] == [8, 8, 4, 32]
-    assert shapes[-4:] == [[3136, 512], [512], [512, 6], [6]]
+    assert shapes[-4:] == [[3136, 512], [512], [512, 3], [3]]
     assert all(variable.numpy().any() for variable in agent._q_network.variables)  # biases too
 
     assert evaluator._num_env_steps == 125_000

@@ -91,6 +91,14 @@ def test_boxes_are_areas_and_not_points():
 
 # The game.
 
+# `isMinimal` of xitari's `games/supported/*.cpp`, by number as `getMinimalActionSet` lists them.
+XITARI_ACTIONS = {
+    "breakout": (0, 1, 3, 4),
+    "pong": (0, 3, 4),
+    "seaquest": tuple(range(18)),
+    "space_invaders": (0, 1, 3, 4, 11, 12),
+}
+
 
 class LuaGame:
     """`alewrap.GameEnvironment` and the screen, frame stack and driver loop around it."""
@@ -102,7 +110,7 @@ class LuaGame:
         rom = roms.get_rom_path(game)
         assert rom is not None
         self.ale.loadROM(rom)
-        self.actions = self.ale.getMinimalActionSet()
+        self.actions = XITARI_ACTIONS[game]
         self.training, self.noop_max, self.actrep = training, noop_max, actrep
         self.generator = gymnasium.utils.seeding.np_random(seed)[0]
         self.over, self.waited = True, []
@@ -250,6 +258,30 @@ def test_rows_depend_on_the_seed_and_not_on_other_rows():
     assert not np.array_equal(three, play(2, 3))
 
 
+@pytest.mark.parametrize("game", XITARI_ACTIONS)
+def test_actions_are_those_of_xitari(game):
+    env = single(game)
+    assert tuple(x.value for x in env._actions) == XITARI_ACTIONS[game]
+    assert env.action_space.n == len(XITARI_ACTIONS[game])
+    played = []
+    env._play = lambda action: (played.append(action.value), (0, False))[1]
+    for action in range(env.action_space.n):
+        env.step(action)
+    assert played == list(np.repeat(XITARI_ACTIONS[game], 4))
+
+
+@pytest.mark.parametrize(("game", "num_frames"), [("pong", 65_000), ("breakout", 1_728_000)])
+def test_a_game_is_over_after_as_many_frames_as_in_xitari(game, num_frames):
+    assert single(game)._max_frames == num_frames
+    env = create(game, noop_max=1)
+    env._vector_env.envs[0]._max_frames = 120
+    env.reset()
+    rows = [env.step([0]) for _ in range(40)]
+    (lasts,) = np.nonzero([row.step_type.numpy()[0] == LAST for row in rows])
+    assert lasts[0] == 29  # the first step after frame 1 ends with frame 5
+    assert rows[29].discount == 0
+
+
 def test_the_limit_truncates():
     env = create("pong", max_episode_frames=120, noop_max=1)
     env.reset()
@@ -289,7 +321,7 @@ def test_the_emulator_is_set_as_xitari_was():
 def test_specs_and_rendering():
     env = create("pong", num_envs=2, stack_size=2)
     assert (env.observation_spec().shape, env.observation_spec().dtype) == ((2, 84, 84), tf.uint8)
-    assert env.action_spec().maximum == 5
+    assert env.action_spec().maximum == 2
     shown = create("pong", num_envs=2, render=True)
     shown.reset()
     assert (shown.batch_size, shown.render_fps) == (1, 15)

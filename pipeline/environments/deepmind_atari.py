@@ -25,6 +25,11 @@ from pipeline.environments.vector_environment import VectorEnvironment
 
 _SIDE = 84  # pixels
 
+# Of xitari, the emulator of 2015 (`games/RomSettings.hpp`, `games/supported/Pong.cpp`), where Pong
+# differs from all other games and from today's ALE. A game is over after so many frames.
+_MAX_FRAMES, _MAX_FRAMES_OF = 8 * 60 * 60 * 60, {"pong": 65_000}
+_ACTIONS_OF = {"pong": (Action.NOOP, Action.RIGHT, Action.LEFT)}
+
 _RANGES = {
     "num_envs": (1, math.inf),
     "noop_max": (1, math.inf),
@@ -67,7 +72,8 @@ class DeepMindAtariEnv(gymnasium.Env):
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._rom: Any = roms.get_rom_path(game)
         self._ale.loadROM(self._rom)
-        self._actions = self._ale.getMinimalActionSet()
+        self._actions = _ACTIONS_OF.get(game) or self._ale.getMinimalActionSet()
+        self._max_frames = _MAX_FRAMES_OF.get(game, _MAX_FRAMES)
         self._life_loss_is_terminal = life_loss_is_terminal
         self._noop_max = noop_max
         self._frame_skip = frame_skip
@@ -154,7 +160,8 @@ class DeepMindAtariEnv(gymnasium.Env):
     def _play(self, action: Action) -> tuple[int, bool]:
         reward = self._ale.act(action)
         self._paint()
-        return reward, self._ale.game_over()
+        ran_out = self._ale.getEpisodeFrameNumber() >= self._max_frames
+        return reward, self._ale.game_over() or ran_out
 
     def _draw_noops(self) -> int:
         return int(self.np_random.integers(1, self._noop_max, endpoint=True))
@@ -197,7 +204,7 @@ def deepmind_atari_environment(
     max_episode_frames: int | None = None,
     render: bool = False,
 ) -> VectorEnvironment:
-    """Games of the minimal action set, without sticky actions; see `DeepMindAtariEnv`.
+    """Games of xitari's minimal action sets, without sticky actions; see `DeepMindAtariEnv`.
 
     Args:
       seed: fixes all that the environments draw.
