@@ -1,7 +1,7 @@
 """The exceptions that stand for what the user can mend."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 USER_ERROR_CODE = 2  # of a process that a UserError ends
 
@@ -21,6 +21,19 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raises UserError unless the parameter `name` is a whole number, at least `least`."""
     if type(value) is not int or value < least:
         raise UserError(f"{name} = {value!r}: must be a whole number, at least {least}.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises UserError unless the parameter `name` is True or False."""
+    if type(value) is not bool:
+        raise UserError(f"{name} = {value!r}: must be True or False.")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Raises UserError unless the parameter `name` is one of `choices`, two or more."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' if choice else str(choice) for choice in choices)
+        raise UserError(f"{name} = {value!r}: must be {', '.join(others)} or {last}.")
 
 
 def check_wholes(name: str, values: Iterable[object]) -> None:

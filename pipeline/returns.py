@@ -77,6 +77,29 @@ def discounted_returns(
     return _linear_recurrence(rewards, discounts, final_value)
 
 
+def one_step_targets(
+    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, final_value: tf.Tensor
+) -> tf.Tensor:
+    """r_t + d_t V_{t+1} with V_T = final_value; on boundary rows it means nothing.
+
+    Sutton & Barto, equation 6.2.
+
+    Args:
+        rewards: [T, B] float32.
+        discounts: [T, B] float32, discount factor included.
+        values: [T, B] float32, the value of each row's observation, boundary rows included.
+        final_value: [B] float32, the value of the observation after the last row.
+
+    Returns:
+        [T, B] float32.
+
+    Raises:
+        ValueError: the shapes do not agree.
+    """
+    _check_shapes(final_value, rewards, discounts, values)
+    return rewards + discounts * tf.concat([values[1:], final_value[tf.newaxis]], axis=0)
+
+
 def generalized_advantage_estimation(
     rewards: tf.Tensor,
     discounts: tf.Tensor,
@@ -105,8 +128,7 @@ def generalized_advantage_estimation(
         ValueError: the shapes do not agree.
     """
     _check_shapes(final_value, rewards, discounts, values, valid)
-    next_values = tf.concat([values[1:], final_value[tf.newaxis]], axis=0)
-    deltas = rewards + discounts * next_values - values
+    deltas = one_step_targets(rewards, discounts, values, final_value) - values
     if valid is not None:
         deltas, discounts = valid * deltas, valid * discounts
     return _linear_recurrence(deltas, discounts * lambda_, tf.zeros_like(final_value))

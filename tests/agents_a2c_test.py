@@ -193,7 +193,7 @@ def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any
 @pytest.mark.parametrize(
     "constructor, plainly, standardised",
     [
-        (create_a2c_agent, False, True),
+        (create_a2c_agent, None, "rollout"),
         (create_ppo_agent, None, "rollout"),
         (create_ppo_agent, "minibatch", "rollout"),  # of which `prepare` knows nothing
     ],
@@ -212,9 +212,18 @@ def test_advantages_are_standardised_over_the_transitions_of_a_rollout(
     assert_same(standard.value_target, plain.value_target)
 
 
-def test_advantages_are_normalised_over_a_minibatch_a_rollout_or_not_at_all() -> None:
-    with pytest.raises(UserError, match="normalize_advantages = 'batch': must be "):
-        create(constructor=create_ppo_agent, normalize_advantages="batch")
+@pytest.mark.parametrize(
+    ("constructor", "value", "choices"),
+    [
+        (create_ppo_agent, "batch", '"minibatch", "rollout" or None'),
+        (create_a2c_agent, True, '"rollout" or None'),
+    ],
+)
+def test_other_ways_to_normalise_advantages_are_refused(
+    constructor: Any, value: Any, choices: str
+) -> None:
+    with pytest.raises(UserError, match=rf"normalize_advantages = {value!r}: must be {choices}\."):
+        create(constructor=constructor, normalize_advantages=value)
 
 
 @pytest.mark.parametrize("normalize_returns", [False, True])
@@ -223,7 +232,7 @@ def test_trpo_prepares_what_a2c_prepares_with_the_same_discount_and_lambda(
 ) -> None:
     shared = {"gae_lambda": 0.7, "discount": 0.8, "normalize_returns": normalize_returns}
     with bound({"ActorCritic.share_encoder": False}):
-        a2c = create(normalize_advantages=True, **shared)
+        a2c = create(normalize_advantages="rollout", **shared)
     with bound({"ActorCritic.share_encoder": False}):
         trpo = create(constructor=create_trpo_agent, **shared)
     _, _, expected = prepared_rollout(a2c, 3)

@@ -39,6 +39,7 @@ from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.q_values import squared_loss
 from pipeline.agents.sac import create_sac_agent
 from pipeline.errors import UserError
+from pipeline.optimizers import Adam, RMSprop
 from pipeline.parts import Variables
 
 SGD = tf.keras.optimizers.legacy.SGD
@@ -94,9 +95,10 @@ def weights(agent: Agent) -> list[Array]:
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "clip"),
-    # Without a limit the scale of sums shows; Adam knows nothing of the agent.
+    # Without a limit the scale of sums shows; the others are the ready configs' own.
     [(name, SGD, clip) for name in AGENTS for clip in (0.05, None)]
-    + [(name, tf.keras.optimizers.legacy.Adam, 0.05) for name in ("dqn", "sac")],
+    + [(name, Adam, 0.05) for name in ("dqn", "ppo", "sac")]
+    + [(name, RMSprop, 0.05) for name in ("a2c", "nstep_q")],
 )
 def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
     name: str, optimizer, clip: float | None
@@ -117,7 +119,7 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
                 assert_same(weights(parts), held)
                 assert parts.train_step_counter == update
         assert parts.train_step_counter == update + 1
-        tolerance = 1e-6 if optimizer is SGD else 1e-4  # Adam divides gradients by their size
+        tolerance = 1e-6 if optimizer is SGD else 1e-4  # others divide gradients by their size
         assert_close(weights(parts), weights(whole), tolerance)
     assert max(np.abs(x - y).max() for x, y in zip(weights(whole), before, strict=True)) > 1e-3
     assert train_part.experimental_get_tracing_count() == 1
@@ -219,7 +221,18 @@ def test_the_target_network_moves_only_with_an_update() -> None:
     assert_same(values_of(agent._target_q_network.variables), weights(agent))
 
 
-@pytest.mark.parametrize("name", ["dqn", "nstep_q", "ppo", "sac"])
+def test_what_is_left_of_a_rollout_waits_for_the_next_one() -> None:
+    agent = create("ppo", accumulate_updates=2)
+    batch = batch_for("ppo", agent, BATCHES * ROWS)
+    updates = []
+    for i in (0, 1, 3, 0):
+        agent.train(part(batch, i), tf.ones(ROWS))
+        agent.finish(part(batch, i))
+        updates.append(int(agent.train_step_counter))
+    assert updates == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["dqn", "nstep_q", "a2c", "ppo", "sac"])
 def test_a_checkpoint_holds_a_half_filled_accumulator(name: str, tmp_path: pathlib.Path) -> None:
     agent, restored = (create(name, accumulate_updates=BATCHES) for _ in range(2))
     batch = batch_for(name, agent, BATCHES * ROWS)

@@ -16,6 +16,7 @@ from numpy_references import (
     GO_ON,
     LAST,
     MID,
+    PIXELS,
     TERMINATE,
     THREE_NUMBERS,
     TRUNCATE,
@@ -51,7 +52,6 @@ from pipeline.schedules import linear_schedule
 
 GAMMA, SEED, ROWS = 0.9, 11, 24
 SGD = tf.keras.optimizers.legacy.SGD
-PIXELS = tensor_spec.BoundedTensorSpec((6, 6, 2), tf.uint8, 0, 255)
 
 
 def create(observation_spec=THREE_NUMBERS, action_spec=TWO_MOTORS, **kwargs: Any) -> SacAgent:

@@ -53,6 +53,8 @@ def create(algorithm: str, **kwargs: Any) -> Any:
         *((algorithm, "accumulate_updates", 0) for algorithm in ALL),
         *((algorithm, "gae_lambda", 95) for algorithm in ON_POLICY),
         *((algorithm, "epsilon", value) for algorithm in ("dqn", "nstep_q") for value in (7, "a")),
+        *((algorithm, "entropy_coefficient", -0.01) for algorithm in ("a2c", "ppo")),
+        *((algorithm, "value_coefficient", None) for algorithm in ("a2c", "ppo")),
         *(("dqn", "target_update_tau", value) for value in (5.0, 0.0)),
         ("sac", "target_update_tau", 5.0),
         ("sac", "initial_alpha", 0.0),
@@ -66,6 +68,18 @@ def test_a_number_out_of_its_range_is_refused(algorithm: str, name: str, value: 
     message = rf"^create_{algorithm}_agent.{name} = {value!r}: must be a (whole )?number"
     with pytest.raises(UserError, match=message):
         create(algorithm, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        ("dqn", "double_q"), ("dqn", "sum_losses"), ("nstep_q", "one_step"),
+        *((algorithm, "normalize_returns") for algorithm in ON_POLICY),
+    ],
+)  # fmt: skip
+def test_a_flag_is_true_or_false(algorithm: str, name: str) -> None:
+    with pytest.raises(UserError, match=rf"^create_{algorithm}_agent.{name} = 1: must be True or"):
+        create(algorithm, **{name: 1})
 
 
 @pytest.mark.parametrize("name", ["actor_units", "critic_units"])

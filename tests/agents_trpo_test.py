@@ -15,6 +15,7 @@ from numpy_references import (
     GO_ON,
     LAST,
     MID,
+    PIXELS,
     THREE_NUMBERS,
     TWO_MOTORS,
     Array,
@@ -24,6 +25,7 @@ from numpy_references import (
     assert_same,
     bound,
     env_steps,
+    random_leaf,
     random_sequences,
     randomize,
     specs,
@@ -54,11 +56,19 @@ def action_spec(request):
     return ACTION_SPECS[request.param]
 
 
-def create(action_spec=FOUR_ACTIONS, seed: int = 7, region=None, **kwargs: Any) -> TRPOAgent:
+def create(
+    action_spec=FOUR_ACTIONS,
+    seed: int = 7,
+    region=None,
+    observation_spec=THREE_NUMBERS,
+    **kwargs: Any,
+) -> TRPOAgent:
     given = {"num_envs": 1, "seed": 0, "env_steps": env_steps(), "optimizer": SGD} | kwargs
     region = {f"TrustRegion.{name}": value for name, value in (region or {}).items()}
-    with bound({"mlp_encoder.units": (3,), "ActorCritic.share_encoder": False, **region}):
-        agent = create_trpo_agent(specs(THREE_NUMBERS), action_spec, **given)
+    networks: dict[str, Any] = {"mlp_encoder.units": (3,), "small_cnn_encoder.units": (3,)}
+    networks |= {"small_cnn_encoder.filters": ((2, 3, 2),), "ActorCritic.share_encoder": False}
+    with bound(networks | region):
+        agent = create_trpo_agent(specs(observation_spec), action_spec, **given)
     randomize(np.random.default_rng(seed), agent._actor_critic.trainable_variables)
     return agent
 
@@ -147,11 +157,15 @@ def test_flat_vectors_take_their_shapes_again() -> None:
     assert_same(unflatten(flatten(variables), variables), values_of(variables))
 
 
-@pytest.mark.parametrize("damping", [0.0, 0.3])
-def test_fisher_vector_products_equal_an_explicit_matrix(action_spec, damping: float) -> None:
-    agent = create(action_spec)
+@pytest.mark.parametrize(
+    ("damping", "observation_spec"), [(0.0, THREE_NUMBERS), (0.3, THREE_NUMBERS), (0.3, PIXELS)]
+)
+def test_fisher_vector_products_equal_an_explicit_matrix(
+    action_spec, damping: float, observation_spec
+) -> None:
+    agent = create(action_spec, observation_spec=observation_spec)
     rng = np.random.default_rng(1)
-    observation = as_float32(rng.normal(size=(9, 3)))
+    observation = random_leaf(rng, observation_spec, (9,))
     old = frozen(agent._actor_critic.distribution(tf.constant(observation)))
 
     def divergence() -> tf.Tensor:
@@ -201,11 +215,13 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
-def test_accepted_steps_improve_within_the_bound(action_spec) -> None:
+@pytest.mark.parametrize("offset", [0.0, 2.0])  # beside 0 the surrogate is not 0 before the step
+def test_accepted_steps_improve_within_the_bound(action_spec, offset: float) -> None:
     agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
     train = tf.function(agent.train, autograph=False)
     for seed in range(6):
         rows, valid = rollout(agent, action_spec, seed)
+        rows.policy_info.advantage[:] += offset
         observation = rows.observation[:, 0]
         old = policy_parameters(agent, observation[valid])
         extra = train(tensors(rows), tf.ones(ROWS)).extra
@@ -219,6 +235,34 @@ def test_accepted_steps_improve_within_the_bound(action_spec) -> None:
         improvement = np.mean((ratio * advantage)[valid]) - np.mean(advantage[valid])
         assert improvement > 0
         assert_close(extra["surrogate"], improvement, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("improvement", "kl", "tries"),
+    [
+        (lambda x: 1.0, lambda x: x, 7),  # 0.8^6 is the first within a bound of 0.3
+        (lambda x: 0.5 - x, lambda x: 0.0, 5),  # 0.8^4 the first below a half
+        (lambda x: 0.5 - x, lambda x: x, 7),
+        (lambda x: 0.0, lambda x: 0.0, None),
+        (lambda x: 1.0, lambda x: 0.31, None),
+    ],
+)
+def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
+    improvement: Any, kl: Any, tries: int | None
+) -> None:
+    agent = create(region={"max_kl": 0.3})
+    before = flatten(agent._policy_variables)
+    longest, seen = tf.one_hot(4, len(before)), []
+
+    def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
+        seen.append((flatten(agent._policy_variables) - before)[4])
+        return tf.constant(improvement(seen[-1])), tf.constant(kl(seen[-1]))
+
+    outcome = agent._search(longest, evaluate)
+    assert_close(seen, [0.8**i for i in range(tries or 10)])
+    assert outcome.accepted == (tries is not None)
+    assert_close(outcome.fraction, seen[-1] if tries else 0.0)
+    assert_same(flatten(agent._policy_variables), before + outcome.fraction * longest)
 
 
 def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:

@@ -226,6 +226,23 @@ def test_a_game_may_end_during_no_ops():
     assert list(numbers) == []
 
 
+def test_a_life_lost_during_no_ops_goes_unnoticed():
+    env = single()
+    env.reset(seed=1)
+    env._lives = 99  # so that a life is lost in the next frame
+    lives = env._ale.lives()
+
+    def lose_one(num_frames):
+        env._ale.setRAM(57, lives - 1)
+        return env._play(ale_py.Action.NOOP)[1]
+
+    env._wait = lose_one
+    env.step(0)
+    assert (env.life_lost, env._lives) == (True, lives - 1)
+    env.step(0)
+    assert (env.life_lost, env._lives) == (False, lives - 1)
+
+
 def test_in_evaluation_only_the_end_of_a_game_is_terminal():
     env = create(life_loss_is_terminal=False)
     env.reset()
@@ -264,7 +281,12 @@ def test_actions_are_those_of_xitari(game):
     assert tuple(x.value for x in env._actions) == XITARI_ACTIONS[game]
     assert env.action_space.n == len(XITARI_ACTIONS[game])
     played = []
-    env._play = lambda action: (played.append(action.value), (0, False))[1]
+
+    def note(action):
+        played.append(action.value)
+        return 0, False
+
+    env._play = note
     for action in range(env.action_space.n):
         env.step(action)
     assert played == list(np.repeat(XITARI_ACTIONS[game], 4))

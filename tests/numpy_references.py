@@ -16,6 +16,7 @@ FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST
 GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
 FOUR_ACTIONS = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 3)
 TWO_MOTORS = tensor_spec.BoundedTensorSpec((2,), tf.float32, [-1.0, 0.0], [3.0, 0.5])
+PIXELS = tensor_spec.BoundedTensorSpec((6, 6, 2), tf.uint8, 0, 255)
 THREE_NUMBERS = tensor_spec.BoundedTensorSpec((3,), tf.float32, -9.0, 9.0)
 
 Array = np.ndarray

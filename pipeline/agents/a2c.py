@@ -19,6 +19,7 @@ from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.agents.settings import check_settings
+from pipeline.errors import check_choice
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
 from pipeline.schedules import Schedule, as_schedule
@@ -76,7 +77,7 @@ def create_a2c_agent(
     entropy_coefficient: float = 0.0,  # of the entropy bonus
     discount: float = 0.99,  # gamma
     gae_lambda: float = 1.0,  # 1: n-step returns
-    normalize_advantages: bool = False,  # over the transitions of a rollout
+    normalize_advantages: str | None = None,  # or over the transitions of a "rollout"
     normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
     gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
     accumulate_updates: int = 1,  # rollouts whose gradients make one update
@@ -91,9 +92,10 @@ def create_a2c_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: a number is out of its range.
+      UserError: a value is out of its range, or none of those that there are.
     """
     check_settings("create_a2c_agent", locals())
+    check_choice("create_a2c_agent.normalize_advantages", normalize_advantages, ("rollout", None))
     del seed
     rate_schedule = as_schedule(learning_rate)
     agent = A2CAgent(
@@ -107,7 +109,7 @@ def create_a2c_agent(
         entropy_coefficient=entropy_coefficient,
         discount=discount,
         gae_lambda=gae_lambda,
-        standardize_advantages=normalize_advantages,
+        standardize_advantages=normalize_advantages == "rollout",
     )
     agent.schedules = {"learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)

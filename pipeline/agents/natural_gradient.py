@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import gin
 import tensorflow as tf
@@ -12,42 +13,36 @@ from pipeline.errors import check_number, check_whole
 
 
 @gin.configurable
+@dataclass(frozen=True, kw_only=True)
 class TrustRegion:
-    """How far a step goes, and how it is found."""
+    """How far a step goes, and how it is found.
 
-    def __init__(
-        self,
-        *,
-        max_kl: float = 0.01,
-        cg_iterations: int = 10,
-        cg_damping: float = 0.1,
-        fisher_fraction: float = 1.0,
-        line_search_steps: int = 10,
-        line_search_shrink: float = 0.8,
-    ):
-        """Args:
-        max_kl: nats, the bound on the mean divergence of the new policy from the old one.
-        cg_iterations: of the conjugate gradient.
-        cg_damping: added to the diagonal of the Fisher matrix.
-        fisher_fraction: of a rollout's rows, for products with the Fisher matrix.
-        line_search_steps: tries at most.
-        line_search_shrink: factor from one try to the next.
+    Attributes:
+      max_kl: nats, the bound on the mean divergence of the new policy from the old one.
+      cg_iterations: of the conjugate gradient.
+      cg_damping: added to the diagonal of the Fisher matrix.
+      fisher_fraction: of a rollout's rows, for products with the Fisher matrix.
+      line_search_steps: tries at most.
+      line_search_shrink: factor from one try to the next.
 
-        Raises:
-          UserError: a value is out of its range.
-        """
-        check_number("TrustRegion.max_kl", max_kl, 0)
-        check_whole("TrustRegion.cg_iterations", cg_iterations)
-        check_number("TrustRegion.cg_damping", cg_damping, 0)
-        check_number("TrustRegion.fisher_fraction", fisher_fraction, 0, 1)
-        check_whole("TrustRegion.line_search_steps", line_search_steps)
-        check_number("TrustRegion.line_search_shrink", line_search_shrink, 0, 1)
-        self.max_kl = max_kl
-        self.cg_iterations = cg_iterations
-        self.cg_damping = cg_damping
-        self.fisher_fraction = fisher_fraction
-        self.line_search_steps = line_search_steps
-        self.line_search_shrink = line_search_shrink
+    Raises:
+      UserError: a value is out of its range.
+    """
+
+    max_kl: float = 0.01
+    cg_iterations: int = 15
+    cg_damping: float = 0.1
+    fisher_fraction: float = 1.0
+    line_search_steps: int = 10
+    line_search_shrink: float = 0.8
+
+    def __post_init__(self):
+        check_number("TrustRegion.max_kl", self.max_kl, 0)
+        check_whole("TrustRegion.cg_iterations", self.cg_iterations)
+        check_number("TrustRegion.cg_damping", self.cg_damping, 0)
+        check_number("TrustRegion.fisher_fraction", self.fisher_fraction, 0, 1)
+        check_whole("TrustRegion.line_search_steps", self.line_search_steps)
+        check_number("TrustRegion.line_search_shrink", self.line_search_shrink, 0, 1)
 
 
 def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

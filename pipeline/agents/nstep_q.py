@@ -29,7 +29,7 @@ from pipeline.agents.targets import PeriodicTarget
 from pipeline.errors import check_whole
 from pipeline.optimizers import RMSprop, build_slots
 from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.returns import discounted_returns, valid_mask
+from pipeline.returns import discounted_returns, one_step_targets, valid_mask
 from pipeline.schedules import Schedule, as_schedule
 
 
@@ -103,7 +103,7 @@ class NStepQAgent(Agent):
         values, final_value = find(rows, final_time_step.observation)
         discounts = self._discount * rows.discount
         if self._one_step:
-            targets = rows.reward + discounts * tf.concat([values[1:], final_value[None]], 0)
+            targets = one_step_targets(rows.reward, discounts, values, final_value)
         else:
             valid = valid_mask(rows.step_type)
             targets = discounted_returns(rows.reward, discounts, final_value, valid, values)
@@ -154,7 +154,7 @@ def create_nstep_q_agent(
     one_step: bool = False,  # bootstrap after one step, not at the rollout's or episode's end
     discount: float = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
-    target_update_env_steps: int = 10_000,  # the target network is copied so often
+    target_update_env_steps: int = 10_000,  # between copies to the target network
     gradient_clip_norm: float | None = None,  # global norm; None: no limit
     accumulate_updates: int = 1,  # rollouts whose gradients make one update
 ) -> NStepQAgent:

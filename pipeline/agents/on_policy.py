@@ -100,7 +100,7 @@ class OnPolicyAgent(Agent):
         if self._reward_scaler or self._actor_critic.observation_moments is not None:
             raise UserError(
                 "Asynchronous actors share weights, and no statistics of observations or rewards: "
-                "bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
+                "bind ActorCritic.normalize_observations, and the agent's normalize_returns, to "
                 "False."
             )
         super().learn_for(shared, send)

@@ -18,7 +18,7 @@ from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.agents.settings import check_settings
-from pipeline.errors import UserError
+from pipeline.errors import check_choice
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import Adam
 from pipeline.schedules import Schedule, as_schedule
@@ -143,11 +143,8 @@ def create_ppo_agent(
     """
     check_settings("create_ppo_agent", locals())
     del seed
-    if normalize_advantages not in ("minibatch", "rollout", None):
-        raise UserError(
-            f"create_ppo_agent.normalize_advantages = {normalize_advantages!r}: must be "
-            '"minibatch", "rollout" or None.'
-        )
+    ways = ("minibatch", "rollout", None)
+    check_choice("create_ppo_agent.normalize_advantages", normalize_advantages, ways)
     rate_schedule, clip_schedule = as_schedule(learning_rate), as_schedule(clip_ratio)
     agent = PPOAgent(
         time_step_spec,

@@ -96,7 +96,7 @@ class TRPOAgent(OnPolicyAgent):
 
     def accumulate(self, num_batches: int) -> None:
         """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
-        if type(num_batches) is not int or num_batches != 1:
+        if num_batches != 1:
             raise UserError(
                 f"create_trpo_agent.accumulate_updates = {num_batches}: TRPO does not accumulate "
                 "gradients; collect a longer rollout instead."
@@ -205,7 +205,7 @@ class TRPOAgent(OnPolicyAgent):
     def _fit_value(self, experience: Trajectory, weights: tf.Tensor) -> tf.Tensor:
         """Updates on shuffled minibatches; the mean of their losses.
 
-        What a minibatch too few rows are left for at an epoch's end is not learnt from.
+        Rows left over at an epoch's end, too few for a minibatch, are not learnt from.
         """
         num_rows = weights.shape[0]
         size = min(self._value_minibatch_size, num_rows)
