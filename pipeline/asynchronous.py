@@ -38,7 +38,7 @@ from pipeline.components import (
     seed_weights,
 )
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError, check_whole
+from pipeline.errors import UserError, check_choice, check_whole
 from pipeline.experience import Experience
 from pipeline.iteration import Chunk, Halted, LoopState
 from pipeline.metrics import initial_statistics, with_empty_window
@@ -222,10 +222,7 @@ def asynchronous_runner(
         threads are to run eagerly.
     """
     check_whole("asynchronous_runner.num_actors", num_actors)
-    if scheduler not in SCHEDULERS:
-        raise UserError(
-            f"asynchronous_runner.scheduler = {scheduler!r}: must be one of {SCHEDULERS}."
-        )
+    check_choice("asynchronous_runner.scheduler", scheduler, SCHEDULERS)
     if scheduler == "threads" and tf.config.functions_run_eagerly():
         raise UserError(
             "Actors in threads must not pass gradients through Python, as --eager does: leave it "

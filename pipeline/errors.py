@@ -23,16 +23,10 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise UserError(f"{name} = {value!r}: must be a whole number, at least {least}.")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raises UserError unless the parameter `name` is True or False."""
-    if type(value) is not bool:
-        raise UserError(f"{name} = {value!r}: must be True or False.")
-
-
 def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
     """Raises UserError unless the parameter `name` is one of `choices`, two or more."""
     if value not in choices:
-        *others, last = (f'"{choice}"' if choice else str(choice) for choice in choices)
+        *others, last = ("None" if choice is None else f'"{choice}"' for choice in choices)
         raise UserError(f"{name} = {value!r}: must be {', '.join(others)} or {last}.")
 
 

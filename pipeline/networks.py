@@ -24,7 +24,7 @@ from tf_agents.networks import network
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
-from pipeline.errors import UserError
+from pipeline.errors import check_choice
 from pipeline.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.layers import check_layers
 from pipeline.observations import is_frame_stack, is_image, is_of_bytes
@@ -40,10 +40,7 @@ def encoder_precision(policy: str = "float32") -> str:
     Raises:
       UserError: it is neither.
     """
-    if policy not in ("float32", "mixed_bfloat16"):
-        raise UserError(
-            f'encoder_precision.policy = {policy!r}: must be "float32" or "mixed_bfloat16".'
-        )
+    check_choice("encoder_precision.policy", policy, ("float32", "mixed_bfloat16"))
     return policy
 
 

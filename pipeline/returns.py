@@ -127,7 +127,7 @@ def generalized_advantage_estimation(
     Raises:
         ValueError: the shapes do not agree.
     """
-    _check_shapes(final_value, rewards, discounts, values, valid)
+    _check_shapes(final_value, rewards, valid)
     deltas = one_step_targets(rewards, discounts, values, final_value) - values
     if valid is not None:
         deltas, discounts = valid * deltas, valid * discounts

@@ -75,11 +75,8 @@ def test_a2c_s_gradient_is_the_mean_of_its_transitions_own() -> None:
     rng = np.random.default_rng(0)
     starts = rng.choice([FIRST, MID, LAST], ROWS)
     rows = random_sequences(rng, FOUR_ACTIONS, np.full((ROWS, 1), GO_ON), starts, PIXELS)
-    numbers = as_float32(rng.normal(size=(4, ROWS, 1)))
-    info = OnPolicyInfo(*numbers)
-    advantage, value_target = (
-        numbers[OnPolicyInfo._fields.index(name), :, 0] for name in ("advantage", "value_target")
-    )
+    unread, advantage, value_target = as_float32(rng.normal(size=(3, ROWS, 1)))
+    info = OnPolicyInfo(unread, unread, advantage, value_target)
     gradients, _ = agent.gradients(tensors(rows.replace(policy_info=info)), tf.ones(ROWS))
     expected: list[Any] = []
     transitions = np.flatnonzero(starts != LAST)
@@ -88,8 +85,8 @@ def test_a2c_s_gradient_is_the_mean_of_its_transitions_own() -> None:
         with tf.GradientTape() as tape:
             pixels = tf.constant(rows.observation[i])
             probabilities = tf.nn.softmax(actor_critic.distribution(pixels).logits[0])
-            loss = -tf.math.log(probabilities[int(rows.action[i, 0])]) * advantage[i]
-            loss += 0.7 * (value_target[i] - actor_critic.value(pixels)[0]) ** 2
+            loss = -tf.math.log(probabilities[int(rows.action[i, 0])]) * advantage[i, 0]
+            loss += 0.7 * (value_target[i, 0] - actor_critic.value(pixels)[0]) ** 2
             loss += 0.05 * tf.reduce_sum(probabilities * tf.math.log(probabilities))
         expected.append(tape.gradient(loss, agent.gradient_variables()))
     means = [np.mean(each, 0) for each in zip(*expected, strict=True)]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step_spec
 
+from pipeline import configuration
 from pipeline.agents.a2c import create_a2c_agent
 from pipeline.agents.dqn import create_dqn_agent
 from pipeline.agents.nstep_q import create_nstep_q_agent
@@ -78,8 +79,9 @@ def test_a_number_out_of_its_range_is_refused(algorithm: str, name: str, value: 
     ],
 )  # fmt: skip
 def test_a_flag_is_true_or_false(algorithm: str, name: str) -> None:
-    with pytest.raises(UserError, match=rf"^create_{algorithm}_agent.{name} = 1: must be True or"):
-        create(algorithm, **{name: 1})
+    binding = f"create_{algorithm}_agent.{name} = 1"
+    with pytest.raises(UserError, match=f"{binding}: must be True or False.$"):
+        configuration.load([f"agents/{algorithm}"], [binding])
 
 
 @pytest.mark.parametrize("name", ["actor_units", "critic_units"])

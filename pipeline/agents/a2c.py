@@ -16,10 +16,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic
-from pipeline.agents.agent import first_rows, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.agents.settings import check_settings
-from pipeline.errors import check_choice
+from pipeline.errors import UserError, check_choice
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import RMSprop
 from pipeline.schedules import Schedule, as_schedule
@@ -43,6 +43,20 @@ class A2CAgent(OnPolicyAgent):
         self._value_coefficient = value_coefficient
         self._entropy_coefficient = entropy_coefficient
         super().__init__(time_step_spec, action_spec, **kwargs)
+
+    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
+        """See `Agent.learn_for`.
+
+        Raises:
+          UserError: it normalises by statistics, of which every actor would have its own.
+        """
+        if self._reward_scaler or self._actor_critic.observation_moments is not None:
+            raise UserError(
+                "Asynchronous actors share weights, and no statistics of observations or rewards: "
+                "bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
+                "False."
+            )
+        super().learn_for(shared, send)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """-log pi(a|s) A + c_v (R - V(s))^2 - c_e H of rows [B, 1]; boundary rows weigh nothing.

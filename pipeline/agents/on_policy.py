@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
-from pipeline.agents.agent import Agent, Gradients, standardize
-from pipeline.errors import UserError
+from pipeline.agents.agent import Agent, standardize
 from pipeline.normalizers import RewardScaler
 from pipeline.optimizers import build_slots
 from pipeline.policies import GreedyPolicy
@@ -90,20 +87,6 @@ class OnPolicyAgent(Agent):
         )
         self.trained = {"actor_critic": actor_critic}
         build_slots(optimizer, self.gradient_variables())
-
-    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """See `Agent.learn_for`.
-
-        Raises:
-          UserError: it normalises by statistics, of which every actor would have its own.
-        """
-        if self._reward_scaler or self._actor_critic.observation_moments is not None:
-            raise UserError(
-                "Asynchronous actors share weights, and no statistics of observations or rewards: "
-                "bind ActorCritic.normalize_observations, and the agent's normalize_returns, to "
-                "False."
-            )
-        super().learn_for(shared, send)
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Adds advantages and value targets to a rollout [T, N]; once, with collecting weights.

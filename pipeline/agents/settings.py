@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pipeline.errors import check_flag, check_number, check_whole, check_wholes, check_within
+from pipeline.errors import check_number, check_whole, check_wholes, check_within
 
 _chance = partial(check_within, least=0, at_most=1)
 _not_negative = partial(check_within, least=0)
@@ -19,16 +19,12 @@ _CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     "clip_ratio": _not_negative,
     "critic_units": check_wholes,
     "discount": _chance,
-    "double_q": check_flag,
     "entropy_coefficient": _not_negative,
     "epsilon": _chance,
     "gae_lambda": _chance,
     "gradient_clip_norm": _positive,
     "initial_alpha": _positive,
     "learning_rate": _not_negative,
-    "normalize_returns": check_flag,
-    "one_step": check_flag,
-    "sum_losses": check_flag,
     "target_update_tau": partial(check_number, above=0, at_most=1),
     "value_clip": _positive,
     "value_coefficient": _not_negative,

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pipeline.environments.async_vector_env import SelectiveAsyncVectorEnv
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.errors import UserError, check_choice
 
 # A callable, "module:attribute", or ("module:attribute", {keyword: value}).
 Wrapper = Callable[[gymnasium.Env], gymnasium.Env] | str | tuple[str, dict[str, Any]]
@@ -94,11 +94,8 @@ def _check_arguments(
             f"gymnasium_environment.max_episode_steps = {max_episode_steps}: must be at least 1,"
             " -1 for no limit, or None for the registered limit."
         )
-    if vectorization_mode not in ("sync", "async"):
-        raise UserError(
-            f"gymnasium_environment.vectorization_mode = {vectorization_mode!r}: must be 'sync' or"
-            " 'async'."
-        )
+    modes = ("sync", "async")
+    check_choice("gymnasium_environment.vectorization_mode", vectorization_mode, modes)
 
 
 def _check_wrappers(wrappers: Sequence[Wrapper]) -> None:
