@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pipeline.environments.async_vector_env import SelectiveAsyncVectorEnv
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError, check_choice
+from pipeline.errors import UserError, check_choice, check_whole
 
 # A callable, "module:attribute", or ("module:attribute", {keyword: value}).
 Wrapper = Callable[[gymnasium.Env], gymnasium.Env] | str | tuple[str, dict[str, Any]]
@@ -87,8 +87,7 @@ def _check_arguments(
         )
     if name.count(":") > 1:
         raise UserError(f"gymnasium_environment.name = {name!r} has more than one ':'.")
-    if num_envs < 1:
-        raise UserError(f"gymnasium_environment.num_envs = {num_envs}: must be at least 1.")
+    check_whole("gymnasium_environment.num_envs", num_envs)
     if max_episode_steps is not None and max_episode_steps != -1 and max_episode_steps < 1:
         raise UserError(
             f"gymnasium_environment.max_episode_steps = {max_episode_steps}: must be at least 1,"
