@@ -27,7 +27,7 @@ BINDINGS = f"""
     ReplayBuffer.batch_size = 8
     BlockReplayBuffer.block_size = 24
     create_dqn_agent.target_update_env_steps = 40
-    epsilon/linear_schedule.start = {WARM_UP}
+    WARM_UP = {WARM_UP}
     epsilon/linear_schedule.num_steps = 100
     Evaluator.num_env_steps = 40
 """
@@ -180,7 +180,9 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     for count, value in at.items():
         assert epsilon(tf.constant(count, tf.int64)).numpy() == pytest.approx(value)
         assert agent.schedules["learning_rate"](count).numpy() == pytest.approx(0.00025)
-    assert gin.query_parameter("initialize_replay_buffer.num_env_steps") == 50_000
+    assert gin.query_parameter("%WARM_UP") == 50_000
+    for name in ("initialize_replay_buffer.num_env_steps", "epsilon/linear_schedule.start"):
+        assert repr(gin.query_parameter(name)) == "%WARM_UP"
     assert (experience.collect_steps, experience.num_batches) == (4, 1)
     assert (experience._batch_size, experience._block_size) == (32, 512)
     assert experience._stream_capacity == 1_000_000

@@ -257,6 +257,18 @@ def test_interrupt_ends_it_quickly(finished_run, tmp_path, flags):
 
 
 @pytest.mark.usefixtures("any_config")
+def test_the_papers_evaluation_of_dqn3(tmp_path):
+    tiny = ["nature_cnn_encoder.units = (8,)", "ReplayBuffer.capacity = 100", "WARM_UP = 60"]
+    lengths = ["train.num_env_steps = 80", "Evaluator.num_env_steps = 40"]
+    configuration.load(["dqn3_breakout"], [*tiny, *lengths, "train.eval_interval = 70"])
+    train(str(tmp_path / "run"), 1, "fail", StopSignal())
+    limit = "evaluation/deepmind_atari_environment.max_episode_frames = 120"
+    flags = ["--checkpoint=best", "--num_episodes=3", f"--gin_bindings={limit}"]
+    said = summary(evaluate(tmp_path / "run", *flags))
+    assert (said["episodes"], said["steps"]) == ("3", "72")
+
+
+@pytest.mark.usefixtures("any_config")
 def test_run_of_ppo_and_of_sac(tmp_path):
     settings = {
         "ppo_cartpole": ["Rollout.num_steps = 32", "Rollout.minibatch_size = 64"],

@@ -140,6 +140,18 @@ def test_the_block_is_restored(tmp_path: pathlib.Path, stack: int, num_batches: 
         )
 
 
+def test_a_block_is_used_up_for_batches_of_another_size_too(tmp_path: pathlib.Path) -> None:
+    buffer, streams = filled(batch_size=12)
+    for _ in range(2):
+        buffer.next_batch()  # 8 are left, too few for a third
+    buffer.save(tmp_path)
+    restored = create_block(0, 2, capacity=200, batch_size=8)
+    restored.restore(tmp_path)
+    drawn = restored._batches.numpy()
+    check_batch(restored.next_batch(), streams, 100, 2)
+    assert restored._batches.numpy() > drawn
+
+
 def test_another_block_is_not_restored(tmp_path: pathlib.Path) -> None:
     buffer, _ = filled()
     buffer.next_batch()

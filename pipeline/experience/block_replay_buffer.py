@@ -125,9 +125,11 @@ class BlockReplayBuffer(ReplayBuffer):
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """As `ReplayBuffer.save`, and the block, if a batch of it is left."""
         super().save(folder, earlier)
-        state = {**self._block_header(), "taken": int(self._taken)}
-        (folder / _JSON).write_text(json.dumps(state))
-        segments.save(folder, self._block_columns(), self._filled(), None)
+        filled = self._filled()
+        # Used up for batches of another size, too, that a resumed run may have.
+        taken = int(self._taken) if filled.any() else self._block_size
+        (folder / _JSON).write_text(json.dumps(self._block_header() | {"taken": taken}))
+        segments.save(folder, self._block_columns(), filled, None)
 
     def restore(self, folder: pathlib.Path) -> None:
         """As `ReplayBuffer.restore`."""
