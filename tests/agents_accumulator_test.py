@@ -125,6 +125,24 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
     assert train_part.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_optimizer_is_handed_the_gradients_of_all_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To 1e-6, whatever an optimizer makes of them then."""
+    handed: list[list[Array]] = []
+    agents = [create(name, accumulate_updates=k) for k in (1, BATCHES)]
+    for agent in agents:
+        monkeypatch.setattr(agent, "apply", lambda x: handed.append(values_of(tf.nest.flatten(x))))
+    batch = batch_for(name, agents[0], BATCHES * ROWS)
+    agents[0].train(tensors(batch), tf.ones(BATCHES * ROWS))
+    for i in range(BATCHES):
+        agents[1].train(part(batch, i), tf.ones(ROWS))
+    whole, parts = handed
+    assert_close(parts, whole, 1e-6)
+    assert max(np.abs(x).max() for x in whole) > 1e-2
+
+
 def dyadic(rng: np.random.Generator, shape: Any) -> Array:
     """Small integers over 8: float32 holds all their sums and products exactly."""
     return as_float32(rng.integers(-8, 8, shape) / 8)
