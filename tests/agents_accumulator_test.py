@@ -93,6 +93,13 @@ def weights(agent: Agent) -> list[Array]:
     return values_of(tf.nest.flatten(agent.gradient_variables()))
 
 
+def train_once(whole: Agent, parts: Agent, batch: Trajectory) -> None:
+    """One update each: of the whole batch, and of its parts."""
+    whole.train(tensors(batch), tf.ones(BATCHES * ROWS))
+    for i in range(BATCHES):
+        parts.train(part(batch, i), tf.ones(ROWS))
+
+
 @pytest.mark.parametrize(
     ("name", "optimizer", "clip"),
     # Without a limit the scale of sums shows; the others are the ready configs' own.
@@ -135,9 +142,7 @@ def test_every_optimizer_is_handed_the_gradients_of_all_rows(
     for agent in agents:
         monkeypatch.setattr(agent, "apply", lambda x: handed.append(values_of(tf.nest.flatten(x))))
     batch = batch_for(name, agents[0], BATCHES * ROWS)
-    agents[0].train(tensors(batch), tf.ones(BATCHES * ROWS))
-    for i in range(BATCHES):
-        agents[1].train(part(batch, i), tf.ones(ROWS))
+    train_once(agents[0], agents[1], batch)
     whole, parts = handed
     assert_close(parts, whole, 1e-6)
     assert max(np.abs(x).max() for x in whole) > 1e-2
@@ -171,9 +176,7 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
         reward=dyadic(rng, (BATCHES * ROWS, length)),
         policy_info=tf.nest.map_structure(lambda x: dyadic(rng, x.shape), batch.policy_info),
     )
-    agents[0].train(tensors(batch), tf.ones(BATCHES * ROWS))
-    for i in range(BATCHES):
-        agents[1].train(part(batch, i), tf.ones(ROWS))
+    train_once(agents[0], agents[1], batch)
     assert_same(weights(agents[0]), weights(agents[1]))
     assert any(np.any(x != y) for x, y in zip(weights(agents[0]), values, strict=True))
 
@@ -188,9 +191,7 @@ def test_one_valid_row_or_two_alike_make_the_very_bits_of_its_update(name: str) 
         for leaf in tf.nest.flatten(batch):
             leaf[3 * ROWS] = leaf[0]
     before = weights(whole)
-    whole.train(tensors(batch), tf.ones(BATCHES * ROWS))
-    for i in range(BATCHES):
-        parts.train(part(batch, i), tf.ones(ROWS))
+    train_once(whole, parts, batch)
     assert_same(weights(whole), weights(parts))
     assert any(np.any(x != y) for x, y in zip(weights(whole), before, strict=True))
 
