@@ -4,23 +4,29 @@
 
 CONFIG ?= dqn_cartpole
 ARGS ?=
+GPU ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Python 3.10 or 3.11 that can make an environment with pip; a shim that does not run is passed over.
-USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))
+PINS := --universal --python-version 3.11 --no-header --no-annotate --group tf-agents pyproject.toml
+
+# The first that is usable makes .venv. pyenv's shims run only the versions that are switched on.
+PYENV_PYTHONS := $(shell ls -d $${PYENV_ROOT:-~/.pyenv}/versions/3.*/bin/python 2>/dev/null | sort -rV)
+PYTHONS := python3 python3.13 python3.12 python3.11 $(PYENV_PYTHONS)
+# Python 3.11 to 3.13 that can make an environment with pip.
+USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train benchmark test test-crash test-learning test-peers tables format clean
+.PHONY: help install train benchmark test test-pythons requirements test-crash test-learning test-peers tables format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 18
 
-install: $(INSTALLED) ## make .venv with everything in it
+install: $(INSTALLED) ## make .venv with everything in it; GPU=1 adds CUDA
 
 train: $(INSTALLED) ## train CONFIG into runs/CONFIG, or go on where it stopped
 	$(BIN)/python -m pipeline.train --root_dir=runs/$(CONFIG) --gin_file=$(CONFIG) $(ARGS)
@@ -34,6 +40,15 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-pythons: ## run the tests on every usable Python that is installed, in .venv-3.x
+	@set -e; done=; for version in 3.13 3.12 3.11; do \
+	  for python in python$$version $(filter %/bin/python,$(PYTHONS)); do \
+	    case "$$($$python --version 2>/dev/null)" in "Python $$version."*) \
+	      done="$$done $$version"; $(MAKE) test VENV=.venv-$$version PYTHONS=$$python; break;; \
+	    esac; \
+	  done; \
+	done; echo "passed on Python$$done"
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash
@@ -56,20 +71,25 @@ format: $(INSTALLED) ## sort imports, mend what ruff can, format
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+requirements: ## pin anew what pyproject.toml asks for, for all Pythons; takes uv
+	uv pip compile $(PINS) -o requirements.txt
+	uv pip compile $(PINS) --extra dev -o requirements-dev.txt
+
+$(INSTALLED): pyproject.toml requirements-dev.txt | $(BIN)/python
 	@echo "Installing dependencies (about a minute) ..."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
-	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-deps -r requirements-dev.txt
+	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@if [ -n "$(GPU)" ]; then $(BIN)/python -m pip install -qq -e '.[cuda]'; fi
 	@touch $@
 
 $(BIN)/python:
-	@for python in python3.11 python3.10 python3; do \
+	@for python in $(PYTHONS); do \
 	  if $$python -c '$(USABLE)' 2>/dev/null; then \
 	    echo "Making $(VENV) with $$($$python --version) ..."; \
 	    exec $$python -m venv --clear $(VENV); \
 	  fi; \
 	done; \
-	echo "This needs Python 3.10 or 3.11 with venv and pip on the PATH, and found none." >&2; \
-	echo "Install one, on Debian or Ubuntu: apt install python3.11 python3.11-venv" >&2; \
+	echo "This needs Python 3.11, 3.12 or 3.13 with venv and pip on the PATH, and found none." >&2; \
+	echo "Install one, on Debian or Ubuntu: apt install python3 python3-venv" >&2; \
 	exit 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,14 +40,22 @@ def load_policy(
       your environment, if there are any. Gin's global config is left as it was.
 
     Raises:
-      pipeline.errors.UserError: there is no such run or checkpoint, or it is damaged.
+      pipeline.errors.UserError: there is no such run or checkpoint, or it is damaged; or
+        `tf.keras` is Keras 3 in this process already, and TF-Agents needs Keras 2.
     """
     # TensorFlow takes seconds to load, and `import pipeline` is also what the binaries begin with.
-    from pipeline import cli
     from pipeline.saved_run import SavedRun
+    from pipeline.tensorflow_import import LEGACY_KERAS, import_tensorflow
 
     run = SavedRun(os.fspath(root_dir), checkpoint)
-    cli.before_tensorflow()
+    is_keras_chosen = LEGACY_KERAS in os.environ
+    import_tensorflow()
+    if not is_keras_chosen:
+        warnings.warn(
+            "From here on tf.keras is Keras 2 in this process, which TF-Agents needs; Keras 3 is "
+            f"`import keras`. {LEGACY_KERAS}=1 in the environment chooses this without a warning.",
+            stacklevel=2,
+        )
     from pipeline import saved_policy
 
     return saved_policy.load_policy(run, allow_gin_imports)

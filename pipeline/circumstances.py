@@ -17,7 +17,10 @@ from pipeline.errors import UserError
 from pipeline.gin_statements import Binding, Source, scan
 
 _FILE = "circumstances.json"
-_PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy", "gin-config")
+_PACKAGES = (
+    *("tensorflow", "tf-keras", "tensorflow-probability", "tf-agents"),
+    *("gymnasium", "ale-py", "numpy", "gin-config"),
+)
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # No bit of a run depends on these.
 _HARMLESS = {"Patience.give_up_after", "Watchdog.timeout", "atari_environment.num_threads"}
@@ -180,6 +183,7 @@ class Circumstances:
             **threads,
             "execution (--eager, --exact_graph)": self.settings["execution"],
             "oneDNN": str(self.settings["onednn"]),
+            "device": self.settings["device"],
             "processor's instructions": " ".join(_instructions()),
             **bindings,
         }

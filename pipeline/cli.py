@@ -12,7 +12,6 @@ import os
 import pathlib
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO, cast
 
@@ -62,6 +61,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except SystemExit:
         # Only the --help flags exit while flags are parsed; absl gives them the code of a failure.
         sys.exit(0)
+    # app.run would raise a default to INFO, at which TensorFlow notes every checkpoint it writes.
+    flags.FLAGS["verbosity"].using_default_value = False
     if len(remaining) > 1:
         _fail(f"unexpected argument {remaining[1]!r}: flags are written --name=value")
     return remaining
@@ -147,21 +148,6 @@ def define_paths(name: str, description: str) -> flags.FlagHolder:
     """As `define_path`, of a flag that may be given many times."""
     serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
     return flags.DEFINE_multi(_PathParser(), serializer, name, [], description)
-
-
-def before_tensorflow(onednn: bool | None = None) -> None:
-    """To be called before the first import of TensorFlow; the user's own environment wins.
-
-    Chooses its kernels, unless it is to choose by the kind of processor (None), and silences what
-    it, and legacy gym and pygame for TF-Agents, print when they are imported.
-    """
-    if onednn is not None:
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from gym_notices import notices
-
-    notices.notices.clear()
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
 
 
 def python_command() -> str:

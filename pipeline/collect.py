@@ -12,6 +12,7 @@ from tf_agents.trajectories import StepType, TimeStep, Trajectory, trajectory
 
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError
+from pipeline.execution import HOST, accelerator
 from pipeline.metrics import EpisodeStatistics, initial_statistics, update_statistics
 from pipeline.policies import clip_action
 from pipeline.randomness import stateless_seed, stream_key
@@ -104,13 +105,13 @@ class CollectDriver:
         """
         loop_vars = (self._first(carry.time_step), carry.policy_state, carry.vector_steps)
         collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
-        loop_vars, rows = collect(policy, loop_vars, num_steps)
+        (time_step, policy_state, vector_steps), rows = collect(policy, loop_vars, num_steps)
         statistics = update_statistics(
             carry.statistics, rows.step_type, rows.next_step_type, rows.reward
         )
         if self._reward_range is not None:
             rows = rows.replace(reward=tf.clip_by_value(rows.reward, *self._reward_range))
-        return Carry(*loop_vars, statistics), rows
+        return Carry(time_step, policy_state, vector_steps, statistics), rows
 
     def _first(self, time_step: TimeStep) -> TimeStep:
         if not self._ends_with_episode:
@@ -122,12 +123,14 @@ class CollectDriver:
         )
 
     def _step(self, policy, time_step, policy_state, vector_steps):
-        seed = stateless_seed(self._key, vector_steps)
-        policy_step = policy.action(time_step, policy_state, seed)
-        action = clip_action(policy_step.action, self.environment.action_spec())
-        next_time_step = self._next_time_step(action, time_step)
-        row = trajectory.from_transition(time_step, policy_step, next_time_step)
-        return (next_time_step, policy_step.state, vector_steps + 1), row
+        with tf.device(HOST):
+            seed = stateless_seed(self._key, vector_steps)
+            with tf.device(accelerator()):
+                policy_step = policy.action(time_step, policy_state, seed)
+            action = clip_action(policy_step.action, self.environment.action_spec())
+            next_time_step = self._next_time_step(action, time_step)
+            row = trajectory.from_transition(time_step, policy_step, next_time_step)
+            return (next_time_step, policy_step.state, vector_steps + 1), row
 
     def _next_time_step(self, action: tf.Tensor, time_step: TimeStep) -> TimeStep:
         if not self._ends_with_episode:

@@ -15,7 +15,7 @@ from pipeline.environments import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, check_whole
 from pipeline.evaluation import Evaluator
-from pipeline.execution import Execution
+from pipeline.execution import HOST, Execution, accelerator, configure_gpus
 from pipeline.experience import Experience
 from pipeline.iteration import Iterations, Runner
 from pipeline.randomness import stream_key
@@ -62,9 +62,11 @@ def configure_tensorflow(
             "already run in this process with other settings. Start a new process."
         ) from error
     del onednn
+    gpus = configure_gpus()
     execution.configure()
     return {
         "execution": execution.value,
+        "device": ", ".join(gpus) or "CPU",
         "threads": {"intra_op": intra_op, "inter_op": inter_op},
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
     }
@@ -95,7 +97,8 @@ def build(
     """Everything that training needs, fresh: a checkpoint may be restored into it."""
     seed_weights(seed)
     environment = create_environment(stream_key(seed, "training"))
-    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    with tf.device(HOST):
+        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
     agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
     experience = build_experience(agent, environment.batch_size, seed, create_experience)
     evaluator = build_evaluator(agent, seed, create_environment)
@@ -126,13 +129,37 @@ def build_agent(
     env_steps: tf.Variable,
 ) -> Agent:
     """The agent for an environment's specs; `num_envs` is the training environment's."""
-    return create_agent(
-        environment.time_step_spec(),
-        environment.action_spec(),
-        num_envs=num_envs,
-        seed=seed,
-        env_steps=env_steps,
-    )
+    with tf.device(accelerator()):
+        agent = create_agent(
+            environment.time_step_spec(),
+            environment.action_spec(),
+            num_envs=num_envs,
+            seed=seed,
+            env_steps=env_steps,
+        )
+    compile_update(agent)
+    return agent
+
+
+@gin.configurable(denylist=["agent"])
+def compile_update(agent: Agent, jit_compile: bool = False) -> None:
+    """Has XLA compile the gradients of an agent's update.
+
+    Args:
+      agent: whose gradients.
+      jit_compile: whether to compile. Gradients then differ from the default graph's by rounding.
+
+    Raises:
+      UserError: it is asked for with --eager, which runs no graph, or with --exact_graph, whose
+        bits XLA does not compute.
+    """
+    if not jit_compile:
+        return
+    if flag := Execution.exact_flag():
+        raise UserError(
+            f"compile_update.jit_compile = True: XLA does not compute the bits of {flag}. Drop one."
+        )
+    agent.compile()
 
 
 def build_experience(

@@ -18,6 +18,7 @@ from pipeline.gin_statements import Binding, Import
 from pipeline.progress import EVALUATING, Progress
 from pipeline.saved_run import SavedRun
 from pipeline.shutdown import StopSignal
+from pipeline.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.environments.vector_environment import VectorEnvironment
@@ -49,10 +50,9 @@ def main(_: Sequence[str]) -> int:
     run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
     video = _video_path()
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
-    import tensorflow  # noqa: F401 - a signal while it loads ends the process as it would any other
-
+    # Before StopSignal: a signal while it loads ends the process at once.
+    import_tensorflow(configuration.uses_onednn(statements))
     with StopSignal("stopping") as stop:
         is_done = _evaluate(run, statements, video, stop)
     return 0 if is_done else 128 + (stop.signal or 0)

@@ -126,9 +126,10 @@ class EventLog:
 def _histogram(counts: Sequence[int]) -> tf.compat.v1.HistogramProto:
     """Of `counts[i]` times the value i."""
     values, weights = np.arange(len(counts)), np.asarray(counts)
+    counted = np.flatnonzero(weights)
     return tf.compat.v1.HistogramProto(
-        min=float(values[weights > 0].min()),
-        max=float(values[weights > 0].max()),
+        min=float(counted[0]),
+        max=float(counted[-1]),
         num=float(weights.sum()),
         sum=float(weights @ values),
         sum_squares=float(weights @ values**2),

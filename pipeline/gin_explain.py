@@ -31,7 +31,7 @@ Origins = Mapping[tuple[str, str, str], Sequence[str]]
 
 # How the selectors begin of what is called while a run is built: this package's own, and Keras'
 # optimizers and initializers, which it registers.
-_OURS = ("pipeline.", "keras.")
+_OURS = ("pipeline.", "tf_keras.")
 
 _MACRO = "gin.macro"
 _CONSTANT = "gin.constant"

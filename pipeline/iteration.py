@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ from tf_agents.policies import tf_policy
 
 from pipeline.agents.agent import Agent
 from pipeline.collect import Carry, CollectDriver, initial_carry
+from pipeline.execution import HOST, accelerator
 from pipeline.experience import Experience
 from pipeline.policies import RandomPolicy
 
@@ -151,15 +152,17 @@ class Iterations:
 
     def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
         def unfinished(count, state):
-            finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
-            return (count < max_iterations) & (self._env_steps < until) & finite
+            with tf.device(HOST):
+                finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
+                return (count < max_iterations) & (self._env_steps < until) & finite
 
         def body(count, state):
-            before = state.carry.statistics.env_steps
-            state = iteration(state)
-            # Not earlier: schedules read the count before this iteration's own steps.
-            self._env_steps.assign_add(state.carry.statistics.env_steps - before)
-            return count + 1, state
+            with tf.device(HOST):
+                before = state.carry.statistics.env_steps
+                state = iteration(state)
+                # Not earlier: schedules read the count before this iteration's own steps.
+                self._env_steps.assign_add(state.carry.statistics.env_steps - before)
+                return count + 1, state
 
         count = tf.zeros([], tf.int64)
         _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
@@ -171,9 +174,9 @@ class Iterations:
     def _train_iteration(self, state: LoopState) -> LoopState:
         state = self._collect(self.agent.collect_policy, state)
         final_time_step = state.carry.time_step
-        self.experience.begin(lambda rows: self.agent.prepare(rows, final_time_step))
+        self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
         state = self._update(state)
-        self.experience.end(self.agent.finish)
+        self.experience.end(_accelerated(self.agent.finish))
         return state
 
     def _collect(self, policy: tf_policy.TFPolicy, state: LoopState) -> LoopState:
@@ -199,7 +202,18 @@ class Iterations:
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        batch, weights, keys = self.experience.next_batch()
-        loss_info = self.agent.train(batch, weights)
-        self.experience.feedback(keys, loss_info)
-        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+        with tf.device(HOST):
+            batch, weights, keys = self.experience.next_batch()
+            loss_info = _accelerated(self.agent.train)(batch, weights)
+            self.experience.feedback(keys, loss_info)
+            return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+
+
+def _accelerated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` with its operations on the accelerator."""
+
+    def on_accelerator(*args: Any) -> Any:
+        with tf.device(accelerator()):
+            return function(*args)
+
+    return on_accelerator

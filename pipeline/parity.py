@@ -16,6 +16,7 @@ from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.errors import UserError
+from pipeline.tensorflow_import import import_tensorflow
 
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "A path or a shipped config, as in pipeline.train; several compose in order."
@@ -48,7 +49,7 @@ def main(_: Sequence[str]) -> int:
 
 
 def _compare_runs(folder: str) -> None:
-    cli.before_tensorflow()
+    import_tensorflow()
     from pipeline.drift import paired_runs, report
 
     print(report.of_pairs(paired_runs.read_pairs(folder)))
@@ -56,8 +57,8 @@ def _compare_runs(folder: str) -> None:
 
 def _compare_updates() -> None:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.components import build, configure_tensorflow
     from pipeline.drift import report
     from pipeline.drift.updates import Updates

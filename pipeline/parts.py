@@ -97,7 +97,7 @@ class Tensors:
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Raises ValueError for a dtype that npy cannot describe (strings, bfloat16, ...)."""
-        arrays = self._arrays()
+        arrays: dict[str, Any] = self._arrays()
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
                 raise ValueError(f"{name} has dtype {array.dtype}, which cannot be saved")

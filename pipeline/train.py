@@ -11,6 +11,7 @@ from absl import flags
 from pipeline import cli, configuration
 from pipeline.errors import UserError
 from pipeline.run_folder import RESTART_BEHAVIORS
+from pipeline.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.execution import Execution
@@ -74,8 +75,8 @@ def main(_: Sequence[str]) -> int:
 
 def _train() -> int:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    cli.before_tensorflow(configuration.uses_onednn(statements))
     print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.circumstances import Exactness
     from pipeline.shutdown import Stopped, StopSignal
     from pipeline.train_loop import train

@@ -454,7 +454,7 @@ def test_the_ratio_is_one_before_the_first_update(loop: Loop) -> None:
             assert_close(loop.ratio(), np.ones(8), 2e-6)
         # Statistics that moved too early would show.
         loop.agent.finish(rows)
-        assert abs(loop.ratio() - 1).max() > 1e-3
+        assert np.max(abs(loop.ratio() - 1)) > 1e-3
         loop.rollout.end(lambda rows: None)
 
 

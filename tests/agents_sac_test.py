@@ -317,7 +317,7 @@ def test_squashed_gaussian_integrates_to_one(mean: float, log_std: float) -> Non
         tf.constant([[log_std]], tf.float64),
         tf.constant(noise),
     )
-    assert np.trapz(np.exp(log_prob), action[:, 0]) == pytest.approx(1.0, abs=1e-5)
+    assert np.trapezoid(np.exp(log_prob), action[:, 0]) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_squashed_gaussian_is_finite_at_the_bounds() -> None:

@@ -12,6 +12,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from pipeline.tensorflow_import import import_tensorflow
+
+import_tensorflow()
+
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
 settings.load_profile("everyday")

@@ -31,7 +31,7 @@ OPENAI = {
 class WalkEnv(gymnasium.Env):
     """A random walk of random length with moves of its own: what comes depends on all before."""
 
-    observation_space = Box(-1e3, 1e3, (2,), np.float32)
+    observation_space: Box = Box(-1e3, 1e3, (2,), np.float32)
     action_space = Discrete(3)
     generator: np.random.Generator | None = None
 
@@ -265,8 +265,10 @@ def test_environments_that_are_left_out_of_a_step_stay_as_they_are(vector_class)
         vector_env = vector_class([WalkEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
         observations = [vector_env.reset(seed=[1, 2])[0]]
         for live in live_of_step:
-            step = [vector_env.step] if live is None else [vector_env.step_some, np.array(live)]
-            observations.append(functools.partial(*step)(np.array([2, 2]))[0])
+            step = vector_env.step
+            if live is not None:
+                step = functools.partial(vector_env.step_some, np.array(live))
+            observations.append(step(np.array([2, 2]))[0])
         vector_env.close()
         return np.array(observations)
 

@@ -138,8 +138,8 @@ def test_restoring_another_environments_state_is_refused(tmp_path):
         (tmp_path / "environment.json").write_text(json.dumps(state | change))
         with pytest.raises(ValueError, match="the checkpoint's environment is .*this is"):
             env.restore(tmp_path)
-    for wrong in ({"resets": 1}, []):
-        (tmp_path / "environment.json").write_text(json.dumps(wrong))
+    for wrong in ('{"resets": 1}', "[]"):
+        (tmp_path / "environment.json").write_text(wrong)
         with pytest.raises(ValueError, match="environment.json cannot be read"):
             env.restore(tmp_path)
 

@@ -18,7 +18,7 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 
 # Anyone may import these; they import nothing but each other.
-GROUND = {"data_files", "durable", "errors", "folders", "randomness"}
+GROUND = {"data_files", "durable", "errors", "folders", "randomness", "tensorflow_import"}
 # The binaries and the package itself: they may import everything.
 TOP = {"__init__", "train", "evaluate", "plot", "benchmark", "parity"}
 
@@ -135,7 +135,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watchdog": {"environments", "shutdown"},
     "run_logs": {"event_log", "failures", "jsonl", "run_folder"},
     "stopwatch": {"environments", "iteration"},
-    "iteration": {"agents", "collect", "experience", "policies"},
+    "iteration": {"agents", "collect", "execution", "experience", "policies"},
     "circumstances": {"configuration", "gin_statements"},
     "revision": {"gin_statements"},
     "run_folder": {"circumstances", "configuration", "revision"},
@@ -153,11 +153,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {"configuration"},
     "failures": {"environments"},
-    "evaluation": {"collect", "environments", "failures", "policies"},
+    "evaluation": {"collect", "environments", "execution", "failures", "policies"},
     "checkpoints": {"manifest"},
     "manifest": set(),
     "parts": set(),
-    "collect": {"environments", "metrics", "policies"},
+    "collect": {"environments", "execution", "metrics", "policies"},
     "experience": {"observations", "returns"},
     "agents": {
         "initializers",
@@ -190,6 +190,7 @@ FORBIDDEN = {
     "cloudpickle": "a checkpoint is data, never code",
     "dill": "a checkpoint is data, never code",
     "gym": "gymnasium is its successor",
+    "pygame": "gymnasium renders",
     "pickle": "a checkpoint is data, never code",
     "shelve": "a checkpoint is data, never code",
 }

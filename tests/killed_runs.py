@@ -21,7 +21,8 @@ from multiprocessing.sharedctypes import RawArray
 
 import numpy as np
 
-from pipeline import cli, configuration
+from pipeline import configuration
+from pipeline.tensorflow_import import import_tensorflow
 
 STARTING = "starting"  # and building graphs, and writing logs
 RESTORING = "restoring"
@@ -106,7 +107,7 @@ class Phase:
 def load():
     """Imports what trains, in the way of the binary."""
     flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
-    cli.before_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
+    import_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
     import pipeline.agents.a2c  # noqa: F401
     import pipeline.agents.dqn  # noqa: F401
     import pipeline.agents.nstep_q  # noqa: F401

@@ -75,7 +75,7 @@ def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Ar
         t = 0
         while t < shape[0]:
             step_types[t, env] = FIRST
-            t += rng.integers(1, 9)
+            t += int(rng.integers(1, 9))
             step_types[t : t + 1, env] = LAST
             t += 1
     return as_float32(rng.normal(1, 3, shape) * (step_types != LAST)), step_types

@@ -44,6 +44,7 @@ class Agent(tf_agent.TFAgent):
     #: Whether a batch has to be all that an iteration collects.
     needs_whole_rollouts: bool = False
     _send: Callable[[Gradients], None] | None = None
+    _compiled_gradients: Callable[..., tuple[Gradients, tf_agent.LossInfo]] | None = None
     # What the default `apply` needs.
     _optimizer: tf.keras.optimizers.legacy.Optimizer
     _gradient_clip_norm: float | None
@@ -78,7 +79,8 @@ class Agent(tf_agent.TFAgent):
         self.train_step_counter.assign_add(1)
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
-        gradients, loss_info = self.gradients(experience, weights)
+        differentiate = self._compiled_gradients or self.gradients
+        gradients, loss_info = differentiate(experience, weights)
         apply = self._send or self.apply
         if self.accumulator is None:
             apply(gradients)
@@ -114,6 +116,11 @@ class Agent(tf_agent.TFAgent):
             act()
         else:
             tf.cond(tf.equal(self.accumulator.summed, 0), act, tf.no_op)
+
+    def compile(self) -> None:
+        """From now on XLA compiles `gradients`."""
+        compiled = tf.function(self.gradients, jit_compile=True, autograph=False)
+        self._compiled_gradients = lambda *args: compiled(*args)  # a tf.Module tracks functions
 
     def accumulate(self, num_batches: int) -> None:
         """From now on the gradients of `num_batches` batches make one update."""

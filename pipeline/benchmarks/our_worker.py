@@ -12,8 +12,9 @@ from __future__ import annotations
 import importlib.metadata
 import pathlib
 
-from pipeline import cli, configuration
+from pipeline import configuration
 from pipeline.benchmarks.workers import protocol, works
+from pipeline.tensorflow_import import import_tensorflow
 
 BFLOAT16 = "bfloat16"
 _SCHEDULERS = {"asynchronous": "threads", "in_turns": "deterministic"}  # of asynchronous actors
@@ -183,13 +184,13 @@ def main() -> None:
         work, num_envs = works.parse(name)
         bindings = gin_bindings(work, num_envs, variant)
         statements = configuration.read(gin_files(work, variant), bindings)
-        cli.before_tensorflow(configuration.uses_onednn(statements))
+        import_tensorflow(configuration.uses_onednn(statements))
         from pipeline.benchmarks import training_stages
 
         configuration.apply(statements)
         facts, stages = training_stages.prepare(work, output_dir)
     else:
-        cli.before_tensorflow(onednn=True)
+        import_tensorflow(onednn=True)
         from pipeline.benchmarks import machine_stages
 
         facts, stages = machine_stages.prepare(name, output_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ActionLog:
         """These environments, bool [N], have been reset from seeds; drops what none needs now."""
         self.anchors[environments] = self.steps
         self.numbers[environments] += 1
-        oldest = int(self.anchors.min())
+        oldest = int(np.min(self.anchors))
         if oldest > self._oldest:
             self.states = []
         del self._actions[: oldest - self._oldest]
@@ -68,7 +69,7 @@ class ActionLog:
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes it to a file of the folder."""
-        arrays = {
+        arrays: dict[str, Any] = {
             "actions": np.stack(self._actions) if self._actions else np.zeros(0),
             "anchors": self.anchors,
             "numbers": self.numbers,

@@ -70,7 +70,9 @@ class DeepMindAtariEnv(gymnasium.Env):
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", 0.0)
-        self._rom: Any = roms.get_rom_path(game)
+        rom = roms.get_rom_path(game)
+        assert rom is not None, "the game has been checked"
+        self._rom = rom
         self._ale.loadROM(self._rom)
         self._actions = _ACTIONS_OF.get(game) or self._ale.getMinimalActionSet()
         self._max_frames = _MAX_FRAMES_OF.get(game, _MAX_FRAMES)

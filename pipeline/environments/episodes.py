@@ -198,7 +198,8 @@ class Episodes:
 
     def _seeds(self) -> list[int]:
         """Of each environment's anchor."""
-        numbers = ([self.resets - 1, number][: 1 + (number > 0)] for number in self._log.numbers)
+        first = self.resets - 1
+        numbers = ([first, number] if number > 0 else [first] for number in self._log.numbers)
         keys = [
             randomness.stream_key(self._seed, "environment", index, *names)
             for index, names in enumerate(numbers)

@@ -15,6 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from pipeline.tensorflow_import import import_tensorflow
+
+import_tensorflow()  # TF-Agents does not import otherwise
+
 import tensorflow as tf
 import works
 from protocol import STAGES, Answer, Channel, arguments, repeat
@@ -122,8 +127,12 @@ class Stages:
         return now[0] - start[0], now[1] - start[1]
 
     def _count_env_steps(self, act: Callable[[], None], seconds: float) -> Answer:
+        def act_once() -> int:
+            act()
+            return 0
+
         self._start = self._counts()
-        answer = repeat(lambda: act() or 0, seconds, "environment steps")
+        answer = repeat(act_once, seconds, "environment steps")
         env_steps, updates = self._done()
         episodes, _, mean, _ = (float(metric.result()) for metric in self._metrics)
         return_mean = mean if episodes else None
