@@ -86,6 +86,42 @@ def test_the_installed_program_lists_its_configs(run):
     assert "dqn_cartpole" in listed and "agents/dqn" in listed
 
 
+def test_the_installed_program_trains(run, tmp_path):
+    flags = ["--gin_file=dqn_cartpole", "--gin_bindings=train.num_env_steps = 1_100"]
+    run("-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}", *flags)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["updates"] > 0
+
+
+def test_pip_finds_nothing_amiss_but_requirements_of_tf_agents_that_it_does_not_need():
+    check = subprocess.run(
+        [sys.executable, "-m", "pip", "check"], text=True, stdout=subprocess.PIPE, check=False
+    )
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("tensorflow-probability", "typing-extensions")
+    }
+    assert check.stdout.splitlines() == [
+        "tf-agents 0.19.0 requires gym, which is not installed.",
+        "tf-agents 0.19.0 requires pygame, which is not installed.",
+        *(
+            f"tf-agents 0.19.0 has requirement {required}, but you have {name} {versions[name]}."
+            for name, required in (
+                ("tensorflow-probability", "tensorflow-probability~=0.23.0"),
+                ("typing-extensions", "typing-extensions==4.5.0"),
+            )
+        ),
+    ]
+
+
+def test_every_requirement_is_pinned_and_the_developers_pins_are_the_users_and_more():
+    pins, more = (
+        set((ROOT / name).read_text().splitlines())
+        for name in ("requirements.txt", "requirements-dev.txt")
+    )
+    assert pins < more
+    assert all("==" in pin.partition(";")[0] and "/" not in pin for pin in more)
+
+
 def test_the_commands_lead_to_functions(installed):
     (distribution,) = importlib.metadata.distributions(path=[str(installed)])
     commands = {point.name: point.value for point in distribution.entry_points}

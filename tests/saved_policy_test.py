@@ -20,6 +20,7 @@ import pipeline
 from pipeline import configuration, manifest
 from pipeline.errors import UserError
 from pipeline.saved_policy import SavedPolicy
+from pipeline.tensorflow_import import LEGACY_KERAS
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +186,10 @@ def test_import_is_light_and_loading_is_silent(finished_run, tmp_path):
         "assert 'tensorflow' not in sys.modules\n"
         f"pipeline.load_policy({str(finished_run.root_dir)!r})\n"
     )
-    environment_variables = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env={**environment_variables, "PYTHONPATH": str(ROOT)},
+        env=variables | {"PYTHONPATH": str(ROOT), LEGACY_KERAS: "1"},
     )  # fmt: skip
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
