@@ -11,9 +11,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PINS := --universal --python-version 3.11 --no-header --no-annotate --group tf-agents pyproject.toml
 
-# The first that is usable makes .venv. pyenv's shims run only the versions that are switched on.
-PYENV_PYTHONS := $(shell ls -d $${PYENV_ROOT:-~/.pyenv}/versions/3.*/bin/python 2>/dev/null | sort -rV)
-PYTHONS := python3 python3.13 python3.12 python3.11 $(PYENV_PYTHONS)
+SUPPORTED := 3.13 3.12 3.11
+# The first of PYTHONS that is usable makes .venv. pyenv's are named by path: its commands run only what is switched on.
+of_version = python$(1) $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(1).*/bin/python)
+NEWEST_FIRST := $(foreach version,$(SUPPORTED),$(call of_version,$(version))) python3
+PYTHONS := python3 $(NEWEST_FIRST)
 # Python 3.11 to 3.13 that can make an environment with pip.
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
@@ -41,14 +43,14 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-pythons: ## run the tests on every usable Python that is installed, in .venv-3.x
-	@set -e; done=; for version in 3.13 3.12 3.11; do \
-	  for python in python$$version $(filter %/bin/python,$(PYTHONS)); do \
-	    case "$$($$python --version 2>/dev/null)" in "Python $$version."*) \
-	      done="$$done $$version"; $(MAKE) test VENV=.venv-$$version PYTHONS=$$python; break;; \
-	    esac; \
-	  done; \
-	done; echo "passed on Python$$done"
+test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x
+
+test-python%:
+	@for python in $(call of_version,$*); do \
+	  if $$python -c '$(USABLE)' 2>/dev/null; then \
+	    exec $(MAKE) test VENV=.venv-$* PYTHONS=$$python; \
+	  fi; \
+	done; echo "Python $* is not installed, or cannot make an environment: not tested."
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash

@@ -147,7 +147,8 @@ def compile_update(agent: Agent, jit_compile: bool = False) -> None:
 
     Args:
       agent: whose gradients.
-      jit_compile: whether to compile. Gradients then differ from the default graph's by rounding.
+      jit_compile: whether to compile. Gradients then differ from the default graph's by rounding,
+        and XLA draws other random numbers (the noise of SAC's actions).
 
     Raises:
       UserError: it is asked for with --eager, which runs no graph, or with --exact_graph, whose

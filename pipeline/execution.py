@@ -6,7 +6,6 @@ import enum
 
 import tensorflow as tf
 
-
 #: The device of environments, replay buffers, counters and statistics.
 HOST = "/CPU:0"
 
