@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 320
 MAX_FUNCTION_LINES = 60
 
 # Anyone may import these; they import nothing but each other.
@@ -27,7 +27,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "benchmarks": {
         "checkpoints",
         "circumstances",
-        "cli",
         "collect",
         "components",
         "configuration",

@@ -53,11 +53,11 @@ class Channel:
             self.say({"stage": name, **stages[name](request["seconds"])})
 
 
-def repeat(act: Callable[[], int], seconds: float, unit: str) -> Answer:
-    """Calls `act`, which returns how many units it did, for at least so long."""
+def repeat(act: Callable[[], int | None], seconds: float, unit: str) -> Answer:
+    """Calls `act` for at least so long; it may return how many units it did."""
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
-        count += act()
+        count += act() or 0
     return {"seconds": elapsed, "count": count, "unit": unit}
 
 

@@ -127,12 +127,8 @@ class Stages:
         return now[0] - start[0], now[1] - start[1]
 
     def _count_env_steps(self, act: Callable[[], None], seconds: float) -> Answer:
-        def act_once() -> int:
-            act()
-            return 0
-
         self._start = self._counts()
-        answer = repeat(act_once, seconds, "environment steps")
+        answer = repeat(act, seconds, "environment steps")
         env_steps, updates = self._done()
         episodes, _, mean, _ = (float(metric.result()) for metric in self._metrics)
         return_mean = mean if episodes else None
