@@ -120,7 +120,9 @@ def _record(
 ) -> bool:
     from pipeline.evaluation import record_video
 
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame complains where there is no sound
+    # pygame complains where there is no sound or no desktop, and a recording needs neither.
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     progress.message(f"recording an episode to {path} ...")
     with contextlib.closing(environment):
         episode_return = record_video(

@@ -10,6 +10,8 @@ import types
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
+
 from pipeline.errors import UserError
 
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow's switch: "1" makes tf.keras Keras 2 (tf-keras)
@@ -68,11 +70,13 @@ def _import_tf_agents() -> None:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", SyntaxWarning)  # Python compares literals by `is` there
         try:
-            import tf_agents  # noqa: F401
+            from tf_agents.networks import categorical_projection_network
         except ModuleNotFoundError as error:
             if error.name != "tf_agents":
                 raise
             raise UserError(NO_TF_AGENTS_MESSAGE) from None
+    # It calls int() on an array of one number, which NumPy 2.4 refuses.
+    categorical_projection_network.int = lambda numbers: int(np.squeeze(numbers))
 
 
 @contextlib.contextmanager
@@ -81,10 +85,10 @@ def _without_start_up_lines() -> Iterator[None]:
 
     A process of its own filters, so that what a crash of the import prints is not lost.
     """
-    if _LOG_LEVEL in os.environ or sys.stderr is None:  # the user has chosen, or cannot see it
+    wants_lines = os.environ.setdefault(_LOG_LEVEL, "3") != "3"
+    if wants_lines or sys.stderr is None:
         yield
         return
-    os.environ[_LOG_LEVEL] = "3"
     standard_error = os.dup(2)
     command = ["grep", "--line-buffered", "-vE", _START_UP_LINES]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=standard_error) as grep:

@@ -305,7 +305,7 @@ class LonelyActor:
             x = self.now.observation.numpy()[0]
             action = int(np.argmax(Linear.values(weights, x)))
             self.step(action)
-            rows.append((x, action, float(self.now.reward), 0.99 * float(self.now.discount)))
+            rows.append((x, action, float(self.now.reward[0]), 0.99 * float(self.now.discount[0])))
         return rows, self.now.observation.numpy()[0]
 
 

@@ -547,13 +547,13 @@ class TestPeerEnvironment:
         assert not (tmp_path / "venv" / "installed.txt").exists()
 
     def test_the_environments_are_in_the_versions_of_this_pipeline(self):
-        def pins(path):
-            lines = path.read_text().splitlines()
-            return dict(line.split("==") for line in lines if "==" in line and ";" not in line)
+        shared = ("ale-py==", "gymnasium==", "numpy==", "opencv-python-headless==")
 
-        ours, theirs = pins(ROOT / "constraints.txt"), pins(peer_environment.CONSTRAINTS)
-        shared = ["ale-py", "gymnasium", "numpy", "opencv-python-headless"]
-        assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
+        def pins(path):
+            return [line for line in path.read_text().splitlines() if line.startswith(shared)]
+
+        assert pins(peer_environment.CONSTRAINTS) == pins(ROOT / "requirements.txt")
+        assert len(pins(peer_environment.CONSTRAINTS)) >= len(shared)
 
 
 def peer_python(name):

@@ -25,7 +25,7 @@ def circumstances(
 ):
     text = CONFIG.format(**{"threads": 1, "envs": 8, "steps": 100, **values}) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
-    settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1"}
+    settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
     return Circumstances(settings, seed)
 
 
@@ -79,6 +79,7 @@ def test_another_machine_is_told(
         ("threads", {"intra_op": 0}, "threads.intra_op: 1 in the checkpoint, 3 here"),
         ("execution", "eager", "execution (--eager, --exact_graph): graph in the checkpoint, "),
         ("onednn", "0", "oneDNN: 1 in the checkpoint, 0 here"),
+        ("device", "NVIDIA H100", "device: CPU in the checkpoint, NVIDIA H100 here"),
     ],
 )
 def test_other_settings_of_tensorflow_are_told(

@@ -46,6 +46,7 @@ def description(root_dir: pathlib.Path) -> dict:
         "versions": {"python": "3.11"},
         "threads": {"intra_op": 1, "inter_op": 1},
         "onednn": "1",
+        "device": "CPU",
         "cpu_model": "A Processor",
         "cpu_count": 2,
         "earlier_starts": [],

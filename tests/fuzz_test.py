@@ -164,7 +164,7 @@ def test_tensors(tmp_path, data):
 def test_circumstances(tmp_path, data):
     path = tmp_path / "circumstances.json"
     path.write_text(json.dumps({"oneDNN": "1"}))
-    part = Circumstances({"threads": {"intra_op": 1}, "onednn": "1"}, seed=1)
+    part = Circumstances({"threads": {"intra_op": 1}, "onednn": "1", "device": "CPU"}, seed=1)
     fuzz(data, path, lambda: part.restore(tmp_path), ValueError)
 
 

@@ -62,6 +62,7 @@ def test_run_json(finished_run):
         "execution",
         "threads",
         "onednn",
+        "device",
         "versions",
         "cpu_model",
         "cpu_count",

@@ -1,6 +1,6 @@
 """The virtual environment of the peers that this pipeline's own cannot hold.
 
-Stable-Baselines3 needs torch and a `typing-extensions` that TF-Agents does not accept.
+Stable-Baselines3 needs torch, several gigabytes that training does not need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ensure(folder: pathlib.Path = FOLDER, constraints: pathlib.Path = CONSTRAINT
     installed = folder / "installed.txt"
     if installed.exists() and installed.read_text() == constraints.read_text():
         return python
-    print(f"making {folder} with the peers, about 1 GB ...", flush=True)
+    print(f"making {folder} with the peers, 1 to 6 GB ...", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     for packages in _INSTALLATIONS:
