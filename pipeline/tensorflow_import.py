@@ -70,11 +70,13 @@ def _import_tf_agents() -> None:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", SyntaxWarning)  # Python compares literals by `is` there
         try:
-            from tf_agents.networks import categorical_projection_network
+            import tf_agents  # noqa: F401
         except ModuleNotFoundError as error:
             if error.name != "tf_agents":
                 raise
             raise UserError(NO_TF_AGENTS_MESSAGE) from None
+    from tf_agents.networks import categorical_projection_network
+
     # It calls int() on an array of one number, which NumPy 2.4 refuses.
     categorical_projection_network.int = lambda numbers: int(np.squeeze(numbers))
 
