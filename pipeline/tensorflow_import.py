@@ -10,8 +10,6 @@ import types
 import warnings
 from collections.abc import Iterator
 
-import numpy as np
-
 from pipeline.errors import UserError
 
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow's switch: "1" makes tf.keras Keras 2 (tf-keras)
@@ -78,7 +76,7 @@ def _import_tf_agents() -> None:
     from tf_agents.networks import categorical_projection_network
 
     # It calls int() on an array of one number, which NumPy 2.4 refuses.
-    categorical_projection_network.int = lambda numbers: int(np.squeeze(numbers))
+    categorical_projection_network.int = lambda array: int(array.item())
 
 
 @contextlib.contextmanager
