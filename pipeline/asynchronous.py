@@ -35,10 +35,12 @@ from pipeline.components import (
     build_agent,
     build_evaluator,
     build_experience,
+    compile_update,
     seed_weights,
 )
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, check_choice, check_whole
+from pipeline.execution import HOST
 from pipeline.experience import Experience
 from pipeline.iteration import Chunk, Halted, LoopState
 from pipeline.metrics import initial_statistics, with_empty_window
@@ -231,7 +233,8 @@ def asynchronous_runner(
     seed_weights(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
     environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
-    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    with tf.device(HOST):
+        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
     shared = build_agent(environments[0], num_actors, seed, create_agent, env_steps)
     if not shared.needs_whole_rollouts:
         raise UserError(
@@ -266,9 +269,11 @@ def _build_agent(
 ) -> Agent:
     token = _actor_key.set(key)
     try:
-        return build_agent(environment, 1, key, create_agent, env_steps)
+        agent = build_agent(environment, 1, key, create_agent, env_steps)
     finally:
         _actor_key.reset(token)
+    compile_update(agent)
+    return agent
 
 
 def _mean(schedules: Sequence[Schedule]) -> Schedule:

@@ -103,6 +103,12 @@ class CollectDriver:
         Returns:
           The carry after them and the rows [num_steps, N, ...], rewards clipped.
         """
+        with tf.device(HOST):
+            return self._run(policy, carry, num_steps)
+
+    def _run(
+        self, policy: tf_policy.TFPolicy, carry: Carry, num_steps: int
+    ) -> tuple[Carry, Trajectory]:
         loop_vars = (self._first(carry.time_step), carry.policy_state, carry.vector_steps)
         collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
         (time_step, policy_state, vector_steps), rows = collect(policy, loop_vars, num_steps)
@@ -123,14 +129,13 @@ class CollectDriver:
         )
 
     def _step(self, policy, time_step, policy_state, vector_steps):
-        with tf.device(HOST):
-            seed = stateless_seed(self._key, vector_steps)
-            with tf.device(accelerator()):
-                policy_step = policy.action(time_step, policy_state, seed)
-            action = clip_action(policy_step.action, self.environment.action_spec())
-            next_time_step = self._next_time_step(action, time_step)
-            row = trajectory.from_transition(time_step, policy_step, next_time_step)
-            return (next_time_step, policy_step.state, vector_steps + 1), row
+        seed = stateless_seed(self._key, vector_steps)
+        with tf.device(accelerator()):
+            policy_step = policy.action(time_step, policy_state, seed)
+        action = clip_action(policy_step.action, self.environment.action_spec())
+        next_time_step = self._next_time_step(action, time_step)
+        row = trajectory.from_transition(time_step, policy_step, next_time_step)
+        return (next_time_step, policy_step.state, vector_steps + 1), row
 
     def _next_time_step(self, action: tf.Tensor, time_step: TimeStep) -> TimeStep:
         if not self._ends_with_episode:

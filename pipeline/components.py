@@ -15,7 +15,7 @@ from pipeline.environments import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, check_whole
 from pipeline.evaluation import Evaluator
-from pipeline.execution import HOST, Execution, accelerator, configure_gpus
+from pipeline.execution import HOST, Execution, accelerator, configure_gpu
 from pipeline.experience import Experience
 from pipeline.iteration import Iterations, Runner
 from pipeline.randomness import stream_key
@@ -28,6 +28,7 @@ def configure_tensorflow(
     intra_op: int = 0,
     inter_op: int = 0,
     onednn: bool = True,
+    use_gpu: bool = True,
     *,
     execution: Execution = Execution.GRAPH,
 ) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def configure_tensorflow(
       onednn: whether operations use oneDNN's kernels, which are faster for images and wide layers
         and slower for small networks. TensorFlow reads this when it is imported, so the
         binaries look the binding up before that; here it is declared.
+      use_gpu: whether networks and updates run on the first GPU, if there is one.
       execution: eagerly or as a graph.
 
     Returns:
@@ -56,17 +58,17 @@ def configure_tensorflow(
             threading.set_intra_op_parallelism_threads(intra_op)
         if threading.get_inter_op_parallelism_threads() != inter_op:
             threading.set_inter_op_parallelism_threads(inter_op)
+        device = configure_gpu(use_gpu)
     except RuntimeError as error:
         raise UserError(
-            f"configure_tensorflow({intra_op=}, {inter_op=}) comes too late: TensorFlow has "
-            "already run in this process with other settings. Start a new process."
+            f"configure_tensorflow({intra_op=}, {inter_op=}, {use_gpu=}) comes too late: "
+            "TensorFlow has already run in this process with other settings. Start a new process."
         ) from error
     del onednn
-    gpus = configure_gpus()
     execution.configure()
     return {
         "execution": execution.value,
-        "device": ", ".join(gpus) or "CPU",
+        "device": device,
         "threads": {"intra_op": intra_op, "inter_op": inter_op},
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
     }
@@ -100,6 +102,7 @@ def build(
     with tf.device(HOST):
         env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
     agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
+    compile_update(agent)
     experience = build_experience(agent, environment.batch_size, seed, create_experience)
     evaluator = build_evaluator(agent, seed, create_environment)
     driver = CollectDriver(environment, seed=seed)
@@ -130,37 +133,29 @@ def build_agent(
 ) -> Agent:
     """The agent for an environment's specs; `num_envs` is the training environment's."""
     with tf.device(accelerator()):
-        agent = create_agent(
+        return create_agent(
             environment.time_step_spec(),
             environment.action_spec(),
             num_envs=num_envs,
             seed=seed,
             env_steps=env_steps,
         )
-    compile_update(agent)
-    return agent
 
 
 @gin.configurable(denylist=["agent"])
 def compile_update(agent: Agent, jit_compile: bool = False) -> None:
     """Has XLA compile the gradients of an agent's update.
 
+    --eager and --exact_graph do without it. Of TRPO it compiles what fits the value function.
+
     Args:
       agent: whose gradients.
       jit_compile: whether to compile. Gradients then differ from the default graph's by rounding,
-        and XLA draws other random numbers (the noise of SAC's actions).
-
-    Raises:
-      UserError: it is asked for with --eager, which runs no graph, or with --exact_graph, whose
-        bits XLA does not compute.
+        and XLA draws other random numbers (the noise of SAC's actions). On a GPU XLA cannot read
+        the environment steps, which an annealed `create_ppo_agent.clip_ratio` needs.
     """
-    if not jit_compile:
-        return
-    if flag := Execution.exact_flag():
-        raise UserError(
-            f"compile_update.jit_compile = True: XLA does not compute the bits of {flag}. Drop one."
-        )
-    agent.compile()
+    if jit_compile:
+        agent.compile()
 
 
 def build_experience(

@@ -19,7 +19,6 @@ from tf_agents.trajectories import StepType
 from pipeline.collect import Carry, CollectDriver, initial_carry
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.errors import UserError, check_whole
-from pipeline.execution import HOST
 from pipeline.failures import named_failures
 from pipeline.policies import EpsilonGreedyPolicy
 
@@ -77,9 +76,8 @@ class Evaluator:
         self._play = tf.function(self._play_steps, autograph=False)
 
     def _play_steps(self, carry: Carry):
-        with tf.device(HOST):
-            carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
-            return carry, rows.step_type, rows.next_step_type, rows.reward
+        carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
+        return carry, rows.step_type, rows.next_step_type, rows.reward
 
     @property
     def environment(self) -> VectorEnvironment:

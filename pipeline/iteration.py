@@ -152,20 +152,23 @@ class Iterations:
 
     def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
         def unfinished(count, state):
-            with tf.device(HOST):
-                finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
-                return (count < max_iterations) & (self._env_steps < until) & finite
+            finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
+            return (count < max_iterations) & (self._env_steps < until) & finite
 
         def body(count, state):
-            with tf.device(HOST):
-                before = state.carry.statistics.env_steps
-                state = iteration(state)
-                # Not earlier: schedules read the count before this iteration's own steps.
-                self._env_steps.assign_add(state.carry.statistics.env_steps - before)
-                return count + 1, state
+            before = state.carry.statistics.env_steps
+            state = iteration(state)
+            # Not earlier: schedules read the count before this iteration's own steps.
+            self._env_steps.assign_add(state.carry.statistics.env_steps - before)
+            return count + 1, state
 
-        count = tf.zeros([], tf.int64)
-        _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
+        with tf.device(HOST):
+            # A loop keeps its variables where they come from: on a GPU, if they were made there.
+            state, max_iterations, until = tf.nest.map_structure(
+                tf.identity, (state, max_iterations, until)
+            )
+            count = tf.zeros([], tf.int64)
+            _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
         return state
 
     def _random_iteration(self, state: LoopState) -> LoopState:
@@ -202,11 +205,10 @@ class Iterations:
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        with tf.device(HOST):
-            batch, weights, keys = self.experience.next_batch()
-            loss_info = _accelerated(self.agent.train)(batch, weights)
-            self.experience.feedback(keys, loss_info)
-            return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+        batch, weights, keys = self.experience.next_batch()
+        loss_info = _accelerated(self.agent.train)(batch, weights)
+        self.experience.feedback(keys, loss_info)
+        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
 
 
 def _accelerated(function: Callable[..., Any]) -> Callable[..., Any]:

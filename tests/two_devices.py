@@ -1,17 +1,17 @@
-"""Trains with a second logical CPU as the accelerator: `python two_devices.py CONFIG BINDING...`.
+"""Trains with a second logical CPU as the GPU: `python two_devices.py CONFIG BINDING...`.
 
-Prints, as JSON, which devices the graph of training asks for, and what of images crosses from one
-to another.
+Whatever no device was asked for runs there, as it would on a GPU. Prints, as JSON, what ran where:
+the devices of each type of operation, and the tensors that were sent from one to the other.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.tensorflow_import import import_tensorflow
 
-IMAGE = [84, 84]
+HOST, ACCELERATOR = "CPU:0", "CPU:1"
 
 
 def main(config: str, *bindings: str) -> dict[str, Any]:
@@ -22,55 +22,63 @@ def main(config: str, *bindings: str) -> dict[str, Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
     tf.config.set_logical_device_configuration(cpu, devices)
-    execution.accelerator = lambda: "/CPU:1"
+    execution.accelerator = lambda: f"/{ACCELERATOR}"
     from pipeline.train_loop import build_bound
 
     configuration.load([config], bindings)
-    parts = build_bound(seed=1)
-    state = parts.runner.initial_state()
-    forever = tf.constant(1_000_000, tf.int64)
-    if parts.experience.keeps_rows:
-        state = parts.runner.collect_randomly(state, tf.constant(10, tf.int64), forever)
-    train: Any = parts.runner.train
-    graph = train.get_concrete_function(state, forever, forever).graph
-    train(state, tf.constant(2, tf.int64), forever)
+    with tf.device(f"/{ACCELERATOR}"):
+        parts = build_bound(seed=1)
+        state = parts.runner.initial_state()
+        forever = tf.constant(1_000_000, tf.int64)
+        if parts.experience.keeps_rows:
+            state = parts.runner.collect_randomly(state, tf.constant(20, tf.int64), forever)
+        nodes = list(
+            nodes_run(lambda: parts.runner.train(state, tf.constant(2, tf.int64), forever))
+        )
     parts.close()
-    return {
-        "devices": devices_of(graph),
-        "crossings": crossings(graph),
-        "weights": sorted({name_of(x.device) for x in parts.agent.variables}),
-    }
+    return {"devices": devices_of(nodes), "sent": sent(nodes)}
 
 
-def operations(graph: Any) -> Iterator[Any]:
-    """All of a graph, those of loops and branches included."""
-    yield from graph.get_operations()
-    for function in graph._functions.values():
-        yield from operations(function.graph)
+def nodes_run(call) -> Iterable[Any]:
+    """The nodes of all graphs of a call, each on the device on which it ran."""
+    from tensorflow.python.eager import context
+
+    context.context().enable_graph_collection()
+    try:
+        call()
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_graph_collection()
+    for graphs in metadata.function_graphs:
+        for partition in graphs.partition_graphs:
+            yield from partition.node
 
 
 def name_of(device: str) -> str:
-    """`CPU:1` of `/job:localhost/.../device:CPU:1`; "" where TensorFlow chooses."""
     return device.rpartition("device:")[2]
 
 
-def devices_of(graph: Any) -> dict[str, list[str]]:
-    """Devices by the type of operation."""
+def devices_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
-    for op in operations(graph):
-        found.setdefault(op.type, set()).add(name_of(op.device))
+    for node in nodes:
+        found.setdefault(node.op, set()).add(name_of(node.device))
     return {kind: sorted(devices) for kind, devices in found.items()}
 
 
-def crossings(graph: Any) -> list[list[str]]:
-    """Of each tensor of images that one device makes and another takes: from, to, dtype."""
-    found = {
-        (tensor.ref(), name_of(tensor.op.device), name_of(op.device), tensor.dtype.name)
-        for op in operations(graph)
-        for tensor in op.inputs
-        if tensor.shape.rank is not None and tensor.shape[-2:] == IMAGE
-    }
-    return sorted([*places, dtype] for _, *places, dtype in found if len(set(places)) == 2)
+def sent(nodes: Iterable[Any]) -> list[list[str]]:
+    """From, dtype and name of each tensor."""
+    import tensorflow as tf
+
+    return sorted(
+        [
+            name_of(node.attr["send_device"].s.decode()),
+            tf.as_dtype(node.attr["T"].type).name,
+            node.attr["tensor_name"].s.decode(),
+        ]
+        for node in nodes
+        if node.op in ("_Send", "_HostSend")
+        and node.attr["send_device"].s != node.attr["recv_device"].s
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.accumulator import Accumulator
+from pipeline.execution import Execution
 from pipeline.returns import valid_mask
 from pipeline.schedules import Schedule
 
@@ -64,6 +65,13 @@ class Agent(tf_agent.TFAgent):
         loss_info.extra["gradient_norm"] = tf.linalg.global_norm(gradients)
         return gradients, loss_info
 
+    def differentiate(
+        self, experience: Trajectory, weights: tf.Tensor
+    ) -> tuple[Gradients, tf_agent.LossInfo]:
+        """`gradients`, compiled by XLA after `compile` unless exact bits are asked for."""
+        compiled = None if Execution.is_exact() else self._compiled_gradients
+        return (compiled or self.gradients)(experience, weights)
+
     def gradient_variables(self) -> Any:
         """The trained variables, in the nest in which `gradients` gives their gradients."""
         return [v for network in self.trained.values() for v in network.trainable_variables]
@@ -79,8 +87,7 @@ class Agent(tf_agent.TFAgent):
         self.train_step_counter.assign_add(1)
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
-        differentiate = self._compiled_gradients or self.gradients
-        gradients, loss_info = differentiate(experience, weights)
+        gradients, loss_info = self.differentiate(experience, weights)
         apply = self._send or self.apply
         if self.accumulator is None:
             apply(gradients)
@@ -118,7 +125,7 @@ class Agent(tf_agent.TFAgent):
             tf.cond(tf.equal(self.accumulator.summed, 0), act, tf.no_op)
 
     def compile(self) -> None:
-        """From now on XLA compiles `gradients`."""
+        """From now on XLA compiles what `differentiate` calls."""
         compiled = tf.function(self.gradients, jit_compile=True, autograph=False)
         self._compiled_gradients = lambda *args: compiled(*args)  # a tf.Module tracks functions
 

@@ -216,7 +216,7 @@ class TRPOAgent(OnPolicyAgent):
 
         def update(i, total):
             batch = tf.nest.map_structure(lambda x: tf.gather(x, order[i]), experience)
-            gradients, loss_info = self.gradients(batch, tf.gather(weights, order[i]))
+            gradients, loss_info = self.differentiate(batch, tf.gather(weights, order[i]))
             self.apply(gradients)
             return i + 1, total + loss_info.loss
 
