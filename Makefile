@@ -8,7 +8,9 @@ GPU ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+# A file a set of requirements: GPU=1 adds CUDA to an environment that is there.
+REQUIREMENTS := requirements-dev.txt $(if $(GPU),requirements-cuda.txt)
+INSTALLED := $(VENV)/.installed$(if $(GPU),-gpu)
 PINS := --universal --python-version 3.11 --no-header --no-annotate --group tf-agents pyproject.toml
 
 SUPPORTED := 3.13 3.12 3.11
@@ -50,7 +52,7 @@ test-python%:
 	  if $$python -c '$(USABLE)' 2>/dev/null; then \
 	    exec $(MAKE) test VENV=.venv-$* PYTHONS=$$python; \
 	  fi; \
-	done; echo "Python $* is not installed, or cannot make an environment: not tested."
+	done; echo "Python $* is not installed, or cannot make an environment: not tested." >&2
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash
@@ -71,27 +73,24 @@ format: $(INSTALLED) ## sort imports, mend what ruff can, format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SUPPORTED:%=.venv-%) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-requirements: ## pin anew what pyproject.toml asks for, for all Pythons; takes uv
-	uv pip compile $(PINS) -o requirements.txt
-	uv pip compile $(PINS) --extra dev -o requirements-dev.txt
+requirements: ## pin anew the newest versions that pyproject.toml allows, for all Pythons; takes uv
+	uv pip compile $(PINS) --upgrade -o requirements.txt
+	uv pip compile $(PINS) --upgrade -c requirements.txt --extra dev -o requirements-dev.txt
+	uv pip compile $(PINS) --upgrade -c requirements.txt --extra cuda -o requirements-cuda.txt
 
-$(INSTALLED): pyproject.toml requirements-dev.txt | $(BIN)/python
-	@echo "Installing dependencies (about a minute) ..."
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install -qq --no-deps -r requirements-dev.txt
-	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
-	@if [ -n "$(GPU)" ]; then $(BIN)/python -m pip install -qq -e '.[cuda]'; fi
-	@touch $@
-
-$(BIN)/python:
+$(INSTALLED): pyproject.toml $(REQUIREMENTS)
 	@for python in $(PYTHONS); do \
 	  if $$python -c '$(USABLE)' 2>/dev/null; then \
-	    echo "Making $(VENV) with $$($$python --version) ..."; \
-	    exec $$python -m venv --clear $(VENV); \
+	    echo "Making $(VENV) with $$($$python --version), about a minute ..."; \
+	    $$python -m venv --clear $(VENV) && \
+	    $(BIN)/python -m pip install -qq --no-deps $(REQUIREMENTS:%=-r %) && \
+	    $(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . && \
+	    exec touch $@; \
+	    exit 1; \
 	  fi; \
 	done; \
 	echo "This needs Python 3.11, 3.12 or 3.13 with venv and pip on the PATH, and found none." >&2; \
-	echo "Install one, on Debian or Ubuntu: apt install python3 python3-venv" >&2; \
+	echo "Install one, on Debian or Ubuntu: apt install python3.12 python3.12-venv" >&2; \
 	exit 1

@@ -24,7 +24,7 @@ KERAS_3_MESSAGE = (
 )
 NO_TF_AGENTS_MESSAGE = (
     "TF-Agents is not installed. Its outdated requirements keep it out of this package's, so it "
-    f"takes a command of its own: {sys.executable} -m pip install --no-deps tf-agents==0.19.0"
+    "takes a command of its own: pip install --no-deps tf-agents==0.19.0"
 )
 
 
@@ -32,7 +32,7 @@ def import_tensorflow(onednn: bool | None = None) -> None:
     """Imports TensorFlow, with Keras 2 as `tf.keras`, and all of TF-Agents.
 
     Call it before importing any module of this package that uses TensorFlow. Variables that the
-    user has set in the environment win. A second call does nothing.
+    user has set in the environment win. Once it has succeeded, another call does nothing.
 
     Args:
       onednn: whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which
@@ -46,12 +46,14 @@ def import_tensorflow(onednn: bool | None = None) -> None:
         os.environ.setdefault(LEGACY_KERAS, "1")
         if onednn is not None:
             os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
-    with _without_start_up_lines():
-        import tensorflow as tf
-        import tf_keras
+        with _without_start_up_lines():
+            import tensorflow  # noqa: F401
+    import tensorflow as tf
+    import tf_keras
 
-        if tf.keras.Model is not tf_keras.Model:
-            raise UserError(KERAS_3_MESSAGE)
+    if tf.keras.Model is not tf_keras.Model:
+        raise UserError(KERAS_3_MESSAGE)
+    if "tf_agents" not in sys.modules:
         _import_tf_agents()
 
 
@@ -62,7 +64,7 @@ def _import_tf_agents() -> None:
     module stands in only meanwhile, so that no other library takes it for the real one.
     """
     with contextlib.ExitStack() as stack:
-        if "gym" not in sys.modules and "tf_agents" not in sys.modules:
+        if "gym" not in sys.modules:
             sys.modules["gym"] = types.ModuleType("gym")
             stack.callback(sys.modules.pop, "gym")
         stack.enter_context(warnings.catch_warnings())
@@ -81,21 +83,32 @@ def _import_tf_agents() -> None:
 
 @contextlib.contextmanager
 def _without_start_up_lines() -> Iterator[None]:
-    """Keeps TensorFlow's start-up lines from standard error; everything else passes.
+    """Keeps TensorFlow's start-up lines from standard error; everything else passes."""
+    with contextlib.ExitStack() as stack:
+        wants_lines = os.environ.setdefault(_LOG_LEVEL, "3") != "3"
+        with contextlib.suppress(OSError):  # there is no standard error, or no grep
+            if not wants_lines:
+                _filter_standard_error(stack)
+        yield
+
+
+def _filter_standard_error(stack: contextlib.ExitStack) -> None:
+    """Sends file descriptor 2 through grep until `stack` unwinds.
 
     A process of its own filters, so that what a crash of the import prints is not lost.
     """
-    wants_lines = os.environ.setdefault(_LOG_LEVEL, "3") != "3"
-    if wants_lines or sys.stderr is None:
-        yield
-        return
     standard_error = os.dup(2)
-    command = ["grep", "--line-buffered", "-vE", _START_UP_LINES]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=standard_error) as grep:
-        assert grep.stdin is not None
-        os.dup2(grep.stdin.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(standard_error, 2)
-            os.close(standard_error)
+    stack.callback(os.close, standard_error)
+    command = ["grep", "--text", "--line-buffered", "-vE", _START_UP_LINES]
+    grep = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=standard_error)
+    assert grep.stdin is not None
+    os.dup2(grep.stdin.fileno(), 2)
+    grep.stdin.close()
+
+    def wait() -> None:
+        # A process that another thread has started meanwhile goes on writing through it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            grep.wait(timeout=1)
+
+    stack.callback(wait)
+    stack.callback(os.dup2, standard_error, 2)

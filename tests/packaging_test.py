@@ -33,7 +33,8 @@ def run(installed, tmp_path):
     """Runs Python with arguments in an empty folder, where `pipeline` is only the installed one."""
 
     def run_python(*arguments: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(installed)}
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+        environment = variables | {"PYTHONPATH": str(installed)}
         command = [sys.executable, *arguments]
         result = subprocess.run(
             command, cwd=tmp_path, env=environment, text=True, capture_output=True
