@@ -1,6 +1,6 @@
 """Optimizers that gin can name.
 
-The legacy Keras classes run one fused kernel a variable; Keras 2.15's new ones build the same
+The legacy Keras classes run one fused kernel a variable; Keras 2's newer ones build the same
 formula from many small ops and are a third slower on CPU.
 """
 

@@ -64,7 +64,7 @@ def make_record(
         "git_revision": "268cb32e9e2f15e0969a444221462eeb687de0c5",
         "earlier_revisions": [],
         "inexact_resumes": 0,
-        "versions": {"python": "3.11.7", "tensorflow": "2.15.1", "tf-agents": "0.19.0"},
+        "versions": {"python": "3.13.0", "tensorflow": "2.21.0", "tf-agents": "0.19.0"},
         "threads": {"intra_op": 0, "inter_op": 0},
         "onednn": "1",
         "cpu_model": "A Processor",

@@ -544,7 +544,7 @@ def test_every_run_tells_how_it_was_made(tmp_path):
         assert row["SHA-256 of the weights"] == record["weights_sha256"]
         assert (row["seed"], row["machine"]) == (str(record["seed"]), "1")
     (machine,) = page.rows("Machines and software")
-    assert machine["versions"] == "python 3.11.7, tensorflow 2.15.1, tf-agents 0.19.0"
+    assert machine["versions"] == "python 3.13.0, tensorflow 2.21.0, tf-agents 0.19.0"
     assert (machine["CPU"], machine["usable cores"]) == ("A Processor", "2")
 
 

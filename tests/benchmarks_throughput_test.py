@@ -527,7 +527,9 @@ class TestPeerEnvironment:
             "stable-baselines3",
         ]
 
-    def test_it_is_made_once_and_again_when_the_pins_change(self, tmp_path, commands):
+    def test_it_is_made_once_and_again_for_other_pins_or_another_python(
+        self, tmp_path, commands, monkeypatch
+    ):
         pins = tmp_path / "pins.txt"
         pins.write_text("torch==1\n")
         peer_environment.ensure(tmp_path / "venv", pins)
@@ -537,6 +539,9 @@ class TestPeerEnvironment:
         pins.write_text("torch==2\n")
         peer_environment.ensure(tmp_path / "venv", pins)
         assert len(commands) == 3
+        monkeypatch.setattr(peer_environment.platform, "python_version", lambda: "3.99.0")
+        peer_environment.ensure(tmp_path / "venv", pins)
+        assert len(commands) == 6
 
     def test_a_failure_is_told_in_the_words_of_pip(self, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

@@ -6,6 +6,7 @@ Stable-Baselines3 needs torch, several gigabytes that training does not need.
 from __future__ import annotations
 
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -28,21 +29,23 @@ _MAX_ERROR_LINES = 10
 def ensure(folder: pathlib.Path = FOLDER, constraints: pathlib.Path = CONSTRAINTS) -> pathlib.Path:
     """The environment's Python, an absolute path; makes the environment if need be.
 
-    It is made anew when `constraints` has changed, or when making it was broken off.
+    It is made anew when `constraints` or the version of Python has changed, or when making it was
+    broken off.
 
     Raises:
         UserError: it cannot be made; tells the end of what pip or venv said.
     """
     python = folder.absolute() / "bin" / "python"
     installed = folder / "installed.txt"
-    if installed.exists() and installed.read_text() == constraints.read_text():
+    wanted = f"# Python {platform.python_version()}\n{constraints.read_text()}"
+    if installed.exists() and installed.read_text() == wanted:
         return python
     print(f"making {folder} with the peers, 1 to 6 GB ...", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     for packages in _INSTALLATIONS:
         _run([str(python), "-m", "pip", "install", "-q", "-c", str(constraints), *packages])
-    installed.write_text(constraints.read_text())
+    installed.write_text(wanted)
     return python
 
 
