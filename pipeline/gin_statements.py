@@ -49,7 +49,8 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     Raises:
         UserError: there is none; names the nearest shipped configs and files.
     """
-    path = Path(os.path.expanduser(name))
+    # No file has a null character in its name, and Python 3.13 fails on a user that has.
+    path = Path(name if "\0" in name else os.path.expanduser(name))
     for folder in folders:
         for candidate in (folder / path, folder / f"{path}.gin"):
             if os.path.isfile(candidate):  # unlike pathlib's, never an error
@@ -244,8 +245,13 @@ class _Inert(config_parser.ParserDelegate):
 
 
 def _parse(source: Source) -> list[Any]:
+    # Python's tokenizer fails in ways of its own on null characters and lone carriage returns.
+    text = source.text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UserError(f"{source.at(line)}: a null character is not gin.")
     try:
-        return list(config_parser.ConfigParser(source.text, _Inert()))
+        return list(config_parser.ConfigParser(text, _Inert()))
     except SyntaxError as error:  # gin's own carry a Location, the tokenizer's a tuple like it
         line = error.args[1][1] if len(error.args) > 1 else 1
         raise UserError(_explain_syntax(source, line, str(error.args[0]))) from None

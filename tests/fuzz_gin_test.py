@@ -3,7 +3,7 @@
 import contextlib
 
 from fuzz_test import fuzzed, mutated
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline import configuration, gin_statements
@@ -19,6 +19,7 @@ SHIPPED = [path.read_bytes() for path in sorted(gin_statements.shipped_folder().
 
 
 @given(TEXTS.map(str.encode) | st.binary(max_size=60) | st.sampled_from(SHIPPED).flatmap(mutated))
+@example(content=b"a.b = 1\x00\n")
 @fuzzed
 def test_a_gin_file(tmp_path, content):
     (tmp_path / "x.gin").write_bytes(content)
@@ -28,6 +29,7 @@ def test_a_gin_file(tmp_path, content):
 
 @given(TEXTS | st.builds(lambda bracket, n: "a.b = " + bracket * n, st.sampled_from("([{-"),
                          st.integers(1, 5_000)))  # fmt: skip
+@example(text="A\r\x80")
 @fuzzed
 def test_a_gin_binding(text):
     with contextlib.suppress(UserError):
@@ -35,6 +37,7 @@ def test_a_gin_binding(text):
 
 
 @given(TEXTS)
+@example(text="~\x00")
 @fuzzed
 def test_the_name_of_a_gin_file(text):
     with contextlib.suppress(UserError):
