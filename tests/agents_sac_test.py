@@ -193,7 +193,7 @@ def test_losses_and_gradients(agent: SacAgent, seed: int) -> None:
     _, log_prob = act(weights.actor, batch.observation[rows, 0], noise[1][rows])
 
     def alpha_loss(log_alpha: list[Array]) -> float:
-        return -np.mean(log_alpha[0] * (log_prob - 0.7))
+        return float(-np.mean(log_alpha[0] * (log_prob - 0.7)))
 
     expected = numeric_gradients(alpha_loss, [np.array(weights.log_alpha)])
     assert_close(gradients["alpha"], expected, 1e-4)

@@ -40,7 +40,7 @@ FINISHED_RUN_FLAGS = [
 # Begun first, so that both of two processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
-    *("configs", "parity", "benchmarks_our_worker"),
+    *("configs", "parity", "benchmarks_our_worker", "tensorflow_import", "execution"),
 )
 
 
