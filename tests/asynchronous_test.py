@@ -33,12 +33,6 @@ THREADS: dict = {"asynchronous_runner__scheduler": "threads"}
 ONE: dict = {"asynchronous_runner__num_actors": 1}
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
 class Training:
     """Fresh actors, and the state that their chunks hand on."""
 

@@ -15,12 +15,6 @@ from pipeline.experience.replay_buffer import ReplayBuffer
 from pipeline.experience.rollout import Rollout
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
 def references():
     names = ("create_environment", "create_agent", "create_experience")
     return [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import gin
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -95,15 +97,19 @@ def finished_run(tmp_path_factory) -> FinishedRun:
     return FinishedRun(root_dir, first_line_seconds, first_line + stdout, stderr)
 
 
+@pytest.fixture(autouse=True)
+def clean_gin() -> Iterator[None]:
+    """Leaves no test the configuration of another: gin's is the process's."""
+    yield
+    gin.clear_config()
+
+
 @pytest.fixture
 def any_config(monkeypatch):
-    """Lets a test load configs that ask for other threads than this process has; forgets them."""
-    import gin
+    """Lets a test load configs that ask for other threads than this process has."""
     import tensorflow as tf
 
     # TensorFlow is running by now, and would refuse another number of threads.
     for kind in ("intra", "inter"):
         name = f"set_{kind}_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, name, lambda count: None)
-    yield
-    gin.clear_config()

@@ -5,7 +5,6 @@ import random
 import signal
 import time
 
-import gin
 import pytest
 import run_processes
 from host_loops import PLAN, Run, actor_threads
@@ -24,9 +23,8 @@ LONG = PLAN._replace(num_env_steps=10**9, eval_interval=0, log_interval=500)
 
 
 @pytest.fixture(autouse=True)
-def clean_gin():
+def no_late_dump():
     yield
-    gin.clear_config()
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -68,8 +68,6 @@ class TinyRun(Run):
 @pytest.fixture(autouse=True)
 def one_iteration_a_call(monkeypatch):
     monkeypatch.setattr(chunks, "SECONDS_PER_CALL", 0.0)
-    yield
-    gin.clear_config()
 
 
 def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):

@@ -11,13 +11,6 @@ FOLDER = pathlib.Path(__file__).parents[1] / "gin_configs" / "environments"
 NAMES = ["atari_deepmind", "atari_dopamine", "atari_machado", "atari_openai", "gymnasium"]
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def parse(name, *bindings):
     gin.parse_config_files_and_bindings(
         [str(FOLDER / f"{name}.gin")], bindings, skip_unknown=["train", "CollectDriver"]

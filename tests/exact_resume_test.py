@@ -1,17 +1,10 @@
 """Runs of the agents that `resume_test` leaves out end as their twins that nobody stopped."""
 
-import gin
 import pytest
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 
 from pipeline.shutdown import Stopped
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
 
 
 def finished(run):

@@ -7,7 +7,6 @@ import resource
 import shutil
 from unittest.mock import Mock
 
-import gin
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,12 +19,6 @@ from pipeline.errors import UserError, WriteError
 from pipeline.experience.replay_buffer import NEXT_STEP_TYPE, STEP_TYPE
 from pipeline.progress import EVALUATING, TRAINING
 from pipeline.shutdown import Stopped
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 from unittest import mock
 
-import gin
 import pytest
 import tensorflow as tf
 from tiny_runs import assert_same, build_components, saved, variables
@@ -52,12 +51,6 @@ class Run:
             **saved(Tensors(lambda: state, lambda _: None)),
             "env_steps": self.parts.env_steps.numpy(),
         }
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -2,7 +2,6 @@
 
 import json
 
-import gin
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,12 +26,6 @@ NUM_UPDATES = 20
 
 def float32(*values):
     return np.array(values, np.float32)
-
-
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture(autouse=True)
