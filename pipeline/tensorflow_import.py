@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def import_tensorflow(onednn: bool | None = None) -> None:
       UserError: `tf.keras` is Keras 3, because the program imported TensorFlow before or the
         environment asks for it; or TF-Agents is not installed.
     """
+    if importlib.util.find_spec("tf_agents") is None:
+        raise UserError(NO_TF_AGENTS_MESSAGE)
     if "tensorflow" not in sys.modules:
         os.environ.setdefault(LEGACY_KERAS, "1")
         if onednn is not None:
@@ -69,13 +72,7 @@ def _import_tf_agents() -> None:
             stack.callback(sys.modules.pop, "gym")
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", SyntaxWarning)  # Python compares literals by `is` there
-        try:
-            import tf_agents  # noqa: F401
-        except ModuleNotFoundError as error:
-            if error.name != "tf_agents":
-                raise
-            raise UserError(NO_TF_AGENTS_MESSAGE) from None
-    from tf_agents.networks import categorical_projection_network
+        from tf_agents.networks import categorical_projection_network
 
     # It calls int() on an array of one number, which NumPy 2.4 refuses.
     categorical_projection_network.int = lambda array: int(array.item())

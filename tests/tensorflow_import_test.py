@@ -108,14 +108,7 @@ def test_keras_3_that_the_environment_demands_is_refused(tmp_path):
 
 
 def test_without_tf_agents_the_second_command_is_told(finished_run, tmp_path):
-    without = """
-import sys
-class Missing:
-    def find_spec(name, path, target=None):
-        if name == "tf_agents":
-            raise ModuleNotFoundError(name=name)
-sys.meta_path.insert(0, Missing)
-"""
+    without = "import sys; sys.modules['tf_agents'] = None\n"
     library = run(
         without + "import pipeline; pipeline.load_policy(sys.argv[1])", finished_run.root_dir
     )
