@@ -8,7 +8,7 @@ GPU ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# A file a set of requirements: GPU=1 adds CUDA to an environment that is there.
+# GPU=1 makes the environment anew with CUDA; later calls without it keep it until the pins change.
 REQUIREMENTS := requirements-dev.txt $(if $(GPU),requirements-cuda.txt)
 INSTALLED := $(VENV)/.installed$(if $(GPU),-gpu)
 PINS := --universal --python-version 3.11 --no-header --no-annotate --group tf-agents pyproject.toml
@@ -30,7 +30,7 @@ help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 18
 
-install: $(INSTALLED) ## make .venv with everything in it; GPU=1 adds CUDA
+install: $(INSTALLED) ## make .venv with everything in it; GPU=1: with CUDA
 
 train: $(INSTALLED) ## train CONFIG into runs/CONFIG, or go on where it stopped
 	$(BIN)/python -m pipeline.train --root_dir=runs/$(CONFIG) --gin_file=$(CONFIG) $(ARGS)
@@ -87,7 +87,7 @@ $(INSTALLED): pyproject.toml $(REQUIREMENTS)
 	    $$python -m venv --clear $(VENV) && \
 	    $(BIN)/python -m pip install -qq --no-deps $(REQUIREMENTS:%=-r %) && \
 	    $(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . && \
-	    exec touch $@; \
+	    exec touch $(VENV)/.installed $@; \
 	    exit 1; \
 	  fi; \
 	done; \

@@ -60,13 +60,17 @@ class FinishedRun(NamedTuple):
     stderr: str
 
 
+def user_environment(**variables: str) -> dict[str, str]:
+    """The environment of a user's shell: without what TensorFlow and pytest set in this process."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "PYTEST_"))}
+    return kept | variables
+
+
 def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
     """Starts `python -m pipeline.<binary>` as a user's shell would, output in pipes."""
-    # What pytest sets for itself must not reach the program.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "PYTEST_"))}
     settings: dict[str, Any] = {
         "cwd": ROOT,
-        "env": environment,
+        "env": user_environment(),
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,

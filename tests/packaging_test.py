@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import user_environment
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,8 +33,7 @@ def run(installed, tmp_path):
     """Runs Python with arguments in an empty folder, where `pipeline` is only the installed one."""
 
     def run_python(*arguments: str) -> str:
-        variables = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
-        environment = variables | {"PYTHONPATH": str(installed)}
+        environment = user_environment(PYTHONPATH=str(installed))
         command = [sys.executable, *arguments]
         result = subprocess.run(
             command, cwd=tmp_path, env=environment, text=True, capture_output=True

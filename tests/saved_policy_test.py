@@ -1,5 +1,4 @@
 import inspect
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT
+from conftest import ROOT, user_environment
 from gymnasium.spaces import Box, Discrete
 from scripted_environments import EchoEnv, environment
 from tf_agents.policies import tf_policy
@@ -186,10 +185,9 @@ def test_import_is_light_and_loading_is_silent(finished_run, tmp_path):
         "assert 'tensorflow' not in sys.modules\n"
         f"pipeline.load_policy({str(finished_run.root_dir)!r})\n"
     )
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env=variables | {"PYTHONPATH": str(ROOT), LEGACY_KERAS: "1"},
+        env=user_environment(PYTHONPATH=str(ROOT), **{LEGACY_KERAS: "1"}),
     )  # fmt: skip
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

@@ -1,11 +1,10 @@
 """What importing TensorFlow and TF-Agents does to a process, which is always a new one here."""
 
-import os
 import subprocess
 import sys
 import textwrap
 
-from conftest import ROOT, start_binary
+from conftest import ROOT, start_binary, user_environment
 
 from pipeline.tensorflow_import import LEGACY_KERAS
 
@@ -19,8 +18,8 @@ before = outputs()
 
 
 def run(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess:
-    """Runs Python code without the variables of TensorFlow that this process has."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")} | variables
+    """Runs Python code as a user's shell would."""
+    environment = user_environment(**variables)
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
 
@@ -98,7 +97,7 @@ def test_that_tf_keras_becomes_keras_2_is_told(finished_run):
 
 
 def test_keras_3_that_the_environment_demands_is_refused(tmp_path):
-    environment = os.environ | {LEGACY_KERAS: "0"}
+    environment = user_environment(**{LEGACY_KERAS: "0"})
     process = start_binary(
         "train", f"--root_dir={tmp_path / 'run'}", "--gin_file=dqn_cartpole", env=environment
     )
