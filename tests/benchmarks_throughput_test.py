@@ -377,6 +377,19 @@ def test_the_table_leaves_empty_what_was_not_measured():
     assert "machine" not in summary(results_of("machine", ours=side(matmul_float32=9.0)))
 
 
+def test_asynchronous_actors_have_a_table_of_their_own():
+    results = results_of(
+        "a2c_pong_4", ours=side(training=900.0), ours__asynchronous=side(training=500.0),
+        ours__in_turns=side(training=250.0), sb3=side(training=300.0),
+    )  # fmt: skip
+    results["works"]["dqn_pong_8"] = {"sides": {"ours": side(training=100.0)}}
+    table = throughput_tables.asynchronous_actors(results)
+    assert cells(table) == ["A2C Pong, 4 environments", "900", "500", "250"]
+    assert "DQN" not in table
+    assert cells(summary(results)) == ["A2C Pong, 4 environments", "900", "300", "3.00"]
+    assert table.strip() in throughput_tables.document(results)
+
+
 @given(st.floats(1, 1e5), st.floats(1, 1e5))
 def test_a_ratio_is_that_of_the_speeds(ours, theirs):
     results = results_of(ours=side(training=ours), sb3=side(training=theirs))

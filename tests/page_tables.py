@@ -51,6 +51,7 @@ def _scores(folder: pathlib.Path) -> str:
 
 _TABLES: dict[str, Table] = {
     "speeds": _of_throughput(throughput_tables.summary),
+    "asynchronous actors": _of_throughput(throughput_tables.asynchronous_actors),
     "time budget": _of_throughput(throughput_tables.time_budget),
     "scores": _scores,
 }

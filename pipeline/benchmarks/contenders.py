@@ -16,10 +16,12 @@ DEFAULT_WORKS = (
     "machine",
     "dqn_pong_1", "dqn_pong_1:bfloat16", "dqn_pong_8", "dqn_pong_8:bfloat16",
     "ppo_pong_8", "ppo_pong_8:bfloat16", "sac_pong_8", "sac_pong_8:bfloat16",
-    "a2c_pong_16", "a2c_pong_16:bfloat16", "nstep_q_pong_16", "nstep_q_pong_16:bfloat16",
-    "trpo_pong_16", "trpo_pong_16:bfloat16", "dqn3_pong_1", "dqn3_pong_1:bfloat16",
+    "a2c_pong_4", "a2c_pong_4:asynchronous", "a2c_pong_4:in_turns",
+    "a2c_pong_16", "a2c_pong_16:bfloat16", "a2c_pong_16:asynchronous", "a2c_pong_16:in_turns",
+    "nstep_q_pong_16", "trpo_pong_16", "dqn3_pong_1",
     "dqn_cartpole_1", "dqn_cartpole_8", "ppo_cartpole_8", "sac_pendulum_1",
-    "a2c_cartpole_8", "trpo_cartpole_2", "nstep_q_cartpole_8",
+    "a2c_cartpole_8", "a2c_cartpole_8:asynchronous", "a2c_cartpole_8:in_turns",
+    "trpo_cartpole_2", "nstep_q_cartpole_8",
     "start_pong", "replay_pong",
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pipeline.benchmarks.document import (
@@ -49,6 +49,15 @@ def summary(results: Results) -> str:
     return to_markdown([Paragraph(_circumstances(results)), _speeds(results)], "")
 
 
+def asynchronous_actors(results: Results) -> str:
+    """The speeds of asynchronous actors beside those of a batch of environments, as Markdown.
+
+    Args:
+        results: what throughput.json holds.
+    """
+    return to_markdown([_actors(results)], "")
+
+
 def time_budget(results: Results) -> str:
     """Where the time of this pipeline's vector steps goes, as Markdown.
 
@@ -60,7 +69,13 @@ def time_budget(results: Results) -> str:
 
 def document(results: Results) -> str:
     """All of throughput.md."""
-    tables = (_speeds(results), _stages(results), _budget(results), _others(results))
+    tables = (
+        _speeds(results),
+        _actors(results),
+        _stages(results),
+        _budget(results),
+        _others(results),
+    )
     blocks: list[Block] = [
         Heading("Throughput", 1),
         Paragraph(_circumstances(results)),
@@ -108,10 +123,8 @@ def _failures(results: Results) -> list[Block]:
 
 
 def _speeds(results: Results) -> Table:
-    known = {name for _, name, _ in sides_of(results)}
-    variants = (OURS_IN_BFLOAT16, OURS_ASYNCHRONOUS, OURS_IN_TURNS)
-    ours = [OURS, *(x for x in variants if x in known)]
-    peers = [x for x in (SB3, TF_AGENTS) if x in known]
+    ours = _known(results, (OURS, OURS_IN_BFLOAT16))
+    peers = _known(results, (SB3, TF_AGENTS))
     rows = []
     for work, measured in results["works"].items():
         sides = measured["sides"]
@@ -126,6 +139,27 @@ def _speeds(results: Results) -> Table:
         *(Column(f"ours : {title(name)}") for name in peers),
     )
     return Table("Environment steps per second, training included", columns, tuple(rows))
+
+
+def _actors(results: Results) -> Table:
+    names = _known(results, (OURS, OURS_ASYNCHRONOUS, OURS_IN_TURNS))
+    rows = []
+    for work, measured in results["works"].items():
+        speeds = [speed_of(measured["sides"].get(name), "training") for name in names]
+        if any(speeds[1:]):
+            rows.append((work_title(work), *map(number, speeds)))
+    columns = (Column("work", "text"), *(Column(title(name)) for name in names))
+    caption = (
+        "Environment steps per second, training included, of a batch of environments and of as "
+        "many asynchronous actors"
+    )
+    return Table(caption, columns, tuple(rows))
+
+
+def _known(results: Results, names: Sequence[str]) -> list[str]:
+    """Those of `names` that are sides of a work, in order."""
+    known = {name for _, name, _ in sides_of(results)}
+    return [name for name in names if name in known]
 
 
 def _stages(results: Results) -> Table:
