@@ -145,7 +145,7 @@ def followed(step, taken, number):
 
 @pytest.mark.parametrize(
     ("algorithm", "accumulate", "use_locking"),
-    [("a3c", 1, False), ("a3c", 1, True), ("async_nstep_q", 5, False)],
+    [("a3c", 1, True), ("async_nstep_q", 5, False)],
 )
 def test_threads_lose_no_environment_step_and_no_update(
     algorithm, accumulate, use_locking, monkeypatch

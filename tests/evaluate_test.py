@@ -269,14 +269,8 @@ def test_the_papers_evaluation_of_dqn3(tmp_path):
 
 
 @pytest.mark.usefixtures("any_config")
-def test_run_of_ppo_and_of_sac(tmp_path):
-    settings = {
-        "ppo_cartpole": ["Rollout.num_steps = 32", "Rollout.minibatch_size = 64"],
-        "sac_pendulum": ["initialize_replay_buffer.num_env_steps = 100"],
-    }
-    common = ["train.num_env_steps = 300", "train.num_final_episodes = 5"]
-    for name, bindings in settings.items():
-        run = tmp_path / name
-        configuration.load([name], [*common, *bindings])
-        train(str(run), 1, "fail", StopSignal())
-        assert summary(evaluate(run, "--num_episodes=3"))["episodes"] == "3"
+def test_run_of_continuous_actions(tmp_path):
+    bindings = ["train.num_env_steps = 200", "train.num_final_episodes = 1"]
+    configuration.load(["sac_pendulum"], ["initialize_replay_buffer.num_env_steps = 100", *bindings])
+    train(str(tmp_path / "run"), 1, "fail", StopSignal())
+    assert summary(evaluate(tmp_path / "run", "--num_episodes=3"))["episodes"] == "3"

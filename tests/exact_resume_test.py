@@ -3,6 +3,7 @@
 import pytest
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
+from tiny_runs import read_variables
 
 from pipeline.shutdown import Stopped
 
@@ -45,3 +46,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the midst of an update
     resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
     assert_same_end(resumed, twin)
+    agent = read_variables(resumed.newest / "agent")
+    counts = [count for name, count in agent.items() if "moments/count" in name]
+    assert len(counts) == (2 if algorithm in ("ppo", "a2c") else 0)
+    assert counts == [resumed.env_steps] * len(counts)  # normalizers saw each step once

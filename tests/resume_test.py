@@ -72,33 +72,6 @@ def dqn_goes_on_wherever_it_was_stopped(tmp_path):
     assert_ends_as_its_twin(run, tmp_path, "dqn", **overrides)
 
 
-def ppo_goes_on_with_its_schedule_and_its_normalisers(tmp_path):
-    run = Run(tmp_path, "ppo", train__eval_interval=0)
-    assert run.stop(signal.SIGTERM, TRAINING, env_steps=100) == 143
-    stopped = run.env_steps
-    before = read_variables(run.newest / "agent")
-    assert_counts_agree(run, before)
-
-    assert run.stop(signal.SIGKILL, TRAINING, env_steps=stopped + 130) == -signal.SIGKILL
-    killed = run.env_steps
-    assert run.finish() == 0
-    assert run.resumed_at == [stopped, killed]
-    assert_records_go_on(run)
-    for record in run.metrics:
-        # Updates saw the rate of the iteration's end, as the record does.
-        expected = linear(record, 2.5e-4, 0.0, 600)
-        assert record["learning_rate"] == pytest.approx(expected, abs=1e-9)
-    assert_counts_agree(run, read_variables(run.newest / "agent"))
-    assert_ends_as_its_twin(run, tmp_path, "ppo", train__eval_interval=0)
-
-
-def assert_counts_agree(run, agent):
-    """The normalisers have seen each environment step of the run once."""
-    counts = [x for name, x in agent.items() if "moments/count" in name]
-    assert len(counts) == 2
-    assert all(count == run.env_steps for count in counts)
-
-
 def sac_goes_on_and_falls_back_from_a_damaged_checkpoint(tmp_path):
     run = Run(tmp_path, "sac", Patience__give_up_after=0.0)
     assert run.stop(signal.SIGINT, TRAINING, env_steps=300) == 130
@@ -201,7 +174,6 @@ def a_second_process_and_other_circumstances_are_refused(tmp_path):
 
 SCENARIOS = (
     dqn_goes_on_wherever_it_was_stopped,
-    ppo_goes_on_with_its_schedule_and_its_normalisers,
     sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
     a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift,
     a_second_process_and_other_circumstances_are_refused,

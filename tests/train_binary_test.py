@@ -327,34 +327,21 @@ def test_missing_root_dir():
 
 
 @pytest.mark.parametrize(
-    ("files", "binding", "message"),
+    ("binding", "message"),
     [
-        (["dqn_cartpole"], "train.num_env_steps = 1_0x", "--gin_bindings:.*"),
+        ("train.num_env_steps = 1_0x", "--gin_bindings:.*"),
         (
-            ["dqn_cartpole"],
             "gymnasium_environment.name = 'CartPoel-v1'",
             ".*'CartPoel-v1'.* Nearest registered ids: CartPole-v1.*",
         ),
-        (["environments/gymnasium"], "create_dqn_agent.n_step = 3", ".*'create_dqn_agent'.*"),
         (
-            ["environments/gymnasium"],
-            "gymnasium_environment.name = 'CartPole-v1'",
-            ".*train.create_agent and .* have no values: add .*",
-        ),
-        (
-            ["dqn_cartpole"],
-            "epsilom/linear_schedule.final = 0.5",
-            ".*epsilom/linear_schedule.final is read by nothing.* Nearest: epsilon/linear_sch.*",
-        ),
-        (
-            ["dqn_cartpole"],
             "evalution/gymnasium_environment.num_envs = 4",
             ".*evalution/gym.* is read by nothing.* Nearest: evaluation/gymnasium_envir.*",
         ),
     ],
 )
-def test_mistakes_in_the_configuration(tmp_path, files, binding, message):
-    flags = [*(f"--gin_file={name}" for name in files), f"--gin_bindings={binding}"]
+def test_mistakes_in_the_configuration(tmp_path, binding, message):
+    flags = ["--gin_file=dqn_cartpole", f"--gin_bindings={binding}"]
     assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
     assert list(tmp_path.iterdir()) == []
 
