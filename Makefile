@@ -24,7 +24,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install train benchmark test test-pythons requirements test-crash test-learning test-peers tables format clean
+.PHONY: help install train benchmark test test-pythons requirements test-crash test-learning test-peers tables docs format clean
 
 help: ## show this list
 	@echo "make TARGET   (train takes CONFIG=name and ARGS='flags'; now CONFIG=$(CONFIG))"
@@ -42,7 +42,9 @@ benchmark: $(INSTALLED) ## run the smoke suite, or go on where it stopped, and w
 test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x
@@ -56,17 +58,20 @@ test-python%:
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash
-	$(BIN)/python -m pytest tests/fuzz_test.py tests/fuzz_gin_test.py --hypothesis-profile=thorough
+	$(BIN)/python -m pytest tests/checkpointing/fuzz_test.py tests/configuration/fuzz_gin_test.py --hypothesis-profile=thorough
 
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning
 
 test-peers: $(INSTALLED) ## make the peers' environment and run the tests that need it
-	$(BIN)/python -c "from pipeline.benchmarks import peer_environment; peer_environment.ensure()"
-	$(BIN)/python -m pytest tests/benchmarks_throughput_test.py
+	$(BIN)/python -c "from benchmarks import peer_environment; peer_environment.ensure()"
+	$(BIN)/python -m pytest tests/throughput
 
 tables: $(INSTALLED) ## write the tables of README and docs from docs/results
-	$(BIN)/python tests/page_tables.py
+	PYTHONPATH=. $(BIN)/python tests/page_tables.py
+
+docs: $(INSTALLED) ## build the documentation site in build/site
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 format: $(INSTALLED) ## sort imports, mend what ruff can, format
 	$(BIN)/ruff check --fix .

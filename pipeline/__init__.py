@@ -18,8 +18,9 @@ def load_policy(
     *,
     allow_gin_imports: bool = False,
 ) -> SavedPolicy:
-    """Loads the agent that a run has trained, to be used anywhere.
+    """Loads a trained agent as a policy for use in any program.
 
+    Example:
         import gymnasium, pipeline
         policy = pipeline.load_policy("runs/dqn_cartpole")
         env = gymnasium.make("CartPole-v1")
@@ -29,31 +30,32 @@ def load_policy(
             over = over or truncated
 
     Args:
-      root_dir: the run's folder; nothing is written to it.
-      checkpoint: "latest" (the newest that is intact), "best" (by evaluation while it trained), or
-        the number of environment steps of one.
-      allow_gin_imports: as the flag that the run was trained with, if it was.
+      root_dir: Folder of the run. Nothing is written to it.
+      checkpoint: "latest" for the newest intact checkpoint, "best" for the best one by evaluation
+        during training, or the number of environment steps of a checkpoint.
+      allow_gin_imports: True if the run was trained with `--allow_gin_imports`.
 
     Returns:
-      A policy with `predict(observation, seed=None)`: greedy without a seed, drawn with one. It
-      knows observations as the agent saw them: apply the wrappers of the run's configuration to
-      your environment, if there are any. Gin's global config is left as it was.
+      A policy with `predict(observation, seed=None)`: greedy without a seed, sampled with one. It
+      expects observations as the agent saw them: if the run's configuration has wrappers, apply
+      them to your environment. Gin's global config is left unchanged.
 
     Raises:
-      pipeline.errors.UserError: there is no such run or checkpoint, or it is damaged; or
-        `tf.keras` is Keras 3 in this process already, and TF-Agents needs Keras 2.
+      pipeline.utils.errors.UserError: If there is no such run or checkpoint, if it is damaged, or
+        if `tf.keras` is already Keras 3 in this process, because TF-Agents needs Keras 2.
     """
-    # TensorFlow takes seconds to load, and `import pipeline` is also what the binaries begin with.
-    from pipeline.saved_run import SavedRun
-    from pipeline.tensorflow_import import LEGACY_KERAS, import_tensorflow
+    # TensorFlow takes seconds to load, and all binaries begin with `import pipeline` too.
+    from pipeline.runs.saved_run import SavedRun
+    from pipeline.utils.tensorflow_import import LEGACY_KERAS, import_tensorflow
 
     run = SavedRun(os.fspath(root_dir), checkpoint)
     is_keras_chosen = LEGACY_KERAS in os.environ
     import_tensorflow()
     if not is_keras_chosen:
         warnings.warn(
-            "From here on tf.keras is Keras 2 in this process, which TF-Agents needs; Keras 3 is "
-            f"`import keras`. {LEGACY_KERAS}=1 in the environment chooses this without a warning.",
+            "From here on tf.keras is Keras 2 in this process, because TF-Agents needs it. Use "
+            f"`import keras` for Keras 3. Set the environment variable {LEGACY_KERAS}=1 to avoid "
+            "this warning.",
             stacklevel=2,
         )
     from pipeline import saved_policy

@@ -2,10 +2,10 @@
 
     python -m pipeline.benchmark --suite=classic --output_dir=runs/bench --seeds=10 --workers=2
     python -m pipeline.benchmark --report --output_dir=runs/bench
-    python -m pipeline.benchmark --throughput --output_dir=runs/speed --peers
+    python -m pipeline.benchmark --throughput --gin_file=dqn_cartpole
 
-The same command again goes on where it was stopped or killed: finished runs and measured works are
-not repeated, failed ones are tried again. The exit code is 1 if some of them have failed.
+The same command again goes on where it was stopped or killed: finished runs are not repeated, and
+failed ones are tried again. The exit code is 1 if some of them have failed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from pipeline import cli
-from pipeline.errors import UserError
-from pipeline.shutdown import StopSignal
+from pipeline import cli, configuration
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 _SUITE = flags.DEFINE_string(
     "suite", None, "Run this suite: a shipped one, such as smoke or classic, or a gin file's path."
@@ -29,17 +30,21 @@ _SEEDS = flags.DEFINE_integer(
 _WORKERS = flags.DEFINE_integer(
     "workers", None, "Runs at once; 1 if not given. They share the machine.", lower_bound=1
 )
+_GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
+)
 _GIN_BINDINGS = flags.DEFINE_multi_string(
     "gin_bindings", [], "Bindings for every run, after the suite's; or for --throughput."
 )
-_REPORT = flags.DEFINE_bool(
-    "report", False, "Write report.html and report.md, or throughput.md, of what is there."
+_REPORT = flags.DEFINE_bool("report", False, "Write report.html and report.md of what is there.")
+_THROUGHPUT = flags.DEFINE_bool(
+    "throughput", False, "Time every stage of a run alone, and the whole training."
 )
-_THROUGHPUT = flags.DEFINE_bool("throughput", False, "Measure the speed of every stage.")
-_PEERS = flags.DEFINE_bool("peers", False, "With --throughput: measure other libraries, too.")
-
+_SECONDS = flags.DEFINE_float(
+    "seconds", 5.0, "With --throughput: least seconds for each stage.", lower_bound=0.1
+)
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let the gin files of runs import modules of others."
+    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
 )
 _ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
     "allow_inexact_resume", False, "Let runs go on although processor or versions differ."
@@ -50,62 +55,59 @@ _STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at
 
 
 def main(_: Sequence[str]) -> int:
-    output_dir = _check_flags()
-    with cli.expendable_output():
-        return _benchmark(output_dir)
-
-
-def _benchmark(output_dir: pathlib.Path) -> int:
-    code = 0
+    _check_flags()
     if _THROUGHPUT.value:
-        from pipeline.benchmarks import throughput
+        _measure_throughput()
+        return 0
+    output_dir = pathlib.Path(_OUTPUT_DIR.value or "")
+    with cli.expendable_output():
+        code = _run_suite(_SUITE.value, output_dir) if _SUITE.value else 0
+        if _REPORT.value and code <= 1:
+            from pipeline.benchmarks import report
 
-        failed = throughput.measure(output_dir, _PEERS.value, _GIN_BINDINGS.value)
-        if failed:
-            print(f"failed: {', '.join(failed)}; the same command tries these works again.")
-        print(f"{output_dir / 'throughput.md'} has the tables.")
-        code = int(bool(failed))
-    if _SUITE.value:
-        code = _run_suite(_SUITE.value, output_dir)
-    if _REPORT.value and code <= 1:
-        for path in _write_reports(output_dir):
-            print(f"wrote {path}")
-    return code
+            for path in report.write(output_dir):
+                print(f"wrote {path}")
+        return code
 
 
-def _write_reports(output_dir: pathlib.Path) -> list[pathlib.Path]:
-    from pipeline.benchmarks import ledger, report, throughput
+def _measure_throughput() -> None:
+    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
+    from pipeline.benchmarks import throughput
+    from pipeline.training.components import configure_tensorflow
 
-    written = throughput.rewrite_tables(output_dir)
-    if written and not ledger.suites_in(output_dir):
-        return written
-    return written + report.write(output_dir)
+    configuration.apply(statements)
+    configure_tensorflow()
+    print(throughput.measure(_SECONDS.value))
 
 
-def _check_flags() -> pathlib.Path:
-    """The output folder.
+def _check_flags() -> None:
+    """Checks that there is something to do, and that every flag has an effect.
 
     Raises:
-        UserError: there is nothing to do, or a flag would have no effect.
+      UserError: If not.
     """
     if not (_SUITE.value or _REPORT.value or _THROUGHPUT.value):
         raise UserError("say what to do: --suite=NAME, --report or --throughput.")
-    if not _OUTPUT_DIR.value:
+    if _THROUGHPUT.value and (_SUITE.value or _REPORT.value):
+        raise UserError("--throughput needs the machine for itself: drop --suite and --report.")
+    if _THROUGHPUT.value and not _GIN_FILE.value:
+        raise UserError("say which run to time: --throughput --gin_file=dqn_cartpole.")
+    if not (_OUTPUT_DIR.value or _THROUGHPUT.value):
         raise UserError("say where results go: --output_dir=runs/NAME.")
-    if _SUITE.value and _THROUGHPUT.value:
-        raise UserError("--throughput measures the machine alone: run --suite before or after it.")
     either = _SUITE.value or _THROUGHPUT.value
     needs = [
         ("seeds", _SEEDS.value, _SUITE.value, "--suite"),
         ("workers", _WORKERS.value, _SUITE.value, "--suite"),
+        ("gin_file", _GIN_FILE.value, _THROUGHPUT.value, "--throughput"),
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
-        ("peers", _PEERS.value, _THROUGHPUT.value, "--throughput"),
-        *((flag.name, flag.value, _SUITE.value, "--suite") for flag in _FOR_RUNS),
+        ("allow_gin_imports", _ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),
+        ("allow_inexact_resume", _ALLOW_INEXACT_RESUME.value, _SUITE.value, "--suite"),
     ]
     for name, value, is_met, need in needs:
         if value and not is_met:
             raise UserError(f"--{name} has no effect without {need}.")
-    return pathlib.Path(_OUTPUT_DIR.value)
 
 
 def _run_suite(name: str, output_dir: pathlib.Path) -> int:

@@ -1,7 +1,7 @@
-"""How every binary starts and how it fails: a user's mistake is one message on standard error.
+"""Starts every binary, and reports a user's mistake as one message on standard error.
 
-Exit codes: 0 success; 2 a mistake of the user's (flags, configuration, files); 128 + n when signal
-n ended or stopped it; 1 when parts of a benchmark failed, or, with a traceback, for a defect.
+Exit codes: 0 for success; 2 for a user's mistake (flags, configuration, files); 128 + n if signal n
+ended or stopped the program; 1 if parts of a benchmark failed, or, with a traceback, for a bug.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any, NoReturn, TextIO, cast
 
 from absl import app, flags
 
-from pipeline import configuration, errors
+from pipeline import configuration
+from pipeline.utils import errors
 
-flags.disclaim_key_flags()  # `define_path` defines a binary's, not its own
+flags.disclaim_key_flags()  # `define_path` defines flags of the binary, not of this module.
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """`absl.app.run(main)` with the messages and exit codes of this module.
+    """Calls `absl.app.run(main)` with the messages and exit codes of this module.
 
     Args:
-        main: takes the program's name, in a list; returns the exit code, None being 0. A UserError
-            that it raises is shown as its message.
+      main: Function that takes a list with the program's name and returns the exit code, where
+        None means 0. A UserError that it raises is shown as its message.
     """
 
     def guarded_main(argv: Sequence[str]) -> int | None:
@@ -43,7 +44,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
                 raise
             _fail(message)
         finally:
-            # Nothing is left to interrupt: Ctrl-C while Python winds up is no traceback's matter.
+            # Nothing is left to interrupt, so Ctrl-C while Python exits needs no traceback.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -59,9 +60,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except flags.Error as error:
         _fail(str(error))
     except SystemExit:
-        # Only the --help flags exit while flags are parsed; absl gives them the code of a failure.
+        # Only the --help flags exit while flags are parsed, and absl's exit code means failure.
         sys.exit(0)
-    # app.run would raise a default to INFO, at which TensorFlow notes every checkpoint it writes.
+    # app.run would raise a default verbosity to INFO, and TensorFlow would log every checkpoint.
     flags.FLAGS["verbosity"].using_default_value = False
     if len(remaining) > 1:
         _fail(f"unexpected argument {remaining[1]!r}: flags are written --name=value")
@@ -79,19 +80,19 @@ def _unrecognized(name: str) -> str:
 def _fail(message: str) -> NoReturn:
     in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     label = "\x1b[1;31merror:\x1b[0m" if in_colour else "error:"
-    with contextlib.suppress(OSError):  # a log on a full disk: the exit code tells all the same
+    with contextlib.suppress(OSError):  # On a full disk, the exit code still reports the failure.
         print(f"{label} {message}", file=sys.stderr, flush=True)
     sys.exit(errors.USER_ERROR_CODE)
 
 
 @contextlib.contextmanager
 def expendable_output() -> Iterator[None]:
-    """Nothing within it fails because standard output is a full disk or a closed pipe.
+    """Ignores write errors of standard output, such as a full disk or a closed pipe.
 
-    For programs whose results are files; what cannot be shown is lost.
+    This is for programs whose results are files. Output that cannot be written is lost.
     """
     stdout = sys.stdout
-    if stdout is None:  # closed by who started the program; print then does nothing
+    if stdout is None:  # The parent process has closed it; print then does nothing.
         yield
         return
     try:
@@ -100,12 +101,12 @@ def expendable_output() -> Iterator[None]:
     finally:
         try:
             stdout.flush()
-        except OSError:  # Python would try again at its end, and fail
+        except OSError:  # Python would flush again at exit, and fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
 
 
 class _Expendable:
-    """A text file whose writing may fail unnoticed."""
+    """Wraps a text file and ignores its write errors."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -124,12 +125,15 @@ class _Expendable:
 
 
 class _PathParser(flags.ArgumentParser):
-    """Refuses what cannot be looked at; whether it must exist is said by who reads it."""
+    """Parses a path and refuses one that cannot be accessed.
+
+    Whether the path must exist is checked by the code that reads it.
+    """
 
     syntactic_help = "a path"
 
     def parse(self, argument: str) -> str:
-        path = os.path.expanduser(argument)  # shells leave the ~ of --root_dir=~/runs alone
+        path = os.path.expanduser(argument)  # Shells do not expand --root_dir=~/runs.
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -140,18 +144,18 @@ class _PathParser(flags.ArgumentParser):
 
 
 def define_path(name: str, default: str | None, description: str) -> flags.FlagHolder:
-    """A flag that is a path of a file or a folder; `~` is the user's home."""
+    """Defines a flag for the path of a file or a folder, where `~` is the user's home."""
     return flags.DEFINE(_PathParser(), name, default, description)
 
 
 def define_paths(name: str, description: str) -> flags.FlagHolder:
-    """As `define_path`, of a flag that may be given many times."""
+    """Defines a flag like `define_path`, which may be given several times."""
     serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
     return flags.DEFINE_multi(_PathParser(), serializer, name, [], description)
 
 
 def python_command() -> str:
-    """How the user, from the current folder, starts the Python that runs now."""
+    """Returns the command that starts the running Python from the current folder."""
     executable = pathlib.Path(sys.executable)
     here = pathlib.Path.cwd()
     return str(executable.relative_to(here) if executable.is_relative_to(here) else executable)

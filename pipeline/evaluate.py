@@ -13,34 +13,34 @@ import numpy as np
 from absl import flags
 
 from pipeline import cli, configuration
-from pipeline.errors import UserError
-from pipeline.gin_statements import Binding, Import
-from pipeline.progress import EVALUATING, Progress
-from pipeline.saved_run import SavedRun
-from pipeline.shutdown import StopSignal
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.configuration.statements import Binding, Import
+from pipeline.runs.saved_run import SavedRun
+from pipeline.utils.errors import UserError
+from pipeline.utils.progress import EVALUATING, Progress
+from pipeline.utils.shutdown import StopSignal
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
+    from pipeline.acting.evaluation import Evaluator
     from pipeline.environments.vector_environment import VectorEnvironment
-    from pipeline.evaluation import Evaluator
 
 _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
-_NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Episodes to play.", lower_bound=1)
-_VIDEO = cli.define_path("video", None, "Record one episode more as this MP4 file.")
+_NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Number of episodes.", lower_bound=1)
+_VIDEO = cli.define_path("video", None, "Record one more episode as this MP4 file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )
 _SEED = flags.DEFINE_integer(
-    "seed", 1, "Seed of the episodes, which are in no case those of training.", lower_bound=0
+    "seed", 1, "Seed of the episodes, which always differ from those of training.", lower_bound=0
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
     "gin_bindings",
     [],
-    "Bindings that override the run's: 'Evaluator.greedy = False'. The environment's are in the "
-    "scope evaluation: 'evaluation/gymnasium_environment.num_envs = 4'.",
+    "Bindings that override those of the run, as in 'Evaluator.greedy = False'. Those of the "
+    "environment need the scope evaluation: 'evaluation/gymnasium_environment.num_envs = 4'.",
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let the run's configuration import modules of others."
+    "allow_gin_imports", False, "Let the run's configuration import other packages."
 )
 
 
@@ -51,7 +51,7 @@ def main(_: Sequence[str]) -> int:
     video = _video_path()
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
-    # Before StopSignal: a signal while it loads ends the process at once.
+    # Import it before StopSignal, so that a signal during the import ends the process at once.
     import_tensorflow(configuration.uses_onednn(statements))
     with StopSignal("stopping") as stop:
         is_done = _evaluate(run, statements, video, stop)
@@ -67,7 +67,7 @@ def _video_path() -> pathlib.Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--video={path}: cannot make its folder: {error.strerror}.") from error
+        raise UserError(f"--video={path}: cannot create its folder: {error.strerror}.") from error
     return path
 
 
@@ -77,18 +77,22 @@ def _evaluate(
     video: pathlib.Path | None,
     stop: StopSignal,
 ) -> bool:
-    """Records and plays; False if a signal has cut it short."""
-    from pipeline.components import build_evaluation_environment, configure_tensorflow
-    from pipeline.evaluation import Evaluator
-    from pipeline.randomness import stream_key
+    """Records the video, if any, and plays the episodes.
+
+    Returns:
+      False if a signal has stopped it early.
+    """
+    from pipeline.acting.evaluation import Evaluator
+    from pipeline.ops.randomness import stream_key
     from pipeline.saved_policy import restore_agent
+    from pipeline.training.components import build_evaluation_environment, configure_tensorflow
 
     configuration.apply(statements)
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
     restored = restore_agent(run, seed)
     policies = restored.agent.policy, restored.agent.collect_policy
-    # --num_episodes says for how long, whatever evaluations during training did.
+    # --num_episodes sets the length, however long the evaluations during training were.
     evaluator = Evaluator(restored.environment, *policies, seed=seed, num_env_steps=None)
     with contextlib.closing(evaluator), Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
@@ -97,7 +101,7 @@ def _evaluate(
             progress.message(f"warning: {ignored}")
         if video:
             with warnings.catch_warnings():
-                # gymnasium's, of what rendering the first frame will tell as an error.
+                # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
                 filmed = build_evaluation_environment(
                     seed, restored.create_environment, render=True
@@ -118,9 +122,9 @@ def _record(
     stop: StopSignal,
     progress: Progress,
 ) -> bool:
-    from pipeline.evaluation import record_video
+    from pipeline.acting.evaluation import record_video
 
-    # pygame complains where there is no sound or no desktop, and a recording needs neither.
+    # pygame complains if there is no sound or no desktop, but a recording needs neither.
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     progress.message(f"recording an episode to {path} ...")

@@ -1,10 +1,10 @@
-"""Says how far eager and graph training drift apart: python -m pipeline.parity --gin_file=...
+"""Measures how far eager and graph training drift apart: python -m pipeline.parity --gin_file=...
 
     python -m pipeline.parity --gin_file=ppo_cartpole
     python -m pipeline.parity --paired_runs=runs/paired
 
-The first makes the same updates eagerly, as a graph and as an exact graph; the second compares the
-returns of finished runs. docs/eager-and-graph.md explains what they print.
+The first command makes the same updates eagerly, as a graph and as an exact graph. The second
+compares the returns of finished runs. docs/eager-and-graph.md explains what they print.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli, configuration
-from pipeline.errors import UserError
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.utils.errors import UserError
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 _GIN_FILE = flags.DEFINE_multi_string(
-    "gin_file", [], "A path or a shipped config, as in pipeline.train; several compose in order."
+    "gin_file", [], "Path or shipped config, as in pipeline.train; several are applied in order."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "Bindings that override the files': 'mlp_encoder.units = (64,)'."
+    "gin_bindings", [], "Bindings that override the files, as in 'mlp_encoder.units = (64,)'."
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of weights and data.", lower_bound=0)
-_NUM_UPDATES = flags.DEFINE_integer("num_updates", 20, "Updates to make.", lower_bound=1)
+_NUM_UPDATES = flags.DEFINE_integer("num_updates", 20, "Number of updates.", lower_bound=1)
 _PAIRED_RUNS = cli.define_path(
     "paired_runs",
     None,
-    "Compare the finished runs in this folder's folders instead: of each seed one as a graph and "
-    "one with --eager or --exact_graph.",
+    "Compare the finished runs in the subfolders of this folder instead. Each seed needs one run "
+    "as a graph and one with --eager or --exact_graph.",
 )
 
 
@@ -50,7 +50,7 @@ def main(_: Sequence[str]) -> int:
 
 def _compare_runs(folder: str) -> None:
     import_tensorflow()
-    from pipeline.drift import paired_runs, report
+    from pipeline.benchmarks.eager_graph import paired_runs, report
 
     print(report.of_pairs(paired_runs.read_pairs(folder)))
 
@@ -59,15 +59,15 @@ def _compare_updates() -> None:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
-    from pipeline.components import build, configure_tensorflow
-    from pipeline.drift import report
-    from pipeline.drift.updates import Updates
-    from pipeline.train_loop import BUILDERS, bound
+    from pipeline.benchmarks.eager_graph import report
+    from pipeline.benchmarks.eager_graph.updates import Updates
+    from pipeline.training.components import build, configure_tensorflow
+    from pipeline.training.train_loop import BUILDERS, bound
 
     configuration.apply(statements)
     builders = list(map(bound, BUILDERS))
     configure_tensorflow()
-    # Whatever `train.runner` is: of asynchronous actors the synchronous form is compared.
+    # `train.runner` is ignored: for asynchronous actors, the synchronous form is compared.
     parts = build(_SEED.value, *builders)
     with contextlib.closing(parts):
         updates = Updates(parts, _NUM_UPDATES.value)

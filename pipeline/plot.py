@@ -1,8 +1,9 @@
 """Draws learning curves: python -m pipeline.plot --root_dir=runs/a --root_dir=runs/b.
 
-Runs whose folders differ in a trailing _seed3, -seed3, _3 or -3 alone, or are seed-3, seed-4 of one
-folder, share a colour: a thin line for each, a thick one for their mean. --x=wall_seconds draws
-them against time, --y any number that metrics.jsonl holds.
+Runs share a colour if the names of their folders differ only in a trailing _seed3, -seed3, _3 or
+-3, or if they are seed-3, seed-4, ... of one folder. A thin line shows each run, and a thick line
+their mean. --x=wall_seconds draws the runs against time. --y draws any numeric field of
+metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from pipeline import cli, errors, jsonl
-from pipeline.benchmarks.wording import short
-from pipeline.run_folder import RunFolder
+from pipeline import cli
+from pipeline.benchmarks.formatting import short
+from pipeline.runs.run_folder import RunFolder
+from pipeline.utils import errors, jsonl
 
 _SEED = re.compile(r"((?<=.)[_-](seed[_-]?)?|^seed[_-]?)\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
@@ -33,21 +35,21 @@ _LABELS = {
     _RETURN: "return (line: mean of last 100 episodes, dots: evaluation)",
 }
 
-_ROOT_DIRS = cli.define_paths("root_dir", "Folder of a run; give it once per run.")
-_X = flags.DEFINE_enum("x", "env_steps", ["env_steps", "wall_seconds"], "What to draw against.")
-_Y = flags.DEFINE_string("y", _RETURN, "What to draw: a field of metrics.jsonl.")
-_OUTPUT = cli.define_path("output", "curve.png", "The picture to write; .png, .svg or .pdf.")
+_ROOT_DIRS = cli.define_paths("root_dir", "Folder of a run. Give this flag once per run.")
+_X = flags.DEFINE_enum("x", "env_steps", ["env_steps", "wall_seconds"], "Field of the x-axis.")
+_Y = flags.DEFINE_string("y", _RETURN, "Field of metrics.jsonl to draw.")
+_OUTPUT = cli.define_path("output", "curve.png", "File of the plot: .png, .svg or .pdf.")
 
 
 class Run(NamedTuple):
-    """What a plot needs of one run.
+    """Data of one run for a plot.
 
     Attributes:
-        folder: of the run, absolute.
-        config: the gin files it was started with, or "" if unknown.
-        curve: [K, 2] float64, `x` and `y`.
-        evaluations: [E, 3] float64, `x`, mean and standard deviation of returns; none where `y` is
-            no return.
+      folder: Absolute path of the run's folder.
+      config: Gin files that the run was started with, or "" if unknown.
+      curve: float64 [K, 2], values of `x` and `y`.
+      evaluations: float64 [E, 3], `x`, mean and standard deviation of returns. It is empty if `y`
+        is not a return.
     """
 
     folder: pathlib.Path
@@ -59,26 +61,26 @@ class Run(NamedTuple):
 
     @property
     def group(self) -> pathlib.Path:
-        """The folder without the seed; the one above, where the name is nothing else."""
+        """Returns the folder without the seed, or its parent if the name is only a seed."""
         rest = _SEED.sub("", self.folder.name)
         return self.folder.with_name(rest) if rest else self.folder.parent
 
     @property
     def name(self) -> str:
-        """For people: the last name of the path, or the two last ones."""
+        """Returns the name that the legend shows: the last part of the path, or the last two."""
         return str(self.folder.relative_to(self.group.parent))
 
 
 def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> Run:
-    """Reads metrics.jsonl, and eval.jsonl and run.json if they are there.
+    """Reads metrics.jsonl, and eval.jsonl and run.json if they exist.
 
     Args:
-        root_dir: folder of the run.
-        x: the field of metrics.jsonl to draw against, one that grows.
-        y: the field of metrics.jsonl to draw.
+      root_dir: Folder of the run.
+      x: Field of metrics.jsonl to draw against. Its values must increase.
+      y: Field of metrics.jsonl to draw.
 
     Raises:
-        UserError: there is no folder, or nothing to draw in its metrics.jsonl.
+      UserError: If there is no folder, or nothing to draw in its metrics.jsonl.
     """
     if not root_dir.is_dir():
         raise errors.UserError(f"no folder {root_dir}; --root_dir names the folder of a run")
@@ -97,7 +99,7 @@ def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
     if y == _RETURN:
         return "has no finished episode; train the run further"
     fields = {key for record in records for key, value in record.items() if _is_number(value)}
-    return f"has no number {y!r} to draw; it has {', '.join(sorted(fields)) or 'none'}"
+    return f"has no numeric field {y!r}; it has {', '.join(sorted(fields)) or 'none'}"
 
 
 def _is_number(value: Any) -> bool:
@@ -117,10 +119,10 @@ def _config(root_dir: pathlib.Path) -> str:
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """The learning curves of `runs`, one colour for each group.
+    """Draws the learning curves of `runs`, with one colour per group.
 
-    A group of one run shows its evaluations as mean ± standard deviation over episodes; a group of
-    several shows mean ± standard deviation over the runs' means.
+    A group of one run shows its evaluations as mean ± standard deviation over episodes. A group of
+    several runs shows the mean ± standard deviation over the means of the runs.
     """
     figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
@@ -158,7 +160,10 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> No
 
 
 def _mean_curve(members: Sequence[Run]) -> np.ndarray:
-    """[K, 2]: over what all members have seen of `x`, interpolated between logs."""
+    """Returns the mean curve, [K, 2], over the range of `x` that all members cover.
+
+    The curve of each member is interpolated between logs.
+    """
     first = max(member.curve[0, 0] for member in members)
     last = min(member.curve[-1, 0] for member in members)
     steps = np.unique(np.concatenate([member.curve[:, 0] for member in members]))
@@ -168,9 +173,10 @@ def _mean_curve(members: Sequence[Run]) -> np.ndarray:
 
 
 def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
-    """[E, 3]: the k-th evaluations of all members, where these were due at the same time.
+    """Returns `x`, mean and standard deviation, [E, 3], over the k-th evaluations of all members.
 
-    An iteration may cross an interval by some steps, and not by as many in every run.
+    Evaluations that were not due at the same time are left out. Times may differ a little, because
+    an iteration may exceed an interval by some steps, and by different numbers of them in each run.
     """
     count = min(len(member.evaluations) for member in members)
     steps, means = np.stack([member.evaluations[:count, :2] for member in members]).T
@@ -184,7 +190,7 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(_LABELS.get(y, y))
     axes.set_xlim(left=0)
     if axes.dataLim.ymin >= 0:
-        axes.set_ylim(bottom=0)  # what is steady should look steady
+        axes.set_ylim(bottom=0)  # A steady curve should look steady.
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""A trained agent outside of the pipeline: observations in, actions out, both NumPy."""
+"""Runs a trained agent outside of the pipeline, with NumPy observations and actions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 
 from pipeline import configuration
+from pipeline.acting.policies import clip_action
 from pipeline.agents.agent import Agent
-from pipeline.checkpoints import Restored
-from pipeline.components import build_agent, build_evaluation_environment
+from pipeline.checkpointing.checkpoints import Restored
+from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.specs import action_converter
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.parts import Variables
-from pipeline.policies import clip_action
-from pipeline.randomness import stateless_seed, stream_key
-from pipeline.saved_run import SavedRun
-from pipeline.train_loop import bound
+from pipeline.ops.randomness import stateless_seed, stream_key
+from pipeline.runs.saved_run import SavedRun
+from pipeline.training.components import build_agent, build_evaluation_environment
+from pipeline.training.train_loop import bound
 
 _NO_SEED = np.zeros(2, np.int32)
 
 
 class SavedPolicy:
-    """A policy with its weights, for one observation or a batch of them.
+    """Policy with its weights, for one observation or a batch of them.
 
     Attributes:
-      observation_spec: of one observation.
-      action_space: gymnasium's; what `predict` returns lies in it.
-      env_steps: environment steps after which the weights were saved.
+      observation_spec: Spec of one observation.
+      action_space: Gymnasium's action space, which contains each action that `predict` returns.
+      env_steps: Environment steps after which the weights were saved.
     """
 
     def __init__(
@@ -50,22 +50,24 @@ class SavedPolicy:
         self._act_stochastically = self._graph(stochastic_policy)
 
     def predict(self, observation: np.ndarray, seed: int | None = None) -> np.ndarray | np.generic:
-        """The actions for what the environment has shown.
+        """Returns the action for an observation, or the actions for a batch of them.
 
         Args:
-          observation: one observation, or a batch of them on a leading axis; of the space that the
-            agent was trained on, wrappers included, in any dtype that converts to its dtype
-            without a change of kind (integers to floats will do, floats to integers will not).
-          seed: None for the greedy action, the agent's best guess, whatever `Evaluator.greedy`
-            says. A number draws from the policy that collected instead (exploration included);
-            the same number draws the same actions: give another at each step.
+          observation: One observation, or a batch of them on a leading axis. It must come from the
+            space that the agent was trained on, wrappers included. Any dtype is allowed that
+            converts to the space's dtype without a change of kind: integers convert to floats, but
+            floats do not convert to integers.
+          seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
+            from the collect policy instead, exploration included. The same number samples the same
+            actions, so pass another one at each step.
 
         Returns:
-          One action, or a batch; `env.step` takes each as it is. Discrete actions are int64 and
-          start where their space starts; continuous ones are clipped to it.
+          One action, or a batch of them. `env.step` accepts each without conversion. Discrete
+          actions are int64 and start where their space starts. Continuous actions are clipped to
+          their space.
 
         Raises:
-          ValueError: the shape or the dtype is not the observation's.
+          ValueError: If the shape or the dtype does not fit the observation spec.
         """
         observation = np.asarray(observation)
         self._check(observation)
@@ -81,7 +83,7 @@ class SavedPolicy:
         return actions if is_batch else actions[0]
 
     def _graph(self, policy: tf_policy.TFPolicy) -> Callable[..., tf.Tensor]:
-        """A function of a batch and a seed, traced once for all sizes of batch."""
+        """Returns a function of a batch and a seed, traced once for all batch sizes."""
         spec = self.observation_spec
         signature = [
             tf.TensorSpec([None, *spec.shape], spec.dtype),
@@ -115,7 +117,7 @@ class SavedPolicy:
 
 
 class RestoredAgent(NamedTuple):
-    """An agent with its weights, and the evaluation environment that it was built for."""
+    """Agent with its weights, and the evaluation environment that it was built for."""
 
     agent: Agent
     environment: VectorEnvironment
@@ -124,14 +126,16 @@ class RestoredAgent(NamedTuple):
 
 
 def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
-    """Builds what gin's config (`run.read_config`, applied) says, and restores the agent.
+    """Builds the environment and the agent from gin's config, and restores the agent.
+
+    Apply the config of the run (`run.read_config`) before.
 
     Args:
-      run: whose checkpoint it is.
-      seed: of the environment.
+      run: Run that the checkpoint belongs to.
+      seed: Seed of the environment.
 
     Raises:
-      UserError: the checkpoint is damaged, or the config does not fit it.
+      UserError: If the checkpoint is damaged, or the config does not fit it.
     """
     create_environment, create_agent = bound("create_environment"), bound("create_agent")
     environment = build_evaluation_environment(seed, create_environment)
@@ -142,12 +146,12 @@ def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
     except Exception:
         environment.close()
         raise
-    env_steps.assign(checkpoint.env_steps)  # schedules, such as epsilon's, read it
+    env_steps.assign(checkpoint.env_steps)  # Schedules, such as that of epsilon, read it.
     return RestoredAgent(agent, environment, create_environment, checkpoint)
 
 
 def load_policy(run: SavedRun, allow_gin_imports: bool) -> SavedPolicy:
-    """See `pipeline.load_policy`. Gin's config is afterwards as it was."""
+    """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`."""
     with configuration.preserved():
         configuration.apply(run.read_config([], allow_gin_imports))
         restored = restore_agent(run, run.seed)

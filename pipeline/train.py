@@ -9,49 +9,49 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from pipeline import cli, configuration
-from pipeline.errors import UserError
-from pipeline.run_folder import RESTART_BEHAVIORS
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.runs.run_folder import RESTART_BEHAVIORS
+from pipeline.utils.errors import UserError
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
-    from pipeline.execution import Execution
+    from pipeline.utils.execution import Execution
 
-_ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run; made if missing.")
+_ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run; created if missing.")
 _GIN_FILE = flags.DEFINE_multi_string(
-    "gin_file", [], "A path or a shipped config (see --list_configs); several compose in order."
+    "gin_file", [], "Path or shipped config (see --list_configs); several are applied in order."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "Bindings that override the files': 'train.num_env_steps = 50_000'."
+    "gin_bindings", [], "Bindings that override the files, as in 'train.num_env_steps = 50_000'."
 )
-_SEED = flags.DEFINE_integer("seed", 1, "Seed of everything random.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 1, "Seed of all random numbers.", lower_bound=0)
 _RESTART_BEHAVIOR = flags.DEFINE_enum(
     "restart_behavior",
     "resume",
     list(RESTART_BEHAVIORS),
-    "If root_dir holds a run: go on with it, move it aside and start over, or refuse.",
+    "If root_dir holds a run: resume it, move it aside and start over, or stop with an error.",
 )
 _ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
     "allow_inexact_resume",
     False,
-    "Resume although versions, threads, processor or configuration differ.",
+    "Resume even if versions, threads, processor or configuration differ.",
 )
 _REQUIRE_EXACT_RESUME = flags.DEFINE_bool(
     "require_exact_resume",
     False,
-    "Refuse to resume where an environment cannot continue its episodes.",
+    "Refuse to resume if an environment cannot continue its episodes.",
 )
-_EAGER = flags.DEFINE_bool("eager", False, "Run every operation from Python; slow.")
+_EAGER = flags.DEFINE_bool("eager", False, "Run every operation from Python. This is slow.")
 _EXACT_GRAPH = flags.DEFINE_bool(
     "exact_graph",
     False,
-    "Keep TensorFlow's graph optimizer off, so that a graph computes the same bits as --eager.",
+    "Disable TensorFlow's graph optimizer, so that a graph computes the same bits as --eager.",
 )
 _LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
 _EXPLAIN = flags.DEFINE_bool(
     "explain", False, "List every operative binding and where it comes from, and exit."
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
 
 
@@ -67,7 +67,7 @@ def main(_: Sequence[str]) -> int:
         raise UserError("say where the run goes: --root_dir=runs/NAME.")
     if _EAGER.value and _EXACT_GRAPH.value:
         raise UserError("--exact_graph has no effect with --eager, which runs no graph: drop one.")
-    if _EXPLAIN.value:  # what it prints is what was asked for
+    if _EXPLAIN.value:  # The output is the result, so it must not be lost silently.
         return _train()
     with cli.expendable_output():
         return _train()
@@ -77,9 +77,9 @@ def _train() -> int:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
-    from pipeline.circumstances import Exactness
-    from pipeline.shutdown import Stopped, StopSignal
-    from pipeline.train_loop import train
+    from pipeline.checkpointing.exactness import Exactness
+    from pipeline.training.train_loop import train
+    from pipeline.utils.shutdown import Stopped, StopSignal
 
     configuration.apply(statements)
     with StopSignal() as stop:
@@ -105,7 +105,7 @@ def _train() -> int:
 
 
 def _execution() -> Execution:
-    from pipeline.execution import Execution
+    from pipeline.utils.execution import Execution
 
     if _EAGER.value:
         return Execution.EAGER
@@ -114,13 +114,13 @@ def _execution() -> Execution:
 
 def _closing_words(result: dict) -> str:
     evaluation, python = result["evaluation"], shlex.quote(cli.python_command())
-    folder = _ROOT_DIR.value or ""  # without one no run has begun
+    folder = _ROOT_DIR.value or ""  # No run starts without a folder.
     root_dir = f"--root_dir={shlex.quote(folder)}"
     video = shlex.quote(f"{folder}/episode.mp4")
     return (
         f"evaluation of the final weights: {evaluation['return_mean']:.1f} "
         f"± {evaluation['return_std']:.1f} over {len(evaluation['returns'])} episodes\n"
-        f"{folder}/result.json has all of them. What next:\n"
+        f"{folder}/result.json has the return of each episode. Next steps:\n"
         f"  {python} -m pipeline.plot {root_dir} --output=curve.png\n"
         f"  {python} -m pipeline.evaluate {root_dir} --video={video}"
     )

@@ -1,5 +1,6 @@
 """What tests share: a run that has finished, trained once a session by the binary itself."""
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
+importlib.import_module("pipeline.training")  # registers what gin can bind
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
@@ -24,6 +26,7 @@ settings.load_profile("everyday")
 set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
 
 ROOT = pathlib.Path(__file__).parent.parent
+TESTS = ROOT / "tests"
 FINISHED_RUN_FLAGS = [
     "--gin_file=dqn_cartpole",
     "--gin_bindings=train.num_env_steps = 1_200",
@@ -42,7 +45,7 @@ FINISHED_RUN_FLAGS = [
 # Begun first, so that both of two processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
-    *("configs", "parity", "benchmarks_our_worker", "tensorflow_import", "execution"),
+    *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution"),
 )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from tiny_runs import build_components
 
-from pipeline.checkpoints import Checkpoints
-from pipeline.host_loop import HostLoop
-from pipeline.jsonl import read_jsonl
-from pipeline.plan import Plan
-from pipeline.progress import TRAINING, Progress
-from pipeline.run_folder import RunFolder
-from pipeline.shutdown import StopSignal
+from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.runs.run_folder import RunFolder
+from pipeline.training.host_loop import HostLoop
+from pipeline.training.intervals import Plan
+from pipeline.utils.jsonl import read_jsonl
+from pipeline.utils.progress import TRAINING, Progress
+from pipeline.utils.shutdown import StopSignal
 
 PLAN = Plan(
     num_env_steps=300,

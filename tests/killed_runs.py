@@ -22,7 +22,7 @@ from multiprocessing.sharedctypes import RawArray
 import numpy as np
 
 from pipeline import configuration
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 STARTING = "starting"  # and building graphs, and writing logs
 RESTORING = "restoring"
@@ -76,18 +76,18 @@ class Phase:
 
         setattr(owner, name, followed)
 
-    def follow_chunks(self, chunks_class, environment_class):
+    def follow_calls(self, calls_class, environment_class):
         """Tells collecting from updating, by the steps of the training environment."""
-        run_chunk, step = chunks_class.run, environment_class._step_rows
+        run_chunk, step = calls_class.run, environment_class._step_rows
 
-        def followed_chunk(chunks, chunk, state, until):
+        def followed_chunk(calls, chunk, state, until):
             function = getattr(
                 chunk, "python_function", run_chunk
             )  # actors have none, nor warm-ups
             is_random = function.__name__ == "_random_chunk"
-            self._collect_steps = chunks._collect_steps
+            self._collect_steps = calls._collect_steps
             before, self.now = self.now, WARMING_UP if is_random else COLLECTING
-            state = run_chunk(chunks, chunk, state, until)
+            state = run_chunk(calls, chunk, state, until)
             self.now = before
             return state
 
@@ -100,7 +100,7 @@ class Phase:
                 self.now = COLLECTING if self.steps % self._collect_steps else UPDATING
             return rows
 
-        chunks_class.run = followed_chunk
+        calls_class.run = followed_chunk
         environment_class._step_rows = followed_step
 
 
@@ -108,25 +108,16 @@ def load():
     """Imports what trains, in the way of the binary."""
     flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
     import_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
-    import pipeline.agents.a2c  # noqa: F401
-    import pipeline.agents.dqn  # noqa: F401
-    import pipeline.agents.nstep_q  # noqa: F401
-    import pipeline.agents.ppo  # noqa: F401
-    import pipeline.agents.sac  # noqa: F401
-    import pipeline.agents.trpo  # noqa: F401
-    import pipeline.asynchronous  # noqa: F401
-    import pipeline.environments.atari  # noqa: F401
-    import pipeline.environments.deepmind_atari  # noqa: F401
-    from pipeline.chunks import Chunks
     from pipeline.environments.vector_environment import VectorEnvironment
-    from pipeline.host_loop import HostLoop
+    from pipeline.training.graph_calls import GraphCalls
+    from pipeline.training.host_loop import HostLoop
 
     phase = Phase()
     phase.follow(HostLoop, "restore", RESTORING)
     phase.follow(HostLoop, "cut_logs", RESTORING)
     phase.follow(HostLoop, "_save", CHECKPOINTING)
     phase.follow(HostLoop, "_play", EVALUATING)
-    phase.follow_chunks(Chunks, VectorEnvironment)
+    phase.follow_calls(GraphCalls, VectorEnvironment)
     return phase
 
 

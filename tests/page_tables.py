@@ -1,37 +1,45 @@
-"""The parts of README.md and docs/ that are made from committed results. Run it to write them anew.
+"""The parts of the pages that are made from committed results and from signatures.
 
-python tests/page_tables.py
+`make tables` writes them anew.
 """
 
+import inspect
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from pipeline.benchmarks import throughput_tables
+import gin
+
+from benchmarks import tables
+from benchmarks.measurements import Results
+from pipeline.benchmarks.markdown import code, escaped, table
+from pipeline.configuration import registry
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = tuple(sorted((ROOT / "docs").rglob("*.md")))
 RESULTS = ROOT / "docs/results"
 
 _PART = re.compile(
-    r"(?<=<!-- )(?P<folder>[\w-]+), (?P<table>[\w ]+)(?P<begin>: made by `make tables` -->\n)"
-    r".*?(?P<end><!-- (?P=folder), (?P=table): end -->)",
+    r"(?<=<!-- )(?P<source>[\w-]+), (?P<table>[\w ]+)(?P<begin>: made by `make tables` -->\n)"
+    r".*?(?P<end><!-- (?P=source), (?P=table): end -->)",
     re.DOTALL,
 )
 
 
 def shown(text: str) -> list[tuple[str, str]]:
-    """The folders of RESULTS, and which table of each, that are in a page's `text`."""
-    return [(part["folder"], part["table"]) for part in _PART.finditer(text)]
+    """Returns the sources (folders of RESULTS, or "gin") and tables that are in a page's `text`."""
+    return [(part["source"], part["table"]) for part in _PART.finditer(text)]
 
 
 def rewritten(text: str) -> str:
-    """A page's `text` with every such part as the committed results have it."""
+    """Returns a page's `text` with every such part as its source has it."""
 
     def part(found: re.Match[str]) -> str:
-        table = _TABLES[found["table"]](RESULTS / found["folder"]).strip()
-        return f"{found['folder']}, {found['table']}{found['begin']}\n{table}\n\n{found['end']}"
+        source, name = found["source"], found["table"]
+        made = _parameters(name) if source == "gin" else _TABLES[name](RESULTS / source)
+        return f"{source}, {name}{found['begin']}\n{made.strip()}\n\n{found['end']}"
 
     return _PART.sub(part, text)
 
@@ -39,24 +47,73 @@ def rewritten(text: str) -> str:
 Table = Callable[[pathlib.Path], str]
 
 
-def _of_throughput(table: Callable[[throughput_tables.Results], str]) -> Table:
-    return lambda folder: table(json.loads((folder / "throughput.json").read_text()))
+def _of_throughput(made: Callable[[Results], str]) -> Table:
+    return lambda folder: made(json.loads((folder / "throughput.json").read_text()))
 
 
 def _scores(folder: pathlib.Path) -> str:
-    """The first table of a benchmark's report."""
+    """Returns the table of results of a benchmark's report."""
     report = (folder / "report.md").read_text()
-    return report.split("**Results**")[1].split("**What was run**")[0]
+    return re.search(r"(?<=\*\*Results\*\*\n\n)(\|.*\n)+", report)[0]  # type: ignore[index]
 
 
 _TABLES: dict[str, Table] = {
-    "speeds": _of_throughput(throughput_tables.summary),
-    "asynchronous actors": _of_throughput(throughput_tables.asynchronous_actors),
-    "time budget": _of_throughput(throughput_tables.time_budget),
+    "speeds": _of_throughput(tables.summary),
+    "asynchronous actors": _of_throughput(tables.asynchronous_actors),
+    "time budget": _of_throughput(tables.time_budget),
     "scores": _scores,
 }
 
 
+def _parameters(name: str) -> str:
+    """Returns a table of the parameters of a configurable that gin can bind."""
+    configurable = registry.registered(name)
+    assert configurable, name
+    target = configurable.wrapped
+    signature = inspect.signature(target).parameters
+    meanings = dict(_meanings(target))
+    rows = [
+        (
+            code(f"{name}.{parameter}"),
+            _default(signature[parameter].default),
+            escaped(meanings.get(parameter, "")),
+        )
+        for parameter in registry.parameters(configurable)
+    ]
+    assert all(meaning for *_, meaning in rows), (name, rows)
+    return table(code(name), ("parameter", "default", "meaning"), rows)
+
+
+def _default(value: object) -> str:
+    if value in (gin.REQUIRED, inspect.Parameter.empty):
+        return "must be bound"
+    return code(f"@{value.__name__}" if callable(value) else repr(value))  # type: ignore[attr-defined]
+
+
+def _meanings(target: Any) -> Iterator[tuple[str, str]]:
+    """Yields the parameters of a function, or of a class and its constructor, with their meanings.
+
+    These are in comments of the signature or in docstrings.
+    """
+    documented = [target, target.__init__] if inspect.isclass(target) else [target]
+    for found in re.finditer(
+        r"^ +(\w+): [^#\n]*,  # (.*)$", inspect.getsource(target), re.MULTILINE
+    ):
+        yield found[1], found[2]
+    for text in (inspect.getdoc(x) or "" for x in documented):
+        for section in re.findall(r"(?:Args|Attributes):\n((?:  .*\n?|\n)+)", text):
+            for found in re.finditer(r"^  (\w+): (.*(?:\n    .*)*)", section, re.MULTILINE):
+                yield found[1], " ".join(found[2].split())
+
+
 if __name__ == "__main__":
+    from pipeline.utils.tensorflow_import import import_tensorflow
+
+    import_tensorflow()
+    import pipeline.training  # noqa: F401  (registers what gin can bind)
+
+    for numbers in RESULTS.glob("*/throughput.json"):
+        document = tables.document(json.loads(numbers.read_text()))
+        numbers.with_suffix(".md").write_text(document)
     for page in PAGES:
         page.write_text(rewritten(page.read_text()))

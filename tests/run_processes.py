@@ -12,8 +12,8 @@ import time
 import numpy as np
 from tiny_runs import bindings, gin_files, read_files, read_variables
 
-from pipeline.checkpoints import Checkpoints
-from pipeline.jsonl import read_jsonl
+from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.utils.jsonl import read_jsonl
 
 TESTS = pathlib.Path(__file__).parent
 WARMING_UP, TRAINING, EVALUATING = "warming up", "training:", "evaluating:"

@@ -9,6 +9,10 @@ from gymnasium.spaces import Box, Discrete
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 
+OPENAI = {
+    "repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True,
+    "zero_discount_on_life_loss": True,
+}  # fmt: skip
 _KINDS_OF_END = ("terminated", "truncated")
 
 
@@ -72,3 +76,12 @@ class RaisingEnv(ScriptedEnv):
 def environment(*envs, vector_class=LeanSyncVectorEnv, seed=1, **kwargs):
     vector_env = vector_class([lambda env=env: env for env in envs])
     return VectorEnvironment(vector_env, name="scripted", seed=seed, **kwargs)
+
+
+def drawn_actions(env, num_steps, seed=0):
+    generator = np.random.default_rng(seed)
+    spec = env.action_spec()
+    shape = (num_steps, env.batch_size, *spec.shape)
+    if spec.dtype.is_integer:
+        return generator.integers(0, spec.maximum + 1, shape).astype(spec.dtype.as_numpy_dtype)
+    return generator.uniform(spec.minimum, spec.maximum, shape).astype(np.float32)

@@ -11,7 +11,7 @@ import fake_training
 
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.suites import Experiment, Suite
-from pipeline.shutdown import StopSignal
+from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
 PATIENCE = "fake.patience = 'yes'"
@@ -20,7 +20,7 @@ _PROGRAM = """
 import pathlib, sys
 sys.path.insert(0, "tests")
 from tiny_benchmarks import PATIENCE, make_suite, run
-from pipeline.shutdown import StopSignal
+from pipeline.utils.shutdown import StopSignal
 with StopSignal("stopping") as stop:
     outcome = run(pathlib.Path(sys.argv[1]), make_suite(2, PATIENCE), workers=2, stop=stop)
 print(f"{outcome.finished} finished, {outcome.left} left")

@@ -159,7 +159,7 @@ def gin_files(algorithm: str) -> list[str]:
 def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
     """The components of such a run, in this process; leaves gin's config loaded."""
     from pipeline import configuration
-    from pipeline.train_loop import build_bound
+    from pipeline.training.train_loop import build_bound
 
     configuration.load(gin_files(algorithm), bindings(algorithm, switches, **overrides))
     return build_bound(seed)
@@ -167,7 +167,7 @@ def build_components(algorithm: str, switches: object = "", seed: int = 1, **ove
 
 def variables(trackable: object) -> dict[str, np.ndarray]:
     """Every variable by its object path."""
-    from pipeline.parts import Variables
+    from pipeline.checkpointing.saveables import Variables
 
     with tempfile.TemporaryDirectory() as folder:
         Variables(agent=trackable).save(pathlib.Path(folder))

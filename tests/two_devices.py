@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.tensorflow_import import import_tensorflow
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 HOST, ACCELERATOR = "CPU:0", "CPU:1"
 
@@ -17,13 +17,14 @@ HOST, ACCELERATOR = "CPU:0", "CPU:1"
 def main(config: str, *bindings: str) -> dict[str, Any]:
     import tensorflow as tf
 
-    from pipeline import configuration, execution
+    from pipeline import configuration
+    from pipeline.utils import execution
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
     tf.config.set_logical_device_configuration(cpu, devices)
     execution.accelerator = lambda: f"/{ACCELERATOR}"
-    from pipeline.train_loop import build_bound
+    from pipeline.training.train_loop import build_bound
 
     configuration.load([config], bindings)
     with tf.device(f"/{ACCELERATOR}"):

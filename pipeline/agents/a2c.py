@@ -1,13 +1,14 @@
-"""Advantage actor-critic, the synchronous form (Mnih et al. 2016, "Asynchronous methods", A3C).
+"""Advantage actor-critic, the synchronous form of A3C (Mnih et al. 2016, "Asynchronous methods").
 
-All environments step together for `Rollout.num_steps`, and the whole rollout makes one update, with
-the weights that collected it. With gae_lambda = 1 the advantages are those of the paper, n-step
-returns to the rollout's end minus the value.
+All environments step together for `Rollout.num_steps`. The whole rollout makes one update, computed
+with the weights that collected it. With gae_lambda = 1 the advantages are those of the paper: the
+n-step returns to the end of the rollout minus the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import gin
 import tensorflow as tf
@@ -15,18 +16,24 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
-from pipeline.agents.settings import check_settings
-from pipeline.errors import UserError, check_choice
-from pipeline.normalizers import RewardScaler
-from pipeline.optimizers import RMSprop
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.networks.actor_critic import ActorCritic
+from pipeline.ops.normalizers import RewardScaler
+from pipeline.ops.optimizers import RMSprop
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
+from pipeline.utils.errors import UserError
 
 
 class A2CAgent(OnPolicyAgent):
-    """See `create_a2c_agent`."""
+    """A2C agent; see `create_a2c_agent`."""
 
     loss_names = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
     needs_whole_rollouts = True
@@ -45,27 +52,28 @@ class A2CAgent(OnPolicyAgent):
         super().__init__(time_step_spec, action_spec, **kwargs)
 
     def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """See `Agent.learn_for`.
+        """Makes this the agent of one asynchronous actor; see `Agent.learn_for`.
 
         Raises:
-          UserError: it normalises by statistics, of which every actor would have its own.
+          UserError: If the agent normalises observations or rewards, because every actor would
+            have statistics of its own.
         """
-        if self._reward_scaler or self._actor_critic.observation_moments is not None:
+        if self._reward_scaler or self.actor_critic.observation_moments is not None:
             raise UserError(
-                "Asynchronous actors share weights, and no statistics of observations or rewards: "
-                "bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
+                "Asynchronous actors share weights but not statistics of observations and rewards. "
+                "Bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
                 "False."
             )
         super().learn_for(shared, send)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """-log pi(a|s) A + c_v (R - V(s))^2 - c_e H of rows [B, 1]; boundary rows weigh nothing.
+        """Computes the mean of -log pi(a|s) A + c_v (R - V(s))^2 - c_e H over rows [B, 1].
 
-        Mnih et al. 2016, algorithm S3.
+        Mnih et al. 2016, algorithm S3. Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
         rows = first_rows(experience)
-        distribution, value = self._actor_critic(rows.observation)
+        distribution, value = self.actor_critic(rows.observation)
         policy_loss = masked_mean(
             -distribution.log_prob(rows.action) * rows.policy_info.advantage, weights
         )
@@ -85,31 +93,30 @@ def create_a2c_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    learning_rate: Schedule | float = 7e-4,  # by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,
-    value_coefficient: float = 0.5,  # of the squared value error
-    entropy_coefficient: float = 0.0,  # of the entropy bonus
-    discount: float = 0.99,  # gamma
-    gae_lambda: float = 1.0,  # 1: n-step returns
-    normalize_advantages: str | None = None,  # or over the transitions of a "rollout"
-    normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
-    gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
-    accumulate_updates: int = 1,  # rollouts whose gradients make one update
+    learning_rate: Schedule | NonNegative = 7e-4,  # scheduled by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # its class
+    value_coefficient: NonNegative = 0.5,  # weight of the squared value error
+    entropy_coefficient: NonNegative = 0.0,  # weight of the entropy bonus
+    discount: Probability = 0.99,  # gamma
+    gae_lambda: Probability = 1.0,  # 1: n-step returns
+    normalize_advantages: Literal["rollout"] | None = None,  # over the transitions of a rollout
+    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
+    accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> A2CAgent:
-    """A2C for discrete and continuous actions; networks: see `actor_critic.ActorCritic`.
+    """Creates an A2C agent for discrete or continuous actions, with an `actor_critic.ActorCritic`.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: one discrete action in [0, n-1], or continuous actions.
-      num_envs: environments collected from at once.
-      seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+      num_envs: Number of environments that collect at once.
+      seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: a value is out of its range, or none of those that there are.
+      UserError: If a value is out of its range or is not one of the choices.
     """
-    check_settings("create_a2c_agent", locals())
-    check_choice("create_a2c_agent.normalize_advantages", normalize_advantages, ("rollout", None))
+    check_arguments(create_a2c_agent, locals())
     del seed
     rate_schedule = as_schedule(learning_rate)
     agent = A2CAgent(

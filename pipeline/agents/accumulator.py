@@ -1,4 +1,4 @@
-"""Gradients of several batches that make one update, without leaving the graph."""
+"""Gradient accumulation over several batches, inside the graph."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import tensorflow as tf
 
 
 class Accumulator(tf.Module):
-    """Sums gradients and valid rows in variables; every `num_batches`-th call applies them.
+    """Sums gradients and numbers of valid rows in variables, and applies them every few batches.
 
     The gradient of a mean over the rows of all batches is the mean of the batches' gradients,
-    weighted with their numbers of valid rows: the update is the one that a batch of all those rows
-    would make. A checkpoint between two calls holds what has been summed so far.
+    weighted by their numbers of valid rows. The update therefore equals that of one batch with all
+    these rows. The sums are variables, so a checkpoint between two calls includes them.
     """
 
     def __init__(self, variables: Any, num_batches: int, *, of_means: bool = True):
-        """Args:
-        variables: nest of the variables that are trained.
-        num_batches: that make one update.
-        of_means: whether losses are means over rows; otherwise they are sums, and so are updates.
+        """Initializes the sums to 0.
+
+        Args:
+          variables: Nest of the variables that are trained.
+          num_batches: Number of batches per update.
+          of_means: Whether losses are means over rows. Otherwise losses are sums over rows, and
+            the update uses the sum of the gradients.
         """
         super().__init__(name="accumulator")
         self.num_batches = num_batches
@@ -32,12 +35,13 @@ class Accumulator(tf.Module):
         self.summed = tf.Variable(0, dtype=tf.int64, trainable=False, name="summed")
 
     def add(self, gradients: Any, num_rows: tf.Tensor, apply: Callable[[Any], None]) -> None:
-        """Takes in the gradients of a loss over `num_rows` rows.
+        """Adds the gradients of one batch, and calls `apply` after every `num_batches` batches.
 
         Args:
-          gradients: nest like the variables; None where a variable has no gradient.
-          num_rows: float32 [], valid ones; of 0 rows nothing is taken in.
-          apply: called in the graph with those of all rows, after every `num_batches` calls.
+          gradients: Nest like the variables, with None where a variable has no gradient.
+          num_rows: Number of valid rows in the batch, float32 []. A batch with 0 valid rows adds
+            nothing to the sums, but counts as a batch.
+          apply: Called in the graph with the gradients of all rows.
         """
         for total, gradient in zip(self._sums, tf.nest.flatten(gradients), strict=True):
             if gradient is not None:

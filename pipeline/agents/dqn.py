@@ -1,7 +1,8 @@
 """Deep Q-learning (Mnih et al. 2015) and Double DQN (van Hasselt et al. 2015) with n-step targets.
 
-TF-Agents' `DqnAgent` with its loss replaced: the stock n-step sum runs on across a truncated
-episode into the next one, and the target network is evaluated twice an update.
+This is TF-Agents' `DqnAgent` with its loss replaced. In the original, the n-step sum continues
+across the end of a truncated episode into the next episode, and the target network is evaluated
+twice per update.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from tf_agents.policies import q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import (
-    Agent,
-    Gradients,
-    masked_mean,
-    row_weights,
-)
-from pipeline.agents.q_values import (
+from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
+from pipeline.agents.agent import Agent, Gradients, masked_mean, row_weights
+from pipeline.agents.q_learning import (
     create_q_network,
     huber_loss,
     need_discrete_actions,
     select_action,
 )
-from pipeline.agents.settings import check_settings
-from pipeline.agents.targets import PeriodicTarget
-from pipeline.errors import UserError, check_whole
-from pipeline.optimizers import Adam, build_slots
-from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.returns import n_step_targets, take_rows
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.agents.target_network import PeriodicTarget
+from pipeline.networks.encoders import HeadedNetwork
+from pipeline.ops.optimizers import Adam, build_slots
+from pipeline.ops.returns import n_step_targets, take_rows
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
+from pipeline.utils.errors import UserError
 
 
 class DqnAgent(Agent, dqn_agent.DqnAgent):
-    """See `create_dqn_agent`."""
+    """DQN agent; see `create_dqn_agent`."""
 
     loss_names = ("loss", "q_mean", "gradient_norm")
 
@@ -75,8 +79,18 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self.trained = {"q_network": self._q_network}
         build_slots(optimizer, self._q_network.trainable_weights)
 
+    @property
+    def q_network(self) -> HeadedNetwork:
+        """The online network, which maps observations to Q-values."""
+        return self._q_network
+
+    @property
+    def target_q_network(self) -> HeadedNetwork:
+        """The target network."""
+        return self._target_q_network
+
     def follow_env_steps(self, period: int, env_steps: tf.Variable) -> None:
-        """Moves the target network by environment steps from now on, instead of by updates."""
+        """Updates the target network every `period` environment steps instead of by updates."""
         self._periodic_target = PeriodicTarget(
             self._q_network, self._target_q_network, period, env_steps.read_value
         )
@@ -86,7 +100,10 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         return GreedyPolicy(policy), EpsilonGreedyPolicy(policy, self._epsilon)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """The temporal-difference loss of sequences [B, n+1]; boundary rows weigh nothing."""
+        """Computes the temporal-difference loss of sequences [B, n+1].
+
+        Sequences that start at a boundary row have weight 0.
+        """
         weights = row_weights(experience, weights)
         returns, discounts, last_index = n_step_targets(
             tf.transpose(experience.reward),
@@ -106,7 +123,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
 
     def _bootstrap_observation(self, experience: Trajectory, index: tf.Tensor) -> tf.Tensor:
         if self.train_sequence_length == 2:
-            return experience.observation[:, 1]  # the index is always 1, or the row is masked
+            return experience.observation[:, 1]  # the index is 1 unless the row is masked
         return take_rows(experience.observation, index)
 
     def _bootstrap_value(self, observation: tf.Tensor) -> tf.Tensor:
@@ -135,35 +152,34 @@ def create_dqn_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    epsilon: Schedule | float = 0.1,  # chance of a random action while collecting, by env steps
-    learning_rate: Schedule | float = 1e-4,  # by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
-    double_q: bool = False,
-    n_step: int = 1,  # rewards summed before the bootstrap; fewer where an episode ends first
-    discount: float = 0.99,  # gamma
+    epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
+    learning_rate: Schedule | NonNegative = 1e-4,  # scheduled by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    double_q: bool = False,  # Double DQN: the online network chooses the bootstrap action
+    n_step: PositiveInt = 1,  # rewards before the bootstrap value; fewer if the episode ends
+    discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
-    sum_losses: bool = False,  # over the batch, instead of their mean
-    target_update_period: int | None = 1,  # updates; None: see below
-    target_update_env_steps: int | None = None,  # a whole copy so often, instead of by updates
-    target_update_tau: float = 1.0,  # share of the online weights that a target update takes over
-    gradient_clip_norm: float | None = None,  # global norm; None: no limit
-    accumulate_updates: int = 1,  # batches whose gradients make one update
+    sum_losses: bool = False,  # sum the losses of a batch instead of averaging them
+    target_update_period: PositiveInt | None = 1,  # updates; None: use target_update_env_steps
+    target_update_env_steps: PositiveInt | None = None,  # environment steps between whole copies
+    target_update_tau: Fraction = 1.0,  # weight of the online network in a target update
+    gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
+    accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
 ) -> DqnAgent:
-    """DQN or, with `double_q`, Double DQN: the online network chooses the bootstrap action.
+    """Creates a DQN agent or, with `double_q`, a Double DQN agent.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: one discrete action in [0, n-1].
-      num_envs, seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of one discrete action in [0, n-1].
+      num_envs, seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are not discrete, a number is out of its range, or it is not clear
-        when the target network moves, or how far.
+      UserError: If the actions are not discrete, a number is out of its range, or the settings of
+        target updates contradict each other.
     """
-    check_settings("create_dqn_agent", locals())
+    check_arguments(create_dqn_agent, locals())
     del num_envs, seed
-    check_whole("create_dqn_agent.n_step", n_step)
     _check_target(target_update_period, target_update_env_steps, target_update_tau)
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
@@ -190,20 +206,15 @@ def create_dqn_agent(
     return agent
 
 
-def _check_target(
-    target_update_period: int | None, target_update_env_steps: int | None, tau: float
-) -> None:
-    if (target_update_period is None) == (target_update_env_steps is None):
+def _check_target(period: int | None, env_steps: int | None, tau: float) -> None:
+    if (period is None) == (env_steps is None):
         raise UserError(
-            "Bind one of create_dqn_agent.target_update_period (updates) and "
-            "create_dqn_agent.target_update_env_steps, and the other to None."
+            "Bind one of create_dqn_agent.target_update_period (in updates) and "
+            "create_dqn_agent.target_update_env_steps to a number, and the other to None."
         )
-    if target_update_env_steps is not None:
-        check_whole("create_dqn_agent.target_update_env_steps", target_update_env_steps)
-        if tau != 1:
-            raise UserError(
-                f"create_dqn_agent.target_update_tau = {tau}, but with target_update_env_steps the "
-                "target network is copied as a whole: bind it to 1, or bind target_update_period."
-            )
-    if target_update_period is not None:
-        check_whole("create_dqn_agent.target_update_period", target_update_period)
+    if env_steps is not None and tau != 1:
+        raise UserError(
+            f"create_dqn_agent.target_update_tau = {tau}, but with target_update_env_steps all "
+            "weights are copied to the target network. Bind target_update_tau to 1, or bind "
+            "target_update_period instead of target_update_env_steps."
+        )

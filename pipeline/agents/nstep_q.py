@@ -1,8 +1,9 @@
-"""One-step and n-step Q-learning of the asynchronous paper (Mnih et al. 2016), batched.
+"""Batched one-step and n-step Q-learning of the A3C paper (Mnih et al. 2016).
 
-All environments step together for `Rollout.num_steps`, the paper's t_max; the whole rollout makes
-one update. A transition's target sums the rewards to the rollout's end, or to the episode's, and
-bootstraps there with the target network (algorithm S2), or after one step (algorithm 1).
+All environments step together for `Rollout.num_steps`, the paper's t_max. The whole rollout makes
+one update. The target of a transition sums the rewards to the end of the rollout or of the episode,
+and bootstraps there with the target network (algorithm S2). In one-step Q-learning it bootstraps
+after one step (algorithm 1).
 """
 
 from __future__ import annotations
@@ -17,30 +18,35 @@ from tf_agents.policies import q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
+from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
-from pipeline.agents.q_values import (
+from pipeline.agents.q_learning import (
     create_q_network,
     need_discrete_actions,
     select_action,
     squared_loss,
 )
-from pipeline.agents.settings import check_settings
-from pipeline.agents.targets import PeriodicTarget
-from pipeline.errors import check_whole
-from pipeline.optimizers import RMSprop, build_slots
-from pipeline.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.returns import discounted_returns, one_step_targets, valid_mask
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.agents.target_network import PeriodicTarget
+from pipeline.ops.optimizers import RMSprop, build_slots
+from pipeline.ops.returns import discounted_returns, one_step_targets, valid_mask
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
 
 
 class QLearningInfo(NamedTuple):
-    """What training rows carry beside the trajectory."""
+    """Policy info of training rows."""
 
     value_target: tf.Tensor | tf.TensorSpec  # float32
 
 
 class NStepQAgent(Agent):
-    """See `create_nstep_q_agent`."""
+    """Agent of one-step and n-step Q-learning; see `create_nstep_q_agent`."""
 
     loss_names = ("loss", "q_mean", "gradient_norm")
     needs_whole_rollouts = True
@@ -60,16 +66,16 @@ class NStepQAgent(Agent):
         env_steps: tf.Variable,
     ):
         observation_spec = time_step_spec.observation
-        self._q_network = create_q_network(observation_spec, action_spec, "q_network")
-        self._target_q_network = create_q_network(observation_spec, action_spec, "target_q_network")
-        for network in (self._q_network, self._target_q_network):
+        self.q_network = create_q_network(observation_spec, action_spec, "q_network")
+        self.target_q_network = create_q_network(observation_spec, action_spec, "target_q_network")
+        for network in (self.q_network, self.target_q_network):
             network.create_variables()
         self._optimizer = optimizer
         self._td_loss_fn = td_loss
         self._one_step = one_step
         self._discount = discount
         self._gradient_clip_norm = gradient_clip_norm
-        policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self._q_network)
+        policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self.q_network)
         collect_policy = EpsilonGreedyPolicy(policy, epsilon)
         super().__init__(
             time_step_spec,
@@ -82,22 +88,25 @@ class NStepQAgent(Agent):
             ),
             train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
-        self.trained = {"q_network": self._q_network}
+        self.trained = {"q_network": self.q_network}
         self._periodic_target = PeriodicTarget(
-            self._q_network, self._target_q_network, target_update_env_steps, env_steps.read_value
+            self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
         )
-        self._target_q_network.set_weights(self._q_network.get_weights())
+        self.target_q_network.set_weights(self.q_network.get_weights())
         build_slots(optimizer, self.gradient_variables())
 
     def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """See `Agent.learn_for`; actors share the target network too."""
+        """Makes this the agent of one asynchronous actor; see `Agent.learn_for`.
+
+        Actors also share the target network.
+        """
         assert isinstance(shared, NStepQAgent)
         super().learn_for(shared, send)
-        self._target_q_network = shared._target_q_network
+        self.target_q_network = shared.target_q_network
         self._periodic_target = shared._periodic_target
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
-        """Adds the targets to a rollout [T, N]; copies the target network before, if it is due."""
+        """Updates the target network if a copy is due, and adds the targets to a rollout [T, N]."""
         self._between_updates(self._periodic_target.update)
         find = self._all_values if self._one_step else self._values_at_ends
         values, final_value = find(rows, final_time_step.observation)
@@ -110,14 +119,17 @@ class NStepQAgent(Agent):
         return rows.replace(policy_info=QLearningInfo(targets))
 
     def _all_values(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """max_a Q_target of every row [T, N] and of the time step after the last one [N]."""
+        """Computes max_a Q_target of every row [T, N] and of the final time step [N]."""
         flat = tf.reshape(rows.observation, [-1, *final.shape[1:]])
         values = self._target_value(tf.concat([flat, final], 0))
         num_rows = rows.step_type.shape.num_elements()
         return tf.reshape(values[:num_rows], rows.step_type.shape), values[num_rows:]
 
     def _values_at_ends(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `_all_values`, but 0 where no episode ends: n-step targets read no other."""
+        """Computes the values that n-step targets read.
+
+        The result is that of `_all_values`, with 0 on all rows that are not boundary rows.
+        """
         ends = tf.where(rows.step_type == StepType.LAST)
         observations = tf.concat([final, tf.gather_nd(rows.observation, ends)], 0)
         values = self._target_value(observations)
@@ -126,14 +138,17 @@ class NStepQAgent(Agent):
         return tf.ensure_shape(at_ends, rows.step_type.shape), values[:num_envs]
 
     def _target_value(self, observation: tf.Tensor) -> tf.Tensor:
-        q_values, _ = self._target_q_network(observation)
+        q_values, _ = self.target_q_network(observation)
         return tf.reduce_max(q_values, -1)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """The mean loss of the errors of rows [B, 1]; boundary rows weigh nothing."""
+        """Computes the mean temporal-difference loss of rows [B, 1].
+
+        Boundary rows have weight 0.
+        """
         weights = row_weights(experience, weights)
         rows = first_rows(experience)
-        q_values, _ = self._q_network(rows.observation)
+        q_values, _ = self.q_network(rows.observation)
         q_taken = select_action(q_values, rows.action)
         loss = masked_mean(self._td_loss_fn(rows.policy_info.value_target - q_taken), weights)
         extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights)}
@@ -148,30 +163,29 @@ def create_nstep_q_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    epsilon: Schedule | float = 0.1,  # chance of a random action while collecting, by env steps
-    learning_rate: Schedule | float = 7e-4,  # by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,
-    one_step: bool = False,  # bootstrap after one step, not at the rollout's or episode's end
-    discount: float = 0.99,  # gamma
+    epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
+    learning_rate: Schedule | NonNegative = 7e-4,  # scheduled by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # its class
+    one_step: bool = False,  # bootstrap after one step, not at the end of rollout or episode
+    discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
-    target_update_env_steps: int = 10_000,  # between copies to the target network
-    gradient_clip_norm: float | None = None,  # global norm; None: no limit
-    accumulate_updates: int = 1,  # rollouts whose gradients make one update
+    target_update_env_steps: PositiveInt = 10_000,  # environment steps between copies
+    gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
+    accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> NStepQAgent:
-    """n-step Q-learning, or one-step Q-learning with `one_step`.
+    """Creates an agent of n-step Q-learning or, with `one_step`, of one-step Q-learning.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: one discrete action in [0, n-1].
-      num_envs, seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of one discrete action in [0, n-1].
+      num_envs, seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules and the target network read.
 
     Raises:
-      UserError: the actions are not discrete, or a number is out of its range.
+      UserError: If the actions are not discrete, or a number is out of its range.
     """
-    check_settings("create_nstep_q_agent", locals())
+    check_arguments(create_nstep_q_agent, locals())
     del num_envs, seed
-    check_whole("create_nstep_q_agent.target_update_env_steps", target_update_env_steps)
     need_discrete_actions(action_spec, "n-step Q-learning")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)

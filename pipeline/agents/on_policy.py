@@ -1,4 +1,4 @@
-"""What PPO, A2C and TRPO share: a rollout, its advantages, and when statistics move."""
+"""Base class of PPO, A2C and TRPO: advantages of a rollout, and updates of statistics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
+from pipeline.acting.policies import GreedyPolicy
 from pipeline.agents.agent import Agent, standardize
-from pipeline.normalizers import RewardScaler
-from pipeline.optimizers import build_slots
-from pipeline.policies import GreedyPolicy
-from pipeline.returns import generalized_advantage_estimation, valid_mask
+from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
+from pipeline.ops.normalizers import RewardScaler
+from pipeline.ops.optimizers import build_slots
+from pipeline.ops.returns import generalized_advantage_estimation, valid_mask
 
 
 def actor_critic_loss(
@@ -21,7 +21,11 @@ def actor_critic_loss(
     value_coefficient: float,
     entropy_coefficient: float,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """policy_loss + c_v value_loss - c_e entropy, scalars, and all four by their names in a log."""
+    """Computes policy_loss + c_v value_loss - c_e entropy.
+
+    Returns:
+      The loss, a scalar, and all four scalars by their names in the log.
+    """
     loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
     extra = {
         "loss": loss,
@@ -33,11 +37,12 @@ def actor_critic_loss(
 
 
 class OnPolicyAgent(Agent):
-    """An agent of policy and value that learns from one rollout after the other.
+    """Actor-critic agent that learns from each rollout before it collects the next one.
 
-    Generalised advantages bootstrap with the value of the state after the last row, and with that
-    of the final observation where an episode was truncated; rows with a zero return are kept;
-    returns, not rewards, set the scale of reward normalisation (Engstrom et al. 2020).
+    Generalised advantages bootstrap with the value of the state after the last row. Where an
+    episode was truncated, they bootstrap with the value of its final observation. Rows with a
+    return of zero are kept. Reward normalisation is scaled by returns, not by rewards (Engstrom et
+    al. 2020).
     """
 
     def __init__(
@@ -53,18 +58,22 @@ class OnPolicyAgent(Agent):
         gae_lambda: float,
         standardize_advantages: bool,
     ):
-        """Args:
-        time_step_spec: unbatched, from the environment.
-        action_spec: one discrete action in [0, n-1], or continuous actions.
-        actor_critic: what acts and what is trained.
-        optimizer: of all that is trained.
-        gradient_clip_norm: global norm; None: no limit.
-        reward_scaler: None: rewards as they are.
-        discount: gamma.
-        gae_lambda: lambda of generalised advantages, in [0, 1]; 1 gives the returns of the rollout.
-        standardize_advantages: over the transitions of a rollout.
+        """Initializes the agent, its policies and the slots of its optimizer.
+
+        Args:
+          time_step_spec: Unbatched spec from the environment.
+          action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+          actor_critic: Network that acts and is trained.
+          optimizer: Optimizer of `gradient_variables`.
+          gradient_clip_norm: Maximum global norm of the gradients; None: no limit.
+          reward_scaler: Scaler of the rewards; None: rewards are not scaled.
+          discount: Discount factor, gamma.
+          gae_lambda: Lambda of generalised advantages, in [0, 1]. With 1, value targets are the
+            returns of the rollout.
+          standardize_advantages: Whether to standardise advantages over the transitions of a
+            rollout.
         """
-        self._actor_critic = actor_critic
+        self.actor_critic = actor_critic
         self._optimizer = optimizer
         self._gradient_clip_norm = gradient_clip_norm
         self._reward_scaler = reward_scaler
@@ -89,10 +98,11 @@ class OnPolicyAgent(Agent):
         build_slots(optimizer, self.gradient_variables())
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
-        """Adds advantages and value targets to a rollout [T, N]; once, with collecting weights.
+        """Adds advantages and value targets to a rollout [T, N].
 
-        Schulman et al. 2016, eq. 16. A boundary row holds the value of the final observation of
-        its episode, which is what a truncated episode bootstraps with (see `returns`).
+        It is called once per rollout, with the weights that collected it. Schulman et al. 2016,
+        eq. 16. A boundary row holds the value of the final observation of its episode, with which
+        a truncated episode bootstraps (see `returns`).
         """
         valid = valid_mask(rows.step_type)
         info = rows.policy_info
@@ -101,7 +111,7 @@ class OnPolicyAgent(Agent):
             scaler.scale(rows.reward, valid) if scaler else rows.reward,
             self._discount * rows.discount,
             info.value,
-            self._actor_critic.value(final_time_step.observation),
+            self.actor_critic.value(final_time_step.observation),
             self._lambda,
             valid,
         )
@@ -113,8 +123,11 @@ class OnPolicyAgent(Agent):
         return rows.replace(policy_info=info)
 
     def finish(self, rows: Trajectory) -> None:
-        """Observation statistics move only now: all updates saw what the collecting policy saw."""
-        moments = self._actor_critic.observation_moments
+        """Updates the observation statistics.
+
+        All updates of the rollout therefore use the same statistics as the collect policy.
+        """
+        moments = self.actor_critic.observation_moments
         if moments is not None:
             flat = tf.reshape(rows.observation, [-1, *rows.observation.shape[2:]])
             moments.update(flat, tf.reshape(valid_mask(rows.step_type), [-1]))

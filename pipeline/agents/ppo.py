@@ -1,12 +1,14 @@
 """Proximal policy optimisation with the clipped objective (Schulman et al. 2017).
 
-The losses are those of TF-Agents' `PPOClipAgent`, term by term (a test holds them equal). What
-feeds them is mended: see `on_policy`. One pass of the encoder serves policy and value.
+Each term of the loss equals that of TF-Agents' `PPOClipAgent` (a test checks this). The inputs of
+the loss correct those of TF-Agents: see `on_policy`. If policy and value share an encoder, it is
+evaluated once for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import gin
 import tensorflow as tf
@@ -14,22 +16,28 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
-from pipeline.agents.settings import check_settings
-from pipeline.errors import check_choice
-from pipeline.normalizers import RewardScaler
-from pipeline.optimizers import Adam
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.networks.actor_critic import ActorCritic
+from pipeline.ops.normalizers import RewardScaler
+from pipeline.ops.optimizers import Adam
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
 
 
 def clipped_surrogate_loss(
     log_prob: tf.Tensor, old_log_prob: tf.Tensor, advantage: tf.Tensor, clip: tf.Tensor | float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """-min(ratio A, clip(ratio, 1 - e, 1 + e) A) and whether the ratio was clipped, each [B].
+    """Computes -min(ratio A, clip(ratio, 1 - e, 1 + e) A) of Schulman et al. 2017, eq. 7.
 
-    Schulman et al. 2017, eq. 7.
+    Returns:
+      The loss [B], and [B] float32 that is 1 where the ratio was clipped and 0 elsewhere.
     """
     ratio = tf.exp(log_prob - old_log_prob)
     clipped = tf.clip_by_value(ratio, 1.0 - clip, 1.0 + clip)
@@ -40,7 +48,11 @@ def clipped_surrogate_loss(
 def value_loss(
     value: tf.Tensor, old_value: tf.Tensor, target: tf.Tensor, clip: float | None
 ) -> tf.Tensor:
-    """Squared error [B]; with `clip`, at least that of the value moved by at most `clip`."""
+    """Computes the squared error [B] of the value.
+
+    With `clip`, it is the larger of the squared errors of the value and of the clipped value, which
+    differs from the old value by at most `clip`.
+    """
     loss = (target - value) ** 2
     if clip is None:
         return loss
@@ -49,7 +61,7 @@ def value_loss(
 
 
 class PPOAgent(OnPolicyAgent):
-    """See `create_ppo_agent`."""
+    """PPO agent; see `create_ppo_agent`."""
 
     loss_names = (
         "loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approximate_kl",
@@ -81,14 +93,14 @@ class PPOAgent(OnPolicyAgent):
         )
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """The loss of rows [B, 1]; boundary rows weigh nothing."""
+        """Computes the mean loss of rows [B, 1]; boundary rows have weight 0."""
         weights = row_weights(experience, weights)
         rows = first_rows(experience)
         info = rows.policy_info
         advantage = info.advantage
         if self._normalize_advantages == "minibatch":
             advantage = standardize(advantage, weights)
-        distribution, value = self._actor_critic(rows.observation)
+        distribution, value = self.actor_critic(rows.observation)
         log_prob = distribution.log_prob(rows.action)
         surrogate, was_clipped = clipped_surrogate_loss(
             log_prob, info.log_probability, advantage, self._clip_ratio()
@@ -116,35 +128,33 @@ def create_ppo_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    learning_rate: Schedule | float = 3e-4,  # by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
-    clip_ratio: Schedule | float = 0.2,  # the objective's epsilon, by environment steps
-    value_clip: float | None = None,  # how far values may move in a rollout; None: no limit
-    value_coefficient: float = 0.5,  # of the squared value error
-    entropy_coefficient: float = 0.0,  # of the entropy bonus
-    discount: float = 0.99,  # gamma
-    gae_lambda: float = 0.95,
-    normalize_advantages: str | None = "minibatch",  # over its transitions, or the "rollout"'s
-    normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
-    gradient_clip_norm: float | None = 0.5,  # global norm; None: no limit
-    accumulate_updates: int = 1,  # minibatches whose gradients make one update
+    learning_rate: Schedule | NonNegative = 3e-4,  # scheduled by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    clip_ratio: Schedule | NonNegative = 0.2,  # of the objective, by environment steps
+    value_clip: Positive | None = None,  # clip range of value changes in a rollout; None: no limit
+    value_coefficient: NonNegative = 0.5,  # weight of the squared value error
+    entropy_coefficient: NonNegative = 0.0,  # weight of the entropy bonus
+    discount: Probability = 0.99,  # gamma
+    gae_lambda: Probability = 0.95,  # lambda
+    normalize_advantages: Literal["minibatch", "rollout"] | None = "minibatch",  # over these
+    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
+    accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update
 ) -> PPOAgent:
-    """PPO-clip for discrete and continuous actions; networks: see `actor_critic.ActorCritic`.
+    """Creates a PPO-clip agent for discrete or continuous actions, with an `ActorCritic`.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: one discrete action in [0, n-1], or continuous actions.
-      num_envs: environments collected from at once.
-      seed: unused; the only randomness is the collect policy's, which the driver seeds.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+      num_envs: Number of environments that collect at once.
+      seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: a value is out of its range, or none of those that there are.
+      UserError: If a value is out of its range or is not one of the choices.
     """
-    check_settings("create_ppo_agent", locals())
+    check_arguments(create_ppo_agent, locals())
     del seed
-    ways = ("minibatch", "rollout", None)
-    check_choice("create_ppo_agent.normalize_advantages", normalize_advantages, ways)
     rate_schedule, clip_schedule = as_schedule(learning_rate), as_schedule(clip_ratio)
     agent = PPOAgent(
         time_step_spec,

@@ -1,11 +1,12 @@
 """Soft actor-critic (Haarnoja et al. 2018, "Algorithms and Applications") for continuous actions.
 
-TF-Agents' `SacAgent` with its losses replaced: the stock losses let boundary rows in, draw from
-stateful random ops and evaluate the actor three times an update. Here each loss is a mean over
-transitions only, every draw is keyed by the update's number, and the actor is evaluated twice.
+This is TF-Agents' `SacAgent` with its losses replaced. The original losses include boundary rows,
+draw from stateful random ops and evaluate the actor three times per update. Here each loss is a
+mean over transitions only, the number of the update seeds every draw, and the actor is evaluated
+twice.
 
-From images, twin critics share one encoder, which the critics' loss alone trains; the actor reads
-its features under `stop_gradient` (Yarats et al. 2021).
+With images, the twin critics share one encoder, which only the loss of the critics trains. The
+actor reads its features through `stop_gradient` (Yarats et al. 2021).
 """
 
 from __future__ import annotations
@@ -21,33 +22,37 @@ from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import (
-    Agent,
-    Gradients,
-    clip_by_global_norm,
-    masked_mean,
-    row_weights,
-)
-from pipeline.agents.sac_networks import (
+from pipeline.acting.policies import GreedyPolicy, SampledPolicy
+from pipeline.agents.agent import Agent, Gradients, clip_by_global_norm, masked_mean, row_weights
+from pipeline.networks.encoders import create_encoder, to_float
+from pipeline.networks.initializers import GlorotUniform, Initializer
+from pipeline.networks.sac_networks import (
     ActorNetwork,
     ActorPolicy,
     CriticNetwork,
     SquashedGaussianHead,
     squashed_gaussian,
 )
-from pipeline.agents.settings import check_settings
-from pipeline.errors import UserError, check_whole
-from pipeline.initializers import GlorotUniform, Initializer
-from pipeline.networks import create_encoder, to_float
-from pipeline.observations import is_image
-from pipeline.optimizers import Adam, build_slots
-from pipeline.policies import GreedyPolicy, SampledPolicy
-from pipeline.randomness import stateless_seed, stream_key
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.ops.observations import is_image
+from pipeline.ops.optimizers import Adam, build_slots
+from pipeline.ops.randomness import stateless_seed, stream_key
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
+from pipeline.utils.errors import UserError
 
 
 def _create_sac_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
-    """Images get their encoder; vectors go straight to the critics' and actor's own layers."""
+    """Creates an encoder for images, or a layer that only converts and flattens other observations.
+
+    The critics and the actor have dense layers of their own.
+    """
     if is_image(observation_spec):
         return create_encoder(observation_spec)
     return tf.keras.Sequential([to_float(observation_spec), tf.keras.layers.Flatten()])
@@ -60,7 +65,7 @@ def _module_of(variable: tf.Variable) -> tf.Module:
 
 
 class SacAgent(Agent, sac_agent.SacAgent):
-    """See `create_sac_agent`."""
+    """SAC agent; see `create_sac_agent`."""
 
     loss_names = ("critic_loss", "actor_loss", "entropy", "alpha", "q_mean")
 
@@ -131,7 +136,10 @@ class SacAgent(Agent, sac_agent.SacAgent):
         return squashed_gaussian(mean, log_std, noise)
 
     def _noise(self, batch_size: tf.Tensor) -> tf.Tensor:
-        """[2, B, size of the action], the same for a batch in one piece or accumulated."""
+        """Draws standard normal noise, [2, B, action size].
+
+        Accumulated batches draw the same noise as one batch with all their rows.
+        """
         seed = stateless_seed(self._noise_key, self.train_step_counter)
         size = self._actor_network.head.action_size
         if self.accumulator is None:
@@ -141,7 +149,10 @@ class SacAgent(Agent, sac_agent.SacAgent):
         return tf.random.stateless_normal(whole, seed)[:, first : first + batch_size]
 
     def _target(self, experience: Trajectory, noise: tf.Tensor) -> tf.Tensor:
-        """r + gamma d (min_i Q_target_i(s', a') - alpha log pi(a'|s')), [B]; eq. 5 and 6."""
+        """Computes r + gamma d (min_i Q_target_i(s', a') - alpha log pi(a'|s')), [B].
+
+        Equations 5 and 6 of the paper.
+        """
         next_observation = experience.observation[:, 1]
         next_action, log_prob = self._act(self._actor_network.encoder(next_observation), noise)
         target_features = self._target_critic_network_1.encoder(next_observation)
@@ -155,7 +166,10 @@ class SacAgent(Agent, sac_agent.SacAgent):
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
     ) -> tuple[Gradients, tf_agent.LossInfo]:
-        """All three losses at the same weights (the reference code updates one after another)."""
+        """Computes the gradients of all three losses at the same weights.
+
+        The reference code updates one after another instead.
+        """
         weights = row_weights(experience, weights)
         variables = self.gradient_variables()
         noise = self._noise(tf.shape(weights)[0])
@@ -180,7 +194,8 @@ class SacAgent(Agent, sac_agent.SacAgent):
             actor_loss = masked_mean(alpha * log_prob - value, weights)
         gradients["actor"] = tape.gradient(actor_loss, variables["actor"])
 
-        # d/d(log alpha) of -log(alpha) (log pi + target entropy), eq. 18 in its usual log form.
+        # The gradient of -log(alpha) (log pi + target entropy) with respect to log(alpha): eq. 18
+        # in its usual form with log(alpha).
         entropy = -masked_mean(log_prob, weights)
         excess = -masked_mean(log_prob + self._target_entropy, weights)
         gradients["alpha"] = [tf.reshape(excess, self._log_alpha.shape)]
@@ -211,35 +226,34 @@ def create_sac_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    learning_rate: Schedule | float = 3e-4,  # of critics, actor, temperature; by env steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
-    actor_units: Sequence[int] = (256, 256),  # hidden layers on the encoder's features
-    critic_units: Sequence[int] = (256, 256),  # hidden layers on features and action
+    learning_rate: Schedule | NonNegative = 3e-4,  # scheduled by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    actor_units: Sequence[PositiveInt] = (256, 256),  # hidden layers on the encoder's features
+    critic_units: Sequence[PositiveInt] = (256, 256),  # hidden layers on features and action
     kernel_initializer: Initializer = GlorotUniform,  # of actor and critics
-    discount: float = 0.99,  # gamma
-    target_update_tau: float = 0.005,  # share of the online weights that an update takes over
-    target_update_period: int = 1,  # updates
-    initial_alpha: float = 1.0,  # the temperature at the start
-    target_entropy: float | None = None,  # nats, of the action in [-1, 1]; None: minus its size
-    gradient_clip_norm: float | None = None,  # global norm of each of the three; None: no limit
-    accumulate_updates: int = 1,  # batches whose gradients make one update
+    discount: Probability = 0.99,  # gamma
+    target_update_tau: Fraction = 0.005,  # weight of the online networks in a target update
+    target_update_period: PositiveInt = 1,  # updates
+    initial_alpha: Positive = 1.0,  # initial temperature
+    target_entropy: float | None = None,  # nats, of actions in [-1, 1]; None: minus the action size
+    gradient_clip_norm: Positive | None = None,  # global norm of each of the three; None: no limit
+    accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
 ) -> SacAgent:
-    """SAC with twin critics and automatic temperature.
+    """Creates a SAC agent with twin critics and a learnt temperature, alpha.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: continuous actions with finite bounds.
-      num_envs: unused.
-      seed: of the actions drawn inside the losses.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of continuous actions with finite bounds.
+      num_envs: Unused.
+      seed: Seed of the actions drawn inside the losses.
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: the actions are discrete or have an infinite bound, or a number is out of range.
+      UserError: If the actions are discrete or unbounded, or a number is out of its range.
     """
-    check_settings("create_sac_agent", locals())
+    check_arguments(create_sac_agent, locals())
     del num_envs
     _check_actions(action_spec)
-    check_whole("create_sac_agent.target_update_period", target_update_period)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = SacAgent(
@@ -273,12 +287,12 @@ def _check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
     if tensor_spec.is_discrete(action_spec):
         raise UserError(
             "SAC needs continuous actions, but the environment's are discrete. Use an agent "
-            "for those (agents/dqn, agents/ppo, ...), or bind a continuous form of the environment "
-            "if it has one."
+            "for discrete actions (agents/dqn, agents/ppo, ...), or bind a continuous variant of "
+            "the environment if there is one."
         )
     if not (np.isfinite(action_spec.minimum).all() and np.isfinite(action_spec.maximum).all()):
         raise UserError(
             "SAC squashes its actions into the environment's bounds, but the action space "
             f"[{action_spec.minimum}, {action_spec.maximum}] is not finite. Use agents/ppo, or "
-            "bound the actions with a wrapper (gymnasium.wrappers.RescaleAction)."
+            "bound the actions with a wrapper of your own (a gymnasium.ActionWrapper)."
         )

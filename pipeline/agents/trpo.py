@@ -1,8 +1,9 @@
 """Trust region policy optimisation (Schulman et al. 2015), with generalised advantages.
 
-A rollout makes one step of the policy: along the natural gradient, as far as the bound on the mean
-KL divergence allows, and back along that line until the surrogate has improved within the bound.
-Then the value function, which has weights of its own, is fitted to the rollout's returns.
+Each rollout makes one step of the policy along the natural gradient. The step is first as long as
+the bound on the mean KL divergence allows, and a line search then shortens it until the surrogate
+improves within the bound. After that the value function, which has weights of its own, is fitted to
+the returns of the rollout.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.actor_critic import ActorCritic
 from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
-from pipeline.agents.natural_gradient import (
+from pipeline.agents.on_policy import OnPolicyAgent
+from pipeline.networks.actor_critic import ActorCritic
+from pipeline.ops.natural_gradient import (
     TrustRegion,
     conjugate_gradient,
     fisher_vector_product,
@@ -27,23 +29,28 @@ from pipeline.agents.natural_gradient import (
     frozen,
     unflatten,
 )
-from pipeline.agents.on_policy import OnPolicyAgent
-from pipeline.agents.settings import check_settings
-from pipeline.errors import UserError, check_whole
-from pipeline.normalizers import RewardScaler
-from pipeline.optimizers import Adam
-from pipeline.randomness import permutations, stateless_seed, stream_key
-from pipeline.schedules import Schedule, as_schedule
+from pipeline.ops.normalizers import RewardScaler
+from pipeline.ops.optimizers import Adam
+from pipeline.ops.randomness import permutations, stateless_seed, stream_key
+from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.utils.constraints import (
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
+from pipeline.utils.errors import UserError
 
 
 class StepOutcome(NamedTuple):
-    """What became of the policy, float32 scalars.
+    """Outcome of a policy step, as float32 scalars.
 
     Attributes:
-      surrogate: mean of ratio times advantage, less its value before the step.
-      kl: mean divergence of the new policy from the old one.
-      accepted: 1 if the policy has moved.
-      fraction: of the longest step that the bound allowed.
+      surrogate: Mean of ratio times advantage, minus its value before the step.
+      kl: Mean KL divergence of the new policy from the old one.
+      accepted: 1 if the policy has changed, else 0.
+      fraction: Length of the step, as a fraction of the longest step that the bound allows.
     """
 
     surrogate: tf.Tensor
@@ -53,10 +60,10 @@ class StepOutcome(NamedTuple):
 
 
 class TRPOAgent(OnPolicyAgent):
-    """See `create_trpo_agent`.
+    """TRPO agent; see `create_trpo_agent`.
 
-    `gradients` and `apply` are those of the value function; the policy's step needs its rows from
-    beginning to end, so `train` makes it.
+    `gradients` and `apply` belong to the value function. The policy step needs the whole rollout
+    from beginning to end, so `train` makes it.
     """
 
     needs_whole_rollouts = True
@@ -84,30 +91,43 @@ class TRPOAgent(OnPolicyAgent):
         super().__init__(time_step_spec, action_spec, actor_critic=actor_critic, **kwargs)
 
     def gradient_variables(self) -> list[tf.Variable]:
-        return self._actor_critic.value_variables
+        return self.actor_critic.value_variables
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
-        """The squared error of the values of rows [B, 1]; boundary rows weigh nothing."""
+        """Computes the mean squared error of the values of rows [B, 1].
+
+        Boundary rows have weight 0.
+        """
         weights = row_weights(experience, weights)
-        value = self._actor_critic.value(experience.observation[:, 0])
+        value = self.actor_critic.value(experience.observation[:, 0])
         target = experience.policy_info.value_target[:, 0]
         loss = masked_mean((target - value) ** 2, weights)
         return tf_agent.LossInfo(loss, {"value_loss": loss})
 
     def accumulate(self, num_batches: int) -> None:
-        """Raises UserError unless it is 1: a step needs all of its rows from beginning to end."""
+        """Checks that `num_batches` is 1, because a step needs the whole rollout at once.
+
+        Raises:
+          UserError: If `num_batches` is not 1.
+        """
         if num_batches != 1:
             raise UserError(
                 f"create_trpo_agent.accumulate_updates = {num_batches}: TRPO does not accumulate "
-                "gradients; collect a longer rollout instead."
+                "gradients. Bind it to 1 and collect a longer rollout instead."
             )
 
     def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """Raises UserError: a step needs all of its rows, not their gradients."""
-        raise UserError("TRPO does not learn from the gradients of asynchronous actors: use A2C.")
+        """Rejects asynchronous learning, because a step needs the rows and not their gradients.
+
+        Raises:
+          UserError: Always.
+        """
+        raise UserError(
+            "TRPO does not learn from the gradients of asynchronous actors. Use A2C instead."
+        )
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
-        """One step of the policy and the fit of the value function, on a whole rollout [B, 1]."""
+        """Makes one policy step and fits the value function, on a whole rollout [B, 1]."""
         weights = row_weights(experience, weights)
         rows = first_rows(experience)
         step, entropy = self._step_policy(rows, weights)
@@ -125,7 +145,11 @@ class TRPOAgent(OnPolicyAgent):
         return tf_agent.LossInfo(extra["loss"], extra)
 
     def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[StepOutcome, tf.Tensor]:
-        """Algorithm 1 and appendix C of the paper; also the entropy before the step."""
+        """Makes one policy step (algorithm 1 and appendix C of the paper).
+
+        Returns:
+          The outcome of the step, and the mean entropy before the step.
+        """
         info = rows.policy_info
 
         def surrogate(policy: tfp.distributions.Distribution) -> tf.Tensor:
@@ -134,13 +158,13 @@ class TRPOAgent(OnPolicyAgent):
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._policy_variables)
-            policy = self._actor_critic.distribution(rows.observation)
+            policy = self.actor_critic.distribution(rows.observation)
             before = surrogate(policy)
         gradient = flatten(tape.gradient(before, self._policy_variables))
         old = frozen(policy)
 
         def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
-            new = self._actor_critic.distribution(rows.observation)
+            new = self.actor_critic.distribution(rows.observation)
             return surrogate(new) - before, masked_mean(old.kl_divergence(new), weights)
 
         product = self._fisher_product(rows.observation, weights, old)
@@ -152,12 +176,16 @@ class TRPOAgent(OnPolicyAgent):
     def _fisher_product(
         self, observation: tf.Tensor, weights: tf.Tensor, old: tfp.distributions.Distribution
     ) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Products with the Fisher matrix over the first rows, which come in random order."""
+        """Returns a function that multiplies a vector by the Fisher matrix.
+
+        The matrix is estimated from the first rows, which are a random sample because the rows come
+        in random order.
+        """
         num_rows = max(1, round(self._region.fisher_fraction * weights.shape[0]))
         observation, weights, old = observation[:num_rows], weights[:num_rows], old[:num_rows]
 
         def mean_kl() -> tf.Tensor:
-            new = self._actor_critic.distribution(observation)
+            new = self.actor_critic.distribution(observation)
             return masked_mean(old.kl_divergence(new), weights)
 
         def product(vector: tf.Tensor) -> tf.Tensor:
@@ -171,7 +199,7 @@ class TRPOAgent(OnPolicyAgent):
     ) -> StepOutcome:
         """Shortens the step until the surrogate improves and the KL is within the bound.
 
-        Where no step does, the weights are what they were, bit for bit.
+        If no tried step does, the weights are restored bit for bit.
         """
         old = [tf.identity(variable) for variable in self._policy_variables]
 
@@ -203,9 +231,9 @@ class TRPOAgent(OnPolicyAgent):
         return tf.cond(step.accepted > 0.0, lambda: step, put_back)
 
     def _fit_value(self, experience: Trajectory, weights: tf.Tensor) -> tf.Tensor:
-        """Updates on shuffled minibatches; the mean of their losses.
+        """Updates the value function on shuffled minibatches, and returns the mean of their losses.
 
-        Rows left over at an epoch's end, too few for a minibatch, are not learnt from.
+        Rows left over at the end of an epoch, too few for a minibatch, are not used.
         """
         num_rows = weights.shape[0]
         size = min(self._value_minibatch_size, num_rows)
@@ -235,36 +263,36 @@ def create_trpo_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    learning_rate: Schedule | float = 1e-3,  # of the value function, by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,
-    value_epochs: int = 10,
-    value_minibatch_size: int = 128,  # rows
-    discount: float = 0.99,  # gamma
-    gae_lambda: float = 0.95,
-    normalize_returns: bool = False,  # scales rewards: see `normalizers.RewardScaler`
-    gradient_clip_norm: float | None = None,  # of the value function; None: no limit
-    accumulate_updates: int = 1,  # no other: a step needs its rows from beginning to end
+    learning_rate: Schedule | NonNegative = 1e-3,  # of the values, by environment steps
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    value_epochs: PositiveInt = 10,  # passes over a rollout that fit the value function
+    value_minibatch_size: PositiveInt = 128,  # rows
+    discount: Probability = 0.99,  # gamma
+    gae_lambda: Probability = 0.95,  # lambda
+    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    gradient_clip_norm: Positive | None = None,  # of the value function; None: no limit
+    accumulate_updates: PositiveInt = 1,  # must be 1, because a step needs the whole rollout
 ) -> TRPOAgent:
-    """TRPO for discrete and continuous actions; see `TrustRegion` and `actor_critic.ActorCritic`.
+    """Creates a TRPO agent for discrete or continuous actions.
+
+    Its parts are configured by `TrustRegion` and `actor_critic.ActorCritic`.
 
     Args:
-      time_step_spec: unbatched, from the environment.
-      action_spec: one discrete action in [0, n-1], or continuous actions.
-      num_envs: environments collected from at once.
-      seed: of the order in which the value function learns.
+      time_step_spec: Unbatched spec from the environment.
+      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+      num_envs: Number of environments that collect at once.
+      seed: Seed of the order of the value function's minibatches.
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: policy and value share an encoder, or a value is out of its range.
+      UserError: If policy and value share an encoder, or a value is out of its range.
     """
-    check_settings("create_trpo_agent", locals())
-    check_whole("create_trpo_agent.value_epochs", value_epochs)
-    check_whole("create_trpo_agent.value_minibatch_size", value_minibatch_size)
+    check_arguments(create_trpo_agent, locals())
     actor_critic = ActorCritic(time_step_spec.observation, action_spec)
     if actor_critic.value_encoder is actor_critic.encoder:
         raise UserError(
-            "TRPO moves the policy's weights alone, so policy and value need an encoder each: bind "
-            "ActorCritic.share_encoder = False."
+            "TRPO updates the weights of the policy separately, so policy and value need separate "
+            "encoders. Bind ActorCritic.share_encoder = False."
         )
     rate_schedule = as_schedule(learning_rate)
     agent = TRPOAgent(

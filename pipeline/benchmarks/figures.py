@@ -1,61 +1,113 @@
-"""The drawings of a report: learning curves and performance profiles, as SVG inside a page."""
+"""The figures of a report, drawn by Matplotlib as SVG that takes the colours of the page."""
 
 from __future__ import annotations
 
+import hashlib
+import html
+import io
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from contextlib import contextmanager
+from typing import NamedTuple
 
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
-from pipeline.benchmarks import results, scores, statistics, svg, wording
-from pipeline.benchmarks.document import Figure
+from pipeline.benchmarks import formatting, interval_estimates, published_scores, results
+from pipeline.benchmarks.interval_estimates import Estimate
+from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.results import SAME_BUDGET, Group, Pair
-from pipeline.benchmarks.scores import Published
-from pipeline.benchmarks.statistics import Band
 
 _POINTS = 101
-_SHORT = FuncFormatter(lambda value, _: wording.short(value))
-# Budgets further apart than this share a panel only on a logarithmic axis.
-_WIDEST_LINEAR = 4
+_SHORT = FuncFormatter(lambda value, _: formatting.short(value))
+_WIDEST_LINEAR = 4  # ratio of budgets above which an axis is logarithmic
 _PEER_MARKERS = "os^vP*X"
-_NO_POINTS_OF_CURVES = {"evaluation": "final evaluation", "iteration": "mean of an iteration"}
-
+_DIAMONDS = {"evaluation": "final evaluation", "iteration": "mean of an iteration"}
 # The usual agents keep their colours in every report.
-_FIXED = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q")
+_AGENTS = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3")
+
+# Matplotlib needs colours of its own; the page's variables replace them in the SVG.
+_INK, _FAINT = "#000001", "#000002"
+_SERIES = tuple(f"#00001{index}" for index in range(len(_AGENTS)))
+_PAGE_COLOURS = {_INK: "var(--ink)", _FAINT: "var(--faint)"} | {
+    colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES)
+}
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pipeline",
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+}
+
+
+class Figure(NamedTuple):
+    """A figure.
+
+    Attributes:
+      title: Its caption.
+      description: What one would see, in words.
+      svg: An `<svg>` element for a page.
+    """
+
+    title: str
+    description: str
+    svg: str
+
+    def html(self) -> str:
+        """Returns the `<figure>` element, without empty lines, which would end it in Markdown."""
+        label = html.escape(f"{self.title}. {self.description}")
+        drawing = self.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+        text = f"<figure><figcaption>{html.escape(self.title)}</figcaption>{drawing}</figure>"
+        return re.sub(r"\n\s*\n", "\n", text)
 
 
 def learning_curves(group: Group, environment: str) -> Figure | None:
-    """Training returns of every run in an environment, and what others published.
+    """Draws the training returns of every run in an environment, and published scores.
 
-    A thin line a run; a thick one for their interquartile mean, with its 95 % band. Scores that are
-    no points of these lines, of final evaluations or iterations, are diamonds. Others' scores are
-    hollow, and only of this protocol and our agents.
+    A thin line is a run, a thick one the interquartile mean with its 95 % band. Diamonds are the
+    scores that count, if the lines do not show them. Hollow markers are published scores of this
+    protocol and of our agents.
 
     Returns:
-        None if no run has a curve.
+      None if no run has a curve.
     """
     pairs = [pair for pair in group.of(environment) if pair.curves]
     if not pairs:
         return None
-    with svg.canvas() as (figure, axes):
-        drawn = [_draw_pair(axes, pair, _colour(group, pair.algorithm)) for pair in pairs]
+    with _canvas() as (canvas, axes):
+        drawn = [_draw_pair(axes, pair, _colour(pair.algorithm)) for pair in pairs]
         drawn += [text for pair in pairs for text in _draw_published(axes, group, pair)]
         _steps_axis(axes, pairs)
         axes.set_ylabel("return")
         axes.yaxis.set_major_formatter(_SHORT)
-        drawing = svg.inline(figure, f"curves {environment} {_key(group)}")
+        svg = _inline(canvas, f"curves {environment} {group.key}")
     title = f"{environment}: return while training"
-    return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", drawing)
+    return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
 
-def normalised_curves(group: Group) -> Figure | None:
-    """Human-normalised returns over all games of a group, while training: one line an agent.
+def normalized_curves(group: Group) -> Figure | None:
+    """Draws human-normalized returns over all games while training, one line per agent.
 
     Returns:
-        None if no agent has a curve in at least two games.
+      None if no agent has a curve in at least two games.
     """
     per_agent = {
         algorithm: [pair for pair in group.of(algorithm=algorithm) if pair.curves]
@@ -65,32 +117,33 @@ def normalised_curves(group: Group) -> Figure | None:
     if not per_agent:
         return None
     drawn = []
-    with svg.canvas() as (figure, axes):
+    with _canvas() as (canvas, axes):
         for algorithm, pairs in per_agent.items():
             steps = _common_steps([curve for pair in pairs for curve in pair.curves])
             tasks = [
-                scores.human_normalized(pair.environment, _at(pair.curves, steps)) for pair in pairs
+                published_scores.human_normalized(pair.environment, _at(pair.curves, steps))
+                for pair in pairs
             ]
-            band = statistics.curve_estimate(tasks)
-            label = f"{wording.agent(algorithm)}, IQM over {len(pairs)} games"
-            _draw_band(axes, steps, band, _colour(group, algorithm), label)
+            band = interval_estimates.estimate_curve(tasks)
+            label = f"{formatting.agent(algorithm)}, IQM over {len(pairs)} games"
+            _draw_band(axes, steps, band, _colour(algorithm), label)
             drawn.append(f"{label}, ends at {band.point[-1]:.2f}")
         _steps_axis(axes, [pair for pairs in per_agent.values() for pair in pairs])
-        axes.set_ylabel("human-normalised return")
-        drawing = svg.inline(figure, f"normalised {_key(group)}")
-    title = "All games: human-normalised return while training"
-    return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", drawing)
+        axes.set_ylabel("human-normalized return")
+        svg = _inline(canvas, f"normalized {group.key}")
+    title = "All games: human-normalized return while training"
+    return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
 
 def profiles(group: Group) -> Figure | None:
-    """Performance profiles over all games: which fraction of an agent's runs scores above each τ.
+    """Draws performance profiles over all games: the fraction of runs that score above each τ.
 
     Returns:
-        None if no run has a score.
+      None if no run has a score.
     """
     tasks = {
         algorithm: [
-            scores.human_normalized(pair.environment, pair.scores)
+            published_scores.human_normalized(pair.environment, pair.scores)
             for pair in group.of(algorithm=algorithm)
             if len(pair.scores)
         ]
@@ -100,21 +153,20 @@ def profiles(group: Group) -> Figure | None:
     if not tasks:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
-    above = [statistics.performance_profile(of, [1.0])[0] for of in tasks.values()]
-    drawing, labels = _draw_profiles(
-        group, tasks, np.linspace(0, max(1.0, 1.05 * highest), _POINTS), "human-normalised score"
+    thresholds = np.linspace(0, max(1.0, 1.05 * highest), _POINTS)
+    svg, labels = _draw_profiles(
+        tasks, thresholds, "human-normalized score", f"profiles {group.key}"
     )
-    drawn = [
-        f"{label}: {x:.0%} above a human's score" for label, x in zip(labels, above, strict=True)
-    ]
-    return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", drawing)
+    above = [np.mean(np.concatenate(of) > 1) for of in tasks.values()]
+    drawn = [f"{label}: {x:.0%} above 1" for label, x in zip(labels, above, strict=True)]
+    return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", svg)
 
 
 def environment_profiles(group: Group, environment: str) -> Figure | None:
-    """Performance profiles of the agents in one environment, by its own scores.
+    """Draws performance profiles of the agents in one environment, by its own scores.
 
     Returns:
-        None if no run has a score.
+      None if no run has a score.
     """
     tasks = {pair.algorithm: [pair.scores] for pair in group.of(environment) if len(pair.scores)}
     if not tasks:
@@ -122,53 +174,49 @@ def environment_profiles(group: Group, environment: str) -> Figure | None:
     known = np.concatenate([of[0] for of in tasks.values()])
     margin = 0.05 * (known.max() - known.min()) or 1.0
     thresholds = np.linspace(known.min() - margin, known.max() + margin, _POINTS)
-    drawing, labels = _draw_profiles(group, tasks, thresholds, "score", environment)
-    medians = [wording.number(float(np.median(of[0]))) for of in tasks.values()]
+    svg, labels = _draw_profiles(tasks, thresholds, "score", f"profiles {environment} {group.key}")
+    medians = [formatting.number(float(np.median(of[0]))) for of in tasks.values()]
     drawn = [f"{label}: median {x}" for label, x in zip(labels, medians, strict=True)]
-    return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", drawing)
+    return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", svg)
 
 
 def _draw_profiles(
-    group: Group,
-    tasks: Mapping[str, Sequence[np.ndarray]],
-    thresholds: np.ndarray,
-    what: str,
-    environment: str = "",
+    tasks: Mapping[str, Sequence[np.ndarray]], thresholds: np.ndarray, what: str, name: str
 ) -> tuple[str, list[str]]:
-    """The drawing, and a label for each agent of `tasks`."""
+    """Draws a profile per agent; returns the SVG and the labels."""
     labels = []
-    with svg.canvas() as (figure, axes):
+    with _canvas() as (canvas, axes):
         for algorithm, of in tasks.items():
-            band = statistics.profile_estimate(of, thresholds)
-            label = f"{wording.agent(algorithm)}, {wording.count(sum(map(len, of)), 'run')}"
-            _draw_band(axes, thresholds, band, _colour(group, algorithm), label, "post")
+            band = interval_estimates.estimate_profile(of, thresholds)
+            label = f"{formatting.agent(algorithm)}, {formatting.count(band.n, 'run')}"
+            _draw_band(axes, thresholds, band, _colour(algorithm), label)
             labels.append(label)
         axes.set_xlabel(f"{what} τ")
         axes.set_ylabel("fraction of runs with score > τ")
         axes.set_xlim(thresholds[0], thresholds[-1])
         axes.set_ylim(0, 1.02)
-        return svg.inline(figure, f"profiles {environment} {_key(group)}"), labels
+        return _inline(canvas, name), labels
 
 
 def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
-    """Returns what it drew, in words."""
-    curves, runs = pair.curves, wording.of_runs(len(pair.curves), pair.seeds)
-    label = f"{wording.agent(pair.algorithm)}, {runs}"
+    """Draws the runs of a pair; returns in words what it drew."""
+    curves, runs = pair.curves, formatting.of_runs(len(pair.curves), pair.seeds)
+    label = f"{formatting.agent(pair.algorithm)}, {runs}"
     steps = _common_steps(curves)
     if len(curves) > 1:
         for curve in curves:
             axes.plot(*curve.T, color=colour, linewidth=0.6, alpha=0.45)
-        label = f"{wording.agent(pair.algorithm)}, IQM of {runs}"
-    band = statistics.curve_estimate([_at(curves, steps)])
+        label = f"{formatting.agent(pair.algorithm)}, IQM of {runs}"
+    band = interval_estimates.estimate_curve([_at(curves, steps)])
     _draw_band(axes, steps, band, colour, label)
-    _draw_scores(axes, pair, colour)
-    return f"{label}, ends at {wording.number(band.point[-1])}"
+    _draw_diamonds(axes, pair, colour)
+    return f"{label}, ends at {formatting.number(band.point[-1])}"
 
 
-def _draw_scores(axes: Axes, pair: Pair, colour: str) -> None:
-    """Diamonds, for scores that are no points of the curve."""
+def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
+    """Draws the scores that are no points of the curve."""
     asked, end = pair.finished[0], pair.num_env_steps
-    if asked["score"] not in _NO_POINTS_OF_CURVES:
+    if asked["score"] not in _DIAMONDS:
         return
     budgets = asked["budgets"] if asked["score"] == "iteration" else []
     before = [(b, results.estimate(pair.scores_at(b))) for b in budgets if b < end]
@@ -177,18 +225,18 @@ def _draw_scores(axes: Axes, pair: Pair, colour: str) -> None:
         return
     steps, estimates = zip(*drawn, strict=True)
     points, lows, highs, _ = zip(*estimates, strict=True)
-    label = f"{wording.agent(pair.algorithm)}, {_NO_POINTS_OF_CURVES[asked['score']]}"
+    label = f"{formatting.agent(pair.algorithm)}, {_DIAMONDS[asked['score']]}"
     axes.vlines(steps, lows, highs, color=colour, linewidth=1.8)
     axes.plot(steps, points, "D", color=colour, markersize=4.5, label=label)
 
 
 def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
-    """Yields what it drew, in words."""
+    """Draws published scores; yields in words what it drew."""
     furthest = (1 + SAME_BUDGET) * max(p.num_env_steps for p in group.of(pair.environment))
     peers: dict[str, list[Published]] = {}
     for score in group.published(pair.environment):
         if score.algorithm == pair.algorithm and score.env_steps <= furthest:
-            peers.setdefault(wording.peer(score, pair.environment), []).append(score)
+            peers.setdefault(formatting.peer(score, pair.environment), []).append(score)
     for (label, points), marker in zip(peers.items(), itertools.cycle(_PEER_MARKERS), strict=False):
         points = sorted(points, key=lambda score: score.env_steps)
         axes.errorbar(
@@ -196,7 +244,7 @@ def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
             [score.score for score in points],
             yerr=[score.spread or 0 for score in points],
             fmt=f"{marker}:",
-            color=_colour(group, pair.algorithm),
+            color=_colour(pair.algorithm),
             markerfacecolor="none",
             markersize=8,
             markeredgewidth=1.3,
@@ -205,45 +253,31 @@ def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
             zorder=3,
             label=label,
         )
-        yield f"{label}, {wording.number(points[-1].score)} at {points[-1].env_steps:,}"
+        yield f"{label}, {formatting.number(points[-1].score)} at {points[-1].env_steps:,}"
 
 
-def _draw_band(
-    axes: Axes,
-    x: np.ndarray,
-    band: Band,
-    colour: str,
-    label: str,
-    step: Literal["post"] | None = None,
-) -> None:
-    style_ = "steps-post" if step else "default"
-    axes.plot(x, band.point, color=colour, label=label, drawstyle=style_)
-    axes.fill_between(x, band.low, band.high, color=colour, alpha=0.18, linewidth=0, step=step)
+def _draw_band(axes: Axes, x: np.ndarray, band: Estimate, colour: str, label: str) -> None:
+    axes.plot(x, band.point, color=colour, label=label)
+    axes.fill_between(x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _common_steps(curves: Sequence[np.ndarray]) -> np.ndarray:
-    """[points]: environment steps that all curves have seen."""
+    """Returns environment steps that all curves have seen, [points]."""
     first = max(curve[0, 0] for curve in curves)
     last = min(curve[-1, 0] for curve in curves)
     return np.linspace(first, max(first, last), _POINTS)
 
 
 def _at(curves: Sequence[np.ndarray], steps: np.ndarray) -> np.ndarray:
-    """[runs, points]: interpolated."""
+    """Interpolates the curves at `steps`: [runs, points]."""
     return np.stack([np.interp(steps, *curve.T) for curve in curves])
 
 
-def _key(group: Group) -> str:
-    return f"{group.suite} {group.protocol} {group.score}"
-
-
-def _colour(group: Group, algorithm: str) -> str:
-    if algorithm in _FIXED:
-        return svg.SERIES[_FIXED.index(algorithm)]
-    taken = {_FIXED.index(known) for known in set(_FIXED) & set(group.algorithms)}
-    free = [colour for index, colour in enumerate(svg.SERIES) if index not in taken]
-    others = sorted(set(group.algorithms) - set(_FIXED))
-    return free[others.index(algorithm) % len(free)]
+def _colour(algorithm: str) -> str:
+    """Returns the colour of an agent; those that are not of the usual ones share by their names."""
+    if algorithm in _AGENTS:
+        return _SERIES[_AGENTS.index(algorithm)]
+    return _SERIES[sum(algorithm.encode()) % len(_SERIES)]
 
 
 def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:
@@ -255,3 +289,31 @@ def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:
         axes.set_xlim(left=0)
         axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(_SHORT)
+
+
+@contextmanager
+def _canvas() -> Iterator[tuple[Canvas, Axes]]:
+    """Yields one panel in a style of its own, whatever the user's style is."""
+    with matplotlib.style.context(["default", _STYLE]):
+        canvas = Canvas((4.8, 3.6), layout="constrained")
+        yield canvas, canvas.add_subplot()
+
+
+def _inline(canvas: Canvas, name: str) -> str:
+    """Returns the `<svg>` of a panel with a legend below it; `name` makes its ids unique."""
+    canvas.legend(loc="outside lower center", ncols=2, columnspacing=1.2, handlelength=1.8)
+    file = io.StringIO()
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    canvas.savefig(file, format="svg", transparent=True, metadata=no_metadata)
+    text = file.getvalue()
+    text = text[text.index("<svg") :].strip()
+    # A page needs no namespaces, scales the drawing, and has a style and fonts of its own.
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"| (width|height)="[\d.]+pt"', "", text)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    # A tenth of a point is finer than any screen; Matplotlib writes a millionth.
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)
+    prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
+    text = re.sub(r'(\bid="|url\(#)', rf"\1{prefix}", text)
+    text = text.replace('xlink:href="#', f'href="#{prefix}')
+    return re.sub(r"#0000[01]\d\b", lambda colour: _PAGE_COLOURS[colour[0]], text)

@@ -47,13 +47,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import configuration, jsonl
-from pipeline.benchmarks.runs import Run
-from pipeline.circumstances import machine
-from pipeline.durable import write_text
-from pipeline.errors import UserError
-from pipeline.gin_statements import Binding
-from pipeline.run_folder import RunFolder
+from pipeline import configuration
+from pipeline.benchmarks.planned_runs import Run
+from pipeline.checkpointing.exactness import machine
+from pipeline.configuration.statements import Binding
+from pipeline.runs.run_folder import RunFolder
+from pipeline.utils import jsonl
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import write_text
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200

@@ -1,7 +1,7 @@
-"""The report: what the records of all suites come to, as an HTML page and as Markdown.
+"""Writes the report of a benchmark, as Markdown and as the HTML page that is rendered from it.
 
-It reads records, what was asked for (`<suite>.plan.json`), and the suites and published scores
-that are shipped; the same files give the same bytes.
+It reads the records of all suites in a folder, what was asked for (`<suite>.plan.json`), and the
+suites and published scores that are shipped. The same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,83 +12,72 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.benchmarks import (
-    atari_tables,
-    document,
     figures,
-    ledger,
+    formatting,
     page,
-    provenance,
     records,
+    report_tables,
     results,
-    tables,
-    wording,
+    suite_folder,
 )
-from pipeline.benchmarks.document import (
-    Block,
-    Details,
-    Figure,
-    Figures,
-    Heading,
-    Listing,
-    Notice,
-    Paragraph,
-)
-from pipeline.benchmarks.ledger import Asked
+from pipeline.benchmarks.figures import Figure
+from pipeline.benchmarks.markdown import details, escaped, listing, notice
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
-from pipeline.durable import write_text
-from pipeline.errors import UserError
+from pipeline.benchmarks.suite_folder import Asked
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import write_text
 
 _HTML, _MARKDOWN = "report.html", "report.md"
 
 _READING = (
-    "Scores are interquartile means over the runs of different seeds (IQM: the mean of the middle "
-    "half) with 95 % percentile intervals of a bootstrap stratified by environment, as Agarwal et "
-    "al. (NeurIPS 2021) advise: `IQM [low, high] (runs)`. A single run has no interval, and with "
-    "fewer than five the interval is too narrow to say that a score lies in it. Published scores "
-    "are means, with `± standard deviation (runs)` where known. They stand beside ours under the "
-    "same protocol only, and are compared, with our mean and its interval, only if they are of the "
-    "same agent after as many environment steps. They are rounded, so ours are too when compared."
+    "Scores are interquartile means (IQM, the mean of the middle half) over runs of different "
+    "seeds, with 95 % percentile intervals of a bootstrap that is stratified by environment, as "
+    "Agarwal et al. (NeurIPS 2021) recommend: `IQM [low, high] (runs)`. A single run has no "
+    "interval, and the interval of fewer than five runs is too narrow to be trusted. Published "
+    "scores are means, with `± standard deviation (runs)` where it is known. They are shown only "
+    "under the same protocol, and compared with our mean only if they are of the same agent after "
+    "as many environment steps. They are rounded, so ours are rounded too for the comparison."
 )
 _SCORES = {
-    "evaluation": "A run's score is the mean return of the episodes that its final weights were "
-    "evaluated on.",
-    "training": "A run's score is the mean return of its last 100 training episodes when the "
-    "budget ends.",
-    "iteration": "A run's score is the mean return of the training episodes that ended in the last "
-    "250,000 environment steps (a million frames) of the budget, as Dopamine reports.",
+    "evaluation": "The score of a run is the mean return of the episodes on which its final "
+    "weights were evaluated.",
+    "training": "The score of a run is the mean return of its last 100 training episodes at the "
+    "end of the budget.",
+    "iteration": "The score of a run is the mean return of the training episodes that ended in the "
+    "last 250,000 environment steps (a million frames) of the budget, as Dopamine reports it.",
 }
 _CURVES = (
-    "Mean returns of the last 100 training episodes, with the exploration that training has: a "
-    "thin line a run, a thick one for their interquartile mean at the same number of environment "
-    "steps, shaded its 95 % interval at each point. Diamonds, with intervals, are the scores that "
-    "count, if the line does not show them: final evaluations, or means of iterations, which are "
-    "over other episodes than the line's. Hollow markers are published scores of the same "
-    "protocol, with the standard deviation over runs where it is known; they compare with the "
-    "diamonds, if there are any."
+    "Mean returns of the last 100 training episodes, with the exploration of training. A thin line "
+    "is a run. A thick line is the interquartile mean of the runs at the same number of "
+    "environment steps, and the shade is its 95 % interval at each point. Diamonds, with "
+    "intervals, are the scores that count, where the lines do not show them: final evaluations, or "
+    "means of iterations, which are over other episodes than the lines. Hollow markers are "
+    "published scores of the same protocol, with the standard deviation over runs where it is "
+    "known; they compare with the diamonds, if there are any."
 )
 _SPEED = (
-    "Wall-clock counts evaluations and checkpoints; steps per second are of training alone. Where "
-    "several runs were made at once, they shared the machine."
+    "Wall-clock time includes evaluations and checkpoints; steps per second are of training alone. "
+    "Runs that were made at the same time shared the machine."
 )
-_NORMALISED = (
-    "Normalised by the random and human scores that are usual for 57 games: 0 is a random player, "
-    "1 is a human. The median is over games, of a game's mean; the optimality gap is by how much "
+_NORMALIZED = (
+    "Scores are normalized by the usual random and human scores of 57 games: 0 is a random player, "
+    "1 is a human. The median is over the mean scores of games. The optimality gap is by how much "
     "runs fall short of human scores on average."
 )
 _PROFILES = (
-    "Which fraction of an agent's runs scores above each τ, with 95 % intervals. There is no "
-    "profile and no aggregate over all environments: they need scores on one scale, and for these "
-    "environments no reference scores are established as they are for Atari."
+    "The fraction of the runs of an agent that score above each τ, with 95 % intervals. There is "
+    "no profile over all environments, because no reference scores are established for these "
+    "environments that would bring them onto one scale."
 )
 _IMPROVEMENT = (
-    "How probably a run of the first agent scores more than one of the second, a tie counting half "
-    "(Mann-Whitney), each agent after its own budget."
+    "The probability that a run of the first agent scores more than a run of the second, where a "
+    "tie counts half (Mann-Whitney), each agent after its own budget."
 )
 _ATARI5 = (
-    "After Aitchison et al. (ICML 2023): the logarithm of the median is a weighted sum of those of "
-    "five games' mean scores. The weights are fitted anew to the authors' data, and off by about "
-    "9 % on average over the same data; the interval leaves that out."
+    "After Aitchison et al. (ICML 2023): the logarithm of the median is a weighted sum of the "
+    "logarithms of five games' mean scores. The weights are fitted anew to the authors' data, with "
+    "an error of about 9 % on average over the same data, which the interval does not include."
 )
 
 
@@ -96,31 +85,36 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     """Writes report.html and report.md from every `<suite>.jsonl` in a folder.
 
     Returns:
-        The files that it wrote.
+      The files that it wrote.
 
     Raises:
-        UserError: there are no records, a line is not a record, or the disk is not writable.
+      UserError: If there are no records, if a line is not a record, or if the disk is not writable.
     """
     suites = [
         SuiteRecords(
-            name, records.read(output_dir / f"{name}.jsonl"), ledger.asked(output_dir, name)
+            name,
+            records.read(output_dir / f"{name}.jsonl"),
+            suite_folder.asked(output_dir, name),
         )
-        for name in ledger.suites_in(output_dir)
+        for name in suite_folder.suites_in(output_dir)
     ]
     if not any(suite.records for suite in suites):
         raise UserError(
             f"no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"
         )
-    blocks = _blocks(suites)
-    written = {_HTML: page.render(blocks), _MARKDOWN: document.to_markdown(blocks, _HTML)}
+    drawn = {group.key: Drawn(group) for suite in suites for group in suite.groups}
+    written = {
+        _MARKDOWN: _text(suites, drawn, _in_words),
+        _HTML: page.render(_text(suites, drawn, _inline)),
+    }
     for name, text in written.items():
         write_text(output_dir / name, text)
     return [output_dir / name for name in written]
 
 
 class SuiteRecords(NamedTuple):
-    """What a folder has of one suite."""
+    """The records of one suite in a folder, and what was asked for."""
 
     name: str
     records: Sequence[Record]
@@ -128,160 +122,168 @@ class SuiteRecords(NamedTuple):
 
     @property
     def groups(self) -> list[Group]:
-        """Of the records."""
+        """The records in groups."""
         return results.groups(self.records, self.asked.num_seeds) if self.records else []
 
     @property
     def num_seeds(self) -> int:
-        """The most that were asked for, of every experiment."""
+        """The most seeds that were asked for."""
         return results.most_seeds(self.records, self.asked.num_seeds)
 
     @property
     def not_begun(self) -> list[str]:
-        """Names of experiments without any record."""
+        """The names of the experiments without any record."""
         return results.not_begun(self.name, self.records, self.asked.experiments)
 
 
-def _blocks(suites: Sequence[SuiteRecords]) -> list[Block]:
+class Drawn:
+    """The figures of a group, which are drawn once for both formats."""
+
+    def __init__(self, group: Group):
+        def of_each(draw: Callable[[Group, str], Figure | None]) -> list[Figure]:
+            return [x for name in group.environments if (x := draw(group, name))]
+
+        self.curves = of_each(figures.learning_curves)
+        if group.is_atari:
+            self.profiles = [
+                x for draw in (figures.profiles, figures.normalized_curves) if (x := draw(group))
+            ]
+        else:
+            self.profiles = of_each(figures.environment_profiles)
+
+
+#: Turns figures into Markdown.
+Show = Callable[[Sequence[Figure]], str]
+
+
+def _in_words(drawn: Sequence[Figure]) -> str:
+    lines = [f"- {escaped(f'{figure.title}. {figure.description}')}" for figure in drawn]
+    return "\n".join([f"Drawn in [{_HTML}]({_HTML}):", "", *lines, ""])
+
+
+def _inline(drawn: Sequence[Figure]) -> str:
+    return f'<div class="figures">\n{"".join(figure.html() for figure in drawn)}</div>\n'
+
+
+def _text(suites: Sequence[SuiteRecords], drawn: dict[str, Drawn], show: Show) -> str:
     groups = [group for suite in suites for group in suite.groups]
-    return [
-        Heading("Benchmark report", level=1),
-        *_completeness(suites, groups),
-        *_unlike(groups),
-        Paragraph(_READING),
-        *(block for group in groups for block in _group_blocks(group, groups)),
+    points = list(_missing(suites, groups))
+    blocks = [
+        "# Benchmark report\n",
+        _completeness(suites, groups, bool(points)),
+        *(block for group in groups for block in _results(group, groups, drawn[group.key], show)),
+        "## What is missing\n\n" + notice("No other runs count.", points) if points else "",
+        *_failures(groups),
     ]
+    return "\n".join(block for block in blocks if block)
 
 
-def _completeness(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> Iterator[Block]:
-    """What was asked for and is not there, before anything else is said."""
-    not_begun = [(suite, name) for suite in suites for name in suite.not_begun]
+def _completeness(
+    suites: Sequence[SuiteRecords], groups: Sequence[Group], is_incomplete: bool
+) -> str:
+    pairs = [pair for group in groups for pair in group.pairs]
+    asked = sum(pair.seeds for pair in pairs)
+    asked += sum(suite.num_seeds * len(suite.not_begun) for suite in suites)
+    done = sum(len(pair.finished) for pair in pairs)
+    runs = formatting.count(asked, "run")
+    if is_incomplete:
+        return notice(f"Incomplete: {done} of {runs} have finished; see What is missing, below.")
+    return f"All {runs} that were asked for have finished.\n"
+
+
+def _missing(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> Iterator[str]:
+    """Yields what was asked for and is not there."""
+    not_begun = [
+        (suite.name, "no run has ended", name) for suite in suites for name in suite.not_begun
+    ]
     pairs = [(group, pair) for group in groups for pair in group.pairs]
-    missing = (
-        (group.suite, f"no record of {wording.seeds(pair.missing)}", pair.name)
+    missing = [
+        (group.suite, f"no record of {formatting.seeds(pair.missing)}", pair.name)
         for group, pair in pairs
         if pair.missing
-    )
-    points = [
-        *_grouped(((suite.name, "no run has ended", name) for suite, name in not_begun), groups),
-        *_grouped(missing, groups),
-        *(f"{group.suite}, {point}" for group, pair in pairs for point in _unscored(pair)),
     ]
-    asked = sum(pair.seeds for _, pair in pairs)
-    asked += sum(suite.num_seeds for suite, _ in not_begun)
-    done = sum(len(pair.finished) for _, pair in pairs)
-    if not points:
-        yield Paragraph(f"All {wording.count(asked, 'run')} that were asked for have finished.")
-        return
-    said = (
-        f"Incomplete: {done} of {wording.count(asked, 'run')} have finished, and no others count."
-    )
-    yield Notice(said, tuple(points))
-    failed = [record for _, pair in pairs for record in pair.failed]
-    if failed:
-        yield Details("What the failed runs said last", tuple(_failures(failed)))
+    yield from _grouped([*not_begun, *missing], groups)
+    for group, pair in pairs:
+        yield from (f"{group.suite}, {point}" for point in _unscored(pair))
 
 
 def _unscored(pair: Pair) -> Iterator[str]:
     for record in pair.failed:
-        yield f"{pair.name}: seed {record['seed']} failed: {records.last_words(record)}"
+        words = escaped(records.last_words(record))
+        yield f"{pair.name}: seed {record['seed']} failed: {words}"
     if pair.unscored:
-        seeds = wording.seeds([record["seed"] for record in pair.unscored])
+        seeds = formatting.seeds([record["seed"] for record in pair.unscored])
         yield f"{pair.name}: {seeds} finished without a score."
 
 
-def _unlike(groups: Sequence[Group]) -> Iterator[Block]:
-    """Where the runs of a pair are not of one kind."""
-    unlike = (
-        (group.suite, what, pair.name)
-        for group in groups
-        for pair in group.pairs
-        for what in provenance.differences(pair.finished)
-    )
-    points = _grouped(unlike, groups)
-    if points:
-        yield Notice("Not all of a line was made alike; see how each run was made.", points)
-
-
-def _grouped(said: Iterable[tuple[str, str, str]], groups: Sequence[Group]) -> tuple[str, ...]:
-    """A sentence for each suite and what is said of it, with the names of what it is said of."""
+def _grouped(said: Iterable[tuple[str, str, str]], groups: Sequence[Group]) -> Iterator[str]:
+    """Yields a sentence for each suite and fact, with the names that the fact is about."""
     names: dict[tuple[str, str], list[str]] = {}
     for suite, what, name in said:
         names.setdefault((suite, what), []).append(name)
     lines = Counter(group.suite for group in groups for _ in group.pairs)
-    return tuple(
-        f"{suite}, {what}: {'every line' if 1 < lines[suite] == len(of) else '; '.join(of)}."
-        for (suite, what), of in names.items()
-    )
+    for (suite, what), of in names.items():
+        everywhere = 1 < lines[suite] == len(of)
+        yield f"{suite}, {what}: {'every line' if everywhere else escaped('; '.join(of))}."
 
 
-def _failures(failed: Sequence[Record]) -> Iterator[Block]:
-    for record in failed:
-        agent = wording.agent(record["algorithm"])
-        name = f"{agent} on {record['environment']}, seed {record['seed']}"
-        yield Paragraph(f"{record['suite']}, {name}:")
-        yield Listing(record["error"])
+def _failures(groups: Sequence[Group]) -> Iterator[str]:
+    failed = [record for group in groups for pair in group.pairs for record in pair.failed]
+    if failed:
+        texts = [
+            f"{record['suite']}, {formatting.agent(record['algorithm'])} on "
+            f"{escaped(record['environment'])}, seed {record['seed']}:\n\n"
+            f"{listing(record['error'])}"
+            for record in failed
+        ]
+        yield details("The last output of the failed runs", "\n".join(texts))
 
 
-def _group_blocks(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
+def _results(group: Group, groups: Sequence[Group], drawn: Drawn, show: Show) -> Iterator[str]:
     of_suite = [other for other in groups if other.suite == group.suite]
-    agents = wording.listed([wording.agent(algorithm) for algorithm in group.algorithms])
-    yield Heading(group.suite if len(of_suite) == 1 else f"{group.suite}: {agents}")
-    yield Paragraph(f"Protocol: {group.protocol}. {_SCORES[group.score]}")
-    yield tables.overview(group)
-    yield tables.what_was_run(group)
-    yield from _of_each_environment("Learning curves", _CURVES, figures.learning_curves, group)
-    yield from _environments(group)
-    if group.is_atari:
-        yield from _atari(group)
-    else:
-        draw = figures.environment_profiles
-        yield from _of_each_environment("Performance profiles", _PROFILES, draw, group)
-    yield from _improvement(group)
-    yield Heading("Wall-clock and speed", level=3)
-    yield Paragraph(_SPEED)
-    yield tables.speeds(group)
-    yield Heading("How each number was made", level=3)
-    yield provenance.details(group)
-
-
-def _of_each_environment(
-    title: str, text: str, draw: Callable[[Group, str], Figure | None], group: Group
-) -> Iterator[Block]:
-    drawn = [draw(group, name) for name in group.environments]
-    if any(drawn):
-        yield Heading(title, level=3)
-        yield Paragraph(text)
-        yield Figures(tuple(figure for figure in drawn if figure))
-
-
-def _environments(group: Group) -> Iterator[Block]:
-    yield Heading("Scores", level=3)
-    if table := tables.budgets(group):
-        yield table
+    agents = formatting.listed([formatting.agent(algorithm) for algorithm in group.algorithms])
+    yield f"## {group.suite if len(of_suite) == 1 else f'{group.suite}: {agents}'}\n"
+    yield report_tables.best(group)
+    yield f"Protocol: {escaped(group.protocol)}. {_SCORES[group.score]}\n"
+    yield report_tables.overview(group)
+    yield f"{_READING}\n"
+    if drawn.curves:
+        yield f"### Learning curves\n\n{_CURVES}\n\n{show(drawn.curves)}"
+    yield "### Scores\n"
+    yield report_tables.budgets(group)
     for name in group.environments:
-        yield tables.environment(group, name)
-        if table := tables.elsewhere(group, name):
-            count = wording.count(len(table.rows), "score")
-            summary = f"{name}: {count} published under other protocols, not comparable"
-            yield Details(summary, (table,))
+        yield report_tables.environment(group, name)
+        count, table = report_tables.elsewhere(group, name)
+        if count:
+            scores = formatting.count(count, "score")
+            yield details(
+                f"{name}: {scores} published under other protocols, not comparable", table
+            )
+    if group.is_atari:
+        yield f"### Human-normalized scores\n\n{_NORMALIZED}\n"
+        yield report_tables.aggregates(group)
+        yield show(drawn.profiles) if drawn.profiles else ""
+        yield report_tables.normalized(group)
+        if table := report_tables.atari5(group):
+            yield f"{_ATARI5}\n\n{table}"
+    elif drawn.profiles:
+        yield f"### Performance profiles\n\n{_PROFILES}\n\n{show(drawn.profiles)}"
+    if table := report_tables.improvement(group):
+        yield f"### Probability of improvement\n\n{_IMPROVEMENT}\n\n{table}"
+    yield f"### Wall-clock and speed\n\n{_SPEED}\n\n{report_tables.speeds(group)}"
+    yield from _how_it_was_made(group, groups)
 
 
-def _atari(group: Group) -> Iterator[Block]:
-    yield Heading("Human-normalised scores", level=3)
-    yield Paragraph(_NORMALISED)
-    yield atari_tables.aggregates(group)
-    drawn = [figures.profiles(group), figures.normalised_curves(group)]
-    if any(drawn):
-        yield Figures(tuple(figure for figure in drawn if figure))
-    yield atari_tables.normalised(group)
-    if table := atari_tables.atari5(group):
-        yield Paragraph(_ATARI5)
-        yield table
-
-
-def _improvement(group: Group) -> Iterator[Block]:
-    if table := tables.improvement(group):
-        yield Heading("Probability of improvement", level=3)
-        yield Paragraph(_IMPROVEMENT)
-        yield table
+def _how_it_was_made(group: Group, groups: Sequence[Group]) -> Iterator[str]:
+    yield "### How each number was made\n"
+    unlike = (
+        (group.suite, what, pair.name)
+        for pair in group.pairs
+        for what in report_tables.differences(pair.finished)
+    )
+    if points := list(_grouped(unlike, groups)):
+        yield notice("Not all runs of a line were made alike.", points)
+    yield report_tables.what_was_run(group)
+    count, tables = report_tables.provenance(group)
+    runs = formatting.count(count, "run")
+    yield details(f"{runs}: commands, hashes, versions and machines", tables)

@@ -1,4 +1,4 @@
-"""Records grouped as a report tells them: by suite and protocol, then by environment and agent."""
+"""Groups records for a report: by suite and protocol, then by environment and agent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from pipeline.benchmarks import scores, statistics, suites, wording
+from pipeline.benchmarks import formatting, interval_estimates, published_scores, suites
+from pipeline.benchmarks.interval_estimates import Estimate
+from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.records import FINISHED, Record
-from pipeline.benchmarks.scores import Published
-from pipeline.benchmarks.statistics import Estimate
 
 # Budgets this close are the same: an iteration may cross its budget by some steps.
 SAME_BUDGET = 0.02
@@ -20,13 +20,13 @@ _LATE = 0.05  # a score noted so much later counts for a budget, for logs have i
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One agent in one environment: the runs of all seeds.
+    """The runs of one agent in one environment, with all seeds.
 
     Attributes:
-        algorithm: "dqn".
-        environment: a gymnasium id or a game.
-        seeds: how many were asked for, 1 to `seeds`.
-        records: the last of each run that has ended, by seed; at least one.
+      algorithm: Name of the algorithm, "dqn".
+      environment: A gymnasium id or a game.
+      seeds: Number of seeds that were asked for, 1 to `seeds`.
+      records: The last record of each run that has ended, by seed; at least one.
     """
 
     algorithm: str
@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def config(self) -> str:
-        """Name of the gin file."""
+        """The name of the gin file."""
         return self.records[0]["config"]
 
     @property
@@ -47,54 +47,54 @@ class Pair:
     @property
     def name(self) -> str:
         """ "DQN on CartPole-v1"."""
-        return f"{wording.agent(self.algorithm)} on {self.environment}"
+        return f"{formatting.agent(self.algorithm)} on {self.environment}"
 
     @property
     def finished(self) -> list[Record]:
-        """Of the runs that came to their end."""
+        """The records of the runs that have finished."""
         return [record for record in self.records if record["status"] == FINISHED]
 
     @property
     def failed(self) -> list[Record]:
-        """Of the runs that did not."""
+        """The records of the runs that have failed."""
         return [record for record in self.records if record["status"] != FINISHED]
 
     @property
     def missing(self) -> list[int]:
-        """Seeds that were asked for and have no record."""
+        """The seeds that were asked for and have no record."""
         return sorted(set(range(1, self.seeds + 1)) - {record["seed"] for record in self.records})
 
     @property
     def unscored(self) -> list[Record]:
-        """Finished, but without the number that counts."""
+        """The finished runs that have no score."""
         return [record for record in self.finished if score_of(record) is None]
 
     @functools.cached_property
     def scores(self) -> np.ndarray:
-        """[n], of the finished runs that have one."""
+        """The scores of the finished runs, [n]."""
         return _known(score_of(record) for record in self.finished)
 
     @functools.cached_property
     def estimate(self) -> Estimate | None:
-        """Interquartile mean of `scores`; None if there are none."""
+        """The interquartile mean of `scores`; None if there are none."""
         return estimate(self.scores)
 
     @functools.cached_property
     def mean(self) -> Estimate | None:
-        """Mean of `scores`, which is what others publish; None if there are none."""
+        """The mean of `scores`, which is what others publish; None if there are none."""
         return mean(self.scores)
 
     def scores_at(self, env_steps: int) -> np.ndarray:
-        """[n], of the finished runs whose curve reaches this many environment steps."""
+        """Returns the scores of the finished runs at so many environment steps, [n]."""
         return _known(score_of(record, env_steps) for record in self.finished)
 
     def numbers(self, name: str) -> np.ndarray:
-        """[n], a field of the finished runs, where known."""
+        """Returns a field of the finished runs where it is known, [n]."""
         return _known(record[name] for record in self.finished)
 
     @property
     def curves(self) -> list[np.ndarray]:
-        """[points, 2] for each finished run that has at least two: environment steps, return."""
+        """(environment steps, return) [points, 2] of each finished run with two points or more."""
         return [np.array(r["curve"], np.float64) for r in self.finished if len(r["curve"]) > 1]
 
 
@@ -103,11 +103,11 @@ class Group:
     """Pairs that may be compared: of one suite, under one protocol.
 
     Attributes:
-        suite: its name.
-        protocol: in words.
-        score: "evaluation", "training" or "iteration": see `records`.
-        budgets: environment steps at which scores are tabled, below the final one's.
-        pairs: by environment, then algorithm.
+      suite: Name of the suite.
+      protocol: How environments are made and scores are taken, in words.
+      score: "evaluation", "training" or "iteration"; see `records`.
+      budgets: Environment steps at which scores are tabled besides the final one.
+      pairs: The pairs, by environment, then algorithm.
     """
 
     suite: str
@@ -117,22 +117,27 @@ class Group:
     pairs: tuple[Pair, ...]
 
     @property
+    def key(self) -> str:
+        """A text that no other group of a report has."""
+        return f"{self.suite} {self.protocol} {self.score}"
+
+    @property
     def environments(self) -> list[str]:
-        """In order."""
+        """The environments, in order."""
         return list(dict.fromkeys(pair.environment for pair in self.pairs))
 
     @property
     def algorithms(self) -> list[str]:
-        """In order."""
+        """The algorithms, in order."""
         return sorted({pair.algorithm for pair in self.pairs})
 
     @property
     def is_atari(self) -> bool:
-        """Whether every environment is a game with a human score."""
-        return set(self.environments) <= set(scores.atari_games())
+        """True if every environment is a game with a human score."""
+        return set(self.environments) <= set(published_scores.atari_games())
 
     def of(self, environment: str | None = None, algorithm: str | None = None) -> list[Pair]:
-        """The pairs of an environment, an algorithm, or both."""
+        """Returns the pairs of an environment, an algorithm, or both."""
         return [
             pair
             for pair in self.pairs
@@ -140,33 +145,33 @@ class Group:
         ]
 
     def published(self, environment: str) -> list[Published]:
-        """What others published under this protocol, of whatever version of the environment."""
-        return [p for p in scores.published(environment) if p.protocol == self.protocol]
+        """Returns published scores of this protocol, of any version of the environment."""
+        return [p for p in published_scores.published(environment) if p.protocol == self.protocol]
 
     def comparable(self, pair: Pair, env_steps: int | None = None) -> list[Published]:
-        """What others published of the same agent after as many steps, under this protocol.
+        """Returns published scores of this protocol, of the same agent after as many steps.
 
         Args:
-            pair: of this group.
-            env_steps: of training; the pair's budget if None.
+          pair: A pair of this group.
+          env_steps: Environment steps of training; None for the budget of the pair.
         """
         return [p for p in self.published(pair.environment) if is_comparable(p, pair, env_steps)]
 
     def published_otherwise(self, environment: str) -> list[Published]:
-        """What others published under other protocols: not to be compared."""
-        return [p for p in scores.published(environment) if p.protocol != self.protocol]
+        """Returns scores that were published under other protocols."""
+        return [p for p in published_scores.published(environment) if p.protocol != self.protocol]
 
 
 def most_seeds(records: Sequence[Record], num_seeds: int = 0) -> int:
-    """The most seeds that were asked for: `num_seeds`, or what a record tells of."""
+    """Returns the most seeds that were asked for, by `num_seeds` or by a record."""
     return max([num_seeds, *(record["num_seeds"] for record in records)])
 
 
 def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
-    """The records of one suite, by protocol.
+    """Groups the records of one suite by protocol.
 
-    The number of seeds and the budgets are the suite's largest: it may have been asked for more in
-    a later call than in an earlier one, and for more (`num_seeds`) than any record tells of.
+    The number of seeds and the budgets are the largest of the suite, because a later call may have
+    asked for more than an earlier one, and for more (`num_seeds`) than any record tells.
     """
     seeds = most_seeds(records, num_seeds)
     budgets = {budget for record in records for budget in record["budgets"]}
@@ -187,9 +192,12 @@ def _pairs(records: Sequence[Record], kind: tuple[str, ...], seeds: int) -> tupl
 
 
 def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()) -> list[str]:
-    """Names of the experiments that `records` know nothing of.
+    """Returns the names of the experiments that have no record.
 
-    Of those that were asked for; if that is not known, of those that a shipped suite has.
+    Args:
+      suite: Name of the suite.
+      records: Its records.
+      asked: Names of the experiments that were asked for; if empty, those of the shipped suite.
     """
     if not asked and suite in suites.shipped():
         asked = [experiment.name for experiment in suites.load(suite).experiments]
@@ -198,7 +206,7 @@ def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()
 
 
 def score_of(record: Record, env_steps: int | None = None) -> float | None:
-    """A run's score at its end, or when it had taken so many environment steps; None if unknown."""
+    """Returns the score of a run at its end, or at `env_steps`; None if it is not known."""
     end = record["num_env_steps"]
     if env_steps is not None and env_steps > end * (1 + SAME_BUDGET):
         return None
@@ -216,17 +224,17 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
 
 
 def estimate(values: np.ndarray) -> Estimate | None:
-    """The interquartile mean with its interval; None without values."""
-    return statistics.interval_estimate(values) if len(values) else None
+    """Estimates the interquartile mean; None without values."""
+    return interval_estimates.estimate([values]) if len(values) else None
 
 
 def mean(values: np.ndarray) -> Estimate | None:
-    """The mean with its interval; None without values."""
-    return statistics.interval_estimate(values, statistics.mean) if len(values) else None
+    """Estimates the mean; None without values."""
+    return interval_estimates.estimate([values], interval_estimates.mean) if len(values) else None
 
 
 def is_comparable(score: Published, pair: Pair, env_steps: int | None = None) -> bool:
-    """Whether a score under the same protocol is of the same agent after as many steps."""
+    """Returns True if a score of the same protocol is of the same agent after as many steps."""
     steps = env_steps or pair.num_env_steps
     is_same_budget = abs(score.env_steps - steps) <= SAME_BUDGET * steps
     return score.algorithm == pair.algorithm and is_same_budget

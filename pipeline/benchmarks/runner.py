@@ -1,36 +1,42 @@
-"""Runs what a suite asks for, some processes at a time, and records how each run ended."""
+"""Runs what a suite asks for, several processes at a time, and records how each run ended."""
 
 from __future__ import annotations
 
 import pathlib
+import sys
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.benchmarks import processes, records, results
-from pipeline.benchmarks.ledger import Ledger
-from pipeline.benchmarks.processes import TRAIN, RunProgress, TrainProcess
-from pipeline.benchmarks.records import Record
-from pipeline.benchmarks.runs import Run, plan
-from pipeline.benchmarks.status import FAILED, FINISHED, LEFT, RUNNING, RunStatus, Status
+from rich import progress
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.benchmarks import records, results, train_process
+from pipeline.benchmarks.planned_runs import Run, plan
+from pipeline.benchmarks.records import FAILED, FINISHED, Record
+from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
-from pipeline.errors import UserError
-from pipeline.progress import duration
-from pipeline.run_folder import RunFolder
-from pipeline.shutdown import StopSignal
+from pipeline.benchmarks.train_process import TRAIN, TrainProcess
+from pipeline.runs.run_folder import RunFolder
+from pipeline.utils.errors import UserError
+from pipeline.utils.progress import duration
+from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.1
 _SHOW_SECONDS = 1.0
+_PLAIN_SECONDS = 60.0  # between lines without a terminal
+_STATES = (FINISHED, "running", FAILED, "left")
 
 
 class Outcome(NamedTuple):
     """How the runs of a suite stand.
 
     Attributes:
-        finished: how many have come to their end, now or before.
-        failed: runs that have failed, each with the reason in a line.
-        left: how many are neither, for they were stopped or not begun.
+      finished: Number of runs that have finished, now or before.
+      failed: Runs that have failed, each with the reason in a line.
+      left: Number of runs that were stopped or not begun.
     """
 
     finished: int
@@ -49,94 +55,76 @@ def run_suite(
 ) -> Outcome:
     """Runs what is not finished of a suite and records it in `<output_dir>/<suite>.jsonl`.
 
+    A finished run is not touched. A run that was stopped or killed resumes from its checkpoint,
+    and one that failed is tried again.
+
     Args:
-        suite: what to run.
-        output_dir: made if missing.
-        workers: runs at once.
-        gin_bindings: statements for every run, after those of the suite.
-        stop: its request asks all processes to write a checkpoint and exit.
-        train: the command that trains, without its flags.
-        flags: of it, beside those that say which run it is.
+      suite: What to run.
+      output_dir: Folder of the benchmark; made if missing.
+      workers: Runs at the same time.
+      gin_bindings: Statements for every run, after those of the suite.
+      stop: Asks all processes to write a checkpoint and exit.
+      train: Command that trains, without its flags.
+      flags: Flags of every run, beside those that say which run it is.
 
     Raises:
-        UserError: another benchmark runs there; runs that are there have other settings; a gin
-            file or a binding is wrong; the disk is full or not writable.
+      UserError: If another benchmark runs there, if runs that are there have other settings, if a
+        gin file or a binding is wrong, or if the disk is full or not writable. No process is left.
     """
     runs = plan(suite, output_dir, gin_bindings, flags)
-    with Ledger(output_dir, suite.name) as ledger:
-        ledger.check_settings(runs)
-        with Status(suite.name, workers) as shown:
-            return SuiteRunner(runs, workers, ledger, shown, stop, train).run()
+    with SuiteFolder(output_dir, suite.name) as folder:
+        folder.check_settings(runs)
+        with _Display(suite.name) as display:
+            return _Runner(runs, workers, folder, display, stop, train).run()
 
 
-class SuiteRunner:
-    """Takes runs to their ends; whoever calls it again goes on with what is left.
-
-    A run whose record says that it is finished is not touched. One that was stopped or killed
-    resumes from its checkpoint, which is `pipeline.train`'s doing; one that failed is tried again.
-    """
-
+class _Runner:
     def __init__(
         self,
         runs: Sequence[Run],
         workers: int,
-        ledger: Ledger,
-        shown: Status,
+        folder: SuiteFolder,
+        display: _Display,
         stop: StopSignal,
-        train: Sequence[str] = TRAIN,
+        train: Sequence[str],
     ) -> None:
-        """Args:
-        runs: in the order in which they are to start.
-        workers: how many run at once.
-        ledger: open; where runs are recorded.
-        shown: the terminal.
-        stop: polled; once requested, every process is asked to stop, and none is started.
-        train: the command that trains, without its flags.
-        """
         self._runs = runs
         self._workers = workers
-        self._ledger = ledger
-        self._shown = shown
+        self._folder = folder
+        self._display = display
         self._stop = stop
         self._train = train
         self._waiting: deque[Run] = deque()
         self._running: list[TrainProcess] = []
-        self._over: set[str] = set()  # names of runs that have finished or failed
-        self._seconds: dict[str, float] = {}  # by name of the run, of its process that has ended
-        self._shown_at = 0.0
 
     def run(self) -> Outcome:
-        """Returns when all runs are over, or have stopped as they were asked to.
-
-        Raises:
-            UserError: the disk is full or not writable. No process is left behind.
-        """
-        self._sort_out()
+        self._waiting.extend(run for run in self._runs if not self._is_over(run))
+        over = len(self._runs) - len(self._waiting)
+        left = len(self._waiting)
+        self._display.message(f"{left} runs to go, {over} are over; {self._workers} at once")
         try:
             while (self._waiting and not self._stop.requested) or self._running:
                 self._step()
+                self._display.show(self._runs, self._state)
                 time.sleep(_POLL_SECONDS)
         finally:
-            self._stop_processes()
+            for process in self._running:
+                process.stop()
             for process in self._running:
                 process.wait()
         return self._outcome()
 
-    def _sort_out(self) -> None:
-        """Which runs are over; some may have ended when nobody was there to record it."""
-        for run in self._runs:
-            record = None if self._ledger.is_finished(run) else self._end_of(run)
-            if record:
-                self._ledger.add(record)
-            if record or self._ledger.is_finished(run):
-                self._over.add(run.name)
-            else:
-                self._waiting.append(run)
-        over, left = len(self._over), len(self._waiting)
-        self._shown.message(f"{left} runs to go, {over} are over; {self._workers} at once")
+    def _is_over(self, run: Run) -> bool:
+        """Returns True if a run has ended, also if nobody was there to record it."""
+        if self._folder.is_finished(run):
+            return True
+        record = self._end_of(run)
+        if record:
+            self._folder.add(record)
+        return record is not None
 
     def _end_of(self, run: Run) -> Record | None:
-        """The record of a run that has come to its end, by its folder; None if it has not."""
+        """Returns the record of a run whose folder has its end; None if it has not."""
         try:
             result = RunFolder(run.folder).read_json("result.json")
             if result.get("env_steps", 0) < run.num_env_steps:
@@ -147,65 +135,43 @@ class SuiteRunner:
 
     def _step(self) -> None:
         if self._stop.requested:
-            self._stop_processes()
-        ended = [process for process in self._running if process.poll() is not None]
-        for process in ended:
+            for process in self._running:
+                process.stop()
+        for process in [x for x in self._running if x.poll() is not None]:
             self._running.remove(process)
-            self._conclude(process)
+            record = self._end_of(process.run)
+            if record is None and process.was_stopped():
+                self._waiting.append(process.run)
+            else:
+                record = record or records.failed(process.run, process.error())
+                self._note(process.run, record, process.seconds)
         while self._waiting and len(self._running) < self._workers and not self._stop.requested:
-            self._start(self._waiting.popleft())
-        if ended or time.monotonic() - self._shown_at >= _SHOW_SECONDS:
-            self._shown_at = time.monotonic()
-            self._shown.show(self._statuses(), at_once=bool(ended))
-
-    def _start(self, run: Run) -> None:
-        try:
-            self._running.append(TrainProcess(run, self._train))
-        except OSError as error:
-            self._note(run, records.failed(run, f"it cannot be started: {error}; mend that"), 0.0)
-
-    def _stop_processes(self) -> None:
-        for process in self._running:
-            process.stop()
-
-    def _conclude(self, process: TrainProcess) -> None:
-        run = process.run
-        record = self._end_of(run)
-        if record is None and process.was_stopped():
-            return
-        self._note(run, record or records.failed(run, process.error()), process.seconds)
+            run = self._waiting.popleft()
+            try:
+                self._running.append(TrainProcess(run, self._train))
+            except OSError as error:
+                reason = f"it cannot be started: {error}; fix that"
+                self._note(run, records.failed(run, reason), 0.0)
 
     def _note(self, run: Run, record: Record, seconds: float) -> None:
-        self._ledger.add(record)
-        self._over.add(run.name)
-        self._seconds[run.name] = seconds
-        self._shown.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
+        self._folder.add(record)
+        self._display.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
 
-    def _statuses(self) -> list[RunStatus]:
-        running = {process.run.name for process in self._running}
-        return [self._status(run, run.name in running) for run in self._runs]
-
-    def _status(self, run: Run, is_running: bool) -> RunStatus:
-        record = self._ledger[run]
-        if record is None or run.name not in self._over:
-            state, done = RUNNING if is_running else LEFT, processes.progress(run)
-        elif record["status"] == FINISHED:
-            # With the start of the process, if we have seen it.
-            seconds = max(record["wall_seconds"], self._seconds.get(run.name, 0.0))
-            state, done = FINISHED, RunProgress(record["env_steps"], seconds)
-        else:
-            state, done = FAILED, RunProgress()
-        return RunStatus(state, run.experiment.name, run.num_env_steps, *done)
+    def _state(self, run: Run) -> str:
+        if any(process.run is run for process in self._running):
+            return "running"
+        record = self._folder[run]
+        return record["status"] if record and run not in self._waiting else "left"
 
     def _outcome(self) -> Outcome:
-        records_of = [(run, self._ledger[run]) for run in self._runs if run.name in self._over]
+        left = {run.name for run in self._waiting}
+        over = [(run, self._folder[run]) for run in self._runs if run.name not in left]
         failed = [
             (run, records.last_words(record))
-            for run, record in records_of
+            for run, record in over
             if record is not None and record["status"] == FAILED
         ]
-        over = len(records_of)
-        return Outcome(over - len(failed), failed, len(self._runs) - over)
+        return Outcome(len(over) - len(failed), failed, len(left))
 
 
 def _ending(record: Record) -> str:
@@ -213,3 +179,56 @@ def _ending(record: Record) -> str:
         return f"failed ({records.last_words(record)})"
     score = results.score_of(record)
     return "finished" if score is None else f"finished ({record['score']} {score:,.1f})"
+
+
+class _Display:
+    """Shows how the runs stand: a live line on a terminal, else a plain line every minute."""
+
+    def __init__(self, title: str) -> None:
+        # Ask the file itself, because rich takes a pipe for a terminal if FORCE_COLOR is set.
+        self._console = Console(force_terminal=sys.stdout.isatty())
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[counts]}"),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._title = title
+        self._task = self._progress.add_task(title, counts="")
+        self._shown_at = 0.0
+        self._printed_at = time.monotonic()
+
+    def __enter__(self) -> _Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def message(self, text: str) -> None:
+        """Prints `text` on lines of its own, above the live line."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def show(self, runs: Sequence[Run], state_of: Callable[[Run], str]) -> None:
+        """Shows the counts of runs and the share of environment steps, once a second."""
+        now = time.monotonic()
+        if now - self._shown_at < _SHOW_SECONDS:
+            return
+        self._shown_at = now
+        states = [state_of(run) for run in runs]
+        done = sum(
+            run.num_env_steps
+            if state == FINISHED
+            else min(train_process.env_steps(run), run.num_env_steps)
+            for run, state in zip(runs, states, strict=True)
+        )
+        total = sum(run.num_env_steps for run in runs)
+        counts = Counter(states)
+        text = ", ".join(f"{counts[state]} {state}" for state in _STATES)
+        self._progress.update(self._task, completed=done, total=total, counts=text)
+        if not self._console.is_terminal and now - self._printed_at >= _PLAIN_SECONDS:
+            self._printed_at = now
+            self.message(f"{self._title}: {text}, {100 * done // total}% of {total:,} steps")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import gin
 
 from pipeline import configuration
-from pipeline.errors import UserError
-from pipeline.gin_statements import find_file, shipped_names, suggest
+from pipeline.configuration.statements import find_file, shipped_names, suggest
+from pipeline.utils.errors import UserError
 
 SCORES = ("evaluation", "training", "iteration")
 _FOLDER = "benchmarks/"

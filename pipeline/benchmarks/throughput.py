@@ -1,251 +1,312 @@
-"""Times this pipeline and its peers on the same works, in turns: A B C, A B C.
-
-Every side is a worker process (`workers/protocol.py`) that is built and warm before the first
-stage; only one measures at a time, the others wait without using the processor. Written to the
-output folder:
-
-    throughput.json     every number of every round, and what produced it
-    throughput.md       the tables of `throughput_tables`, and what differs between the sides
-    logs/               what each worker printed
-    .throughput.lock    held by the measurement that writes there
-    .throughput-scratch-*/  of its workers, gone when it ends, or when the next one begins
-"""
+"""Times the stages of a run, each alone, and the whole training: how fast is my configuration?"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
+import io
 import pathlib
-import shlex
-import shutil
-import statistics
-import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import gin
+import tensorflow as tf
+from rich.console import Console
+from tf_agents.trajectories import StepType
 
-from pipeline import configuration, revision
-from pipeline.benchmarks import contenders, peer_environment
-from pipeline.benchmarks.contenders import Contender
-from pipeline.benchmarks.throughput_numbers import Results, sides_of
-from pipeline.benchmarks.throughput_tables import document
-from pipeline.benchmarks.worker_process import Worker, WorkerError
-from pipeline.circumstances import machine
-from pipeline.durable import write_text
-from pipeline.errors import UserError, check_number, check_whole
-from pipeline.folders import lock, named_errors, read_json
-from pipeline.jsonl import plain
+from pipeline.acting.collect_driver import CollectDriver
+from pipeline.acting.policies import RandomPolicy
+from pipeline.ops.randomness import stream_key
+from pipeline.runs.run_folder import RunFolder
+from pipeline.training.components import Components
+from pipeline.training.host_loop import HostLoop
+from pipeline.training.intervals import Plan, WarmUp
+from pipeline.training.iteration import Iterations, LoopState
+from pipeline.training.train_loop import bound, build_bound
+from pipeline.utils.progress import Progress
+from pipeline.utils.shutdown import StopSignal
 
-_JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
-_SCRATCH = ".throughput-scratch-"
+#: The result of a stage: "seconds", "count", "unit", and facts.
+Answer: TypeAlias = dict[str, Any]
+#: Measures for at least so many seconds.
+Stage: TypeAlias = Callable[[float], Answer]
 
-
-def measure(
-    output_dir: pathlib.Path, with_peers: bool, gin_bindings: Sequence[str] = ()
-) -> list[str]:
-    """Measures all works and writes the results, after each work what there is.
-
-    The same command again goes on with the works that it has not measured yet, or not on all sides.
-
-    Args:
-        output_dir: made if missing.
-        with_peers: measures them too; makes their virtual environment in the current folder.
-        gin_bindings: of `throughput`: works, seconds, rounds.
-
-    Returns:
-        The works and sides whose workers have failed; throughput.json says why.
-
-    Raises:
-        UserError: a binding is wrong, the folder is not writable, has what another command,
-            revision or machine measured or is being measured into, or the peers' environment cannot
-            be made.
-    """
-    configuration.load([], gin_bindings)
-    return throughput(output_dir, with_peers)
+_SEED = 1
+_CALL_SECONDS = 0.3  # of a graph call, so that its overhead is negligible
+_WARM_UP_SECONDS = 3.0
+_FOREVER = 10**12  # environment steps
+_LOG_INTERVAL = 5_000  # environment steps
+_DRAWN = 1_000  # random actions of every environment, drawn before the clock runs
 
 
-@gin.configurable(denylist=["output_dir", "with_peers"])
-def throughput(
-    output_dir: pathlib.Path,
-    with_peers: bool,
-    *,
-    works: Sequence[str] = contenders.DEFAULT_WORKS,
-    seconds: float = 3.0,
-    rounds: int = 7,
-) -> list[str]:
-    """See `measure`.
+def measure(seconds: float) -> str:
+    """Times the run that gin's bindings describe, after its warm-up.
 
     Args:
-        works: names as in dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this
-            pipeline in that precision, a2c_pong_8:asynchronous and :in_turns 8 actors.
-        seconds: that a stage takes in a round, at least.
-        rounds: of turns through stages and sides; works that cannot be repeated (`start_pong`,
-            `replay_pong`) are measured once, for as long as all rounds take.
-    """
-    contenders.check(works)
-    check_number("throughput.seconds", seconds, 0)
-    check_whole("throughput.rounds", rounds)
-    with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
-        with named_errors(output_dir, "--output_dir"):
-            for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
-                shutil.rmtree(left_by_a_killed_one)
-            (output_dir / "logs").mkdir(exist_ok=True)
-        circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
-        measured = _measured_before(output_dir, circumstances)
-        python = {"tf_agents": sys.executable}
-        if with_peers:
-            python["sb3"] = str(peer_environment.ensure())
-        variants_of = contenders.grouped(works)
-        for work, variants in variants_of.items():
-            if work in measured:
-                print(f"{work}  measured before", flush=True)
-            else:
-                sides = contenders.ours(work, variants)
-                sides += contenders.peers(work, python) if with_peers else []
-                measured[work] = {
-                    "load_average_before": os.getloadavg()[0],
-                    "sides": measure_work(work, sides, output_dir, seconds, rounds),
-                }
-            in_order = {work: measured[work] for work in variants_of if work in measured}
-            results = {**circumstances, "works": in_order}
-            write(output_dir, results)
-        return [f"{work}: {name}" for work, name, side in sides_of(results) if side["error"]]
-
-
-def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
-    """The works that earlier calls of the same command have measured on all sides."""
-    earlier = read_json(output_dir / _JSON, {"works": dict})
-    here = plain(circumstances)
-    differing = [name for name in here if earlier and earlier.get(name) != here[name]]
-    if differing:
-        raise UserError(
-            f"{output_dir / _JSON} has measurements of another {', '.join(differing)}, which a new "
-            "one would replace: choose another --output_dir, or delete it."
-        )
-    return {
-        work: measured
-        for work, measured in earlier.get("works", {}).items()
-        if not any(side["error"] for side in measured["sides"].values())
-    }
-
-
-def _circumstances() -> Results:
-    return {
-        "command": shlex.join(["python", "-m", "pipeline.benchmark", *sys.argv[1:]]),
-        "git_revision": revision.git_revision(),
-        "source_sha256": revision.source_sha256(),
-        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-        **machine(),
-    }
-
-
-def measure_work(
-    work: str, sides: Sequence[Contender], output_dir: pathlib.Path, seconds: float, rounds: int
-) -> dict[str, Results]:
-    """Starts the sides' workers one after the other and measures their stages in turns.
-
-    A side whose worker fails keeps what it has measured until then, and its `error`.
+      seconds: Least time for which each stage is measured.
 
     Returns:
-        For each side `facts`, what its worker said when it was ready; `stages`, for each the
-        answers of all `rounds` and their median `per_second`; and `error`, which is None or a
-        message.
+      A line per stage, for people.
     """
-    results: dict[str, Results] = {
-        side.name: {"facts": {}, "stages": {}, "error": None} for side in sides
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build_components()
+        try:
+            stages = all_stages(parts, WarmUp().num_env_steps, pathlib.Path(folder))
+            answers = {name: stage(seconds) for name, stage in stages.items()}
+        finally:
+            parts.close()
+    rates = {name: (x["count"] / x["seconds"], x["unit"]) for name, x in answers.items()}
+    return "\n".join(f"{name:12} {rate:12,.1f} {unit}/s" for name, (rate, unit) in rates.items())
+
+
+def build_components() -> Components:
+    """Builds what `train` would build from gin's bindings, for a training without an end."""
+    gin.bind_parameter("train.num_env_steps", _FOREVER)
+    return build_bound(_SEED)
+
+
+def all_stages(
+    parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
+) -> dict[str, Stage]:
+    """Warms a run up and returns its stages by name.
+
+    Asynchronous actors have no stages that run alone, only "training".
+
+    Args:
+      parts: The run.
+      warm_up: Environment steps that a replay buffer holds before anything is timed.
+      output_dir: Folder for the logs of the training.
+      steps_per_update: Number by which the agent's counter grows in one call of its `train`.
+    """
+    training = Training(parts, warm_up, output_dir, steps_per_update)
+    training(_WARM_UP_SECONDS)
+    if not isinstance(parts.runner, Iterations):
+        return {"training": training}
+    stages = Stages(parts, parts.runner)
+    return {
+        "environment": stages.environment(),
+        "collect": stages.collect(),
+        "sample": stages.sample(),
+        "update": stages.update(),
+        "training": training,
     }
-    with contextlib.ExitStack() as stack:
-        workers = _started(work, sides, results, output_dir, stack)
-        stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
-        if not all(results[name]["facts"].get("takes_rounds", True) for name in workers):
-            seconds, rounds = seconds * rounds, 1
-        for _ in range(rounds):
-            for stage in stages:
-                _take_turns(work, stage, seconds, workers, results)
-    return results
 
 
-def _started(
-    work: str,
-    sides: Sequence[Contender],
-    results: dict[str, Results],
-    output_dir: pathlib.Path,
-    stack: contextlib.ExitStack,
-) -> dict[str, Worker]:
-    """The workers that are ready."""
-    with named_errors(output_dir, "--output_dir"):
-        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
-    of_workers = pathlib.Path(stack.enter_context(scratch))
-    workers = {}
-    for side in sides:
-        label = f"{work}-{side.name}".replace(":", "-")
-        folder = of_workers / label
-        folder.mkdir(parents=True)
-        flags = (f"--work={side.work}", f"--output_dir={folder.absolute()}")
-        log = output_dir / "logs" / f"{label}.log"
-        print(f"{work}  {side.name}  starting", flush=True)
-        worker = Worker(f"{side.name}'s worker for {side.work}", (*side.command, *flags), log)
-        stack.callback(worker.close)
-        try:
-            results[side.name]["facts"] = worker.ready()
-            workers[side.name] = worker
-        except WorkerError as error:
-            _drop(worker, error, results[side.name])
-    return workers
+class Training:
+    """Times `pipeline.train`'s own loop, logs included, in pieces of some seconds."""
+
+    def __init__(
+        self, parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
+    ):
+        """Warms the run up; see `all_stages` for the arguments."""
+        self._parts = parts
+        self._steps_per_update = steps_per_update
+        folder = RunFolder(output_dir / "run")
+        folder.open("fail", _SEED)
+        plan = Plan(_FOREVER, _LOG_INTERVAL, 0, 0, 1, 1)  # neither evaluations nor checkpoints
+        silent = Progress(_FOREVER, console=Console(file=io.StringIO()))
+        self._loop = HostLoop(parts, plan, folder, silent, StopSignal())
+        self._loop.collect_randomly(warm_up if parts.experience.keeps_rows else 0)
+
+    def __call__(self, seconds: float) -> Answer:
+        steps, updates = self._loop.env_steps, self._updates()
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            self._loop.advance()
+        return {
+            "seconds": time.perf_counter() - started,
+            "count": self._loop.env_steps - steps,
+            "unit": "environment steps",
+            "updates": self._updates() - updates,
+            "return_mean": self._loop.record()["return_mean_100"],
+        }
+
+    def _updates(self) -> int:
+        return int(self._parts.agent.train_step_counter) // self._steps_per_update
 
 
-def _take_turns(
-    work: str, stage: str, seconds: float, workers: dict[str, Worker], results: dict[str, Results]
-) -> None:
-    """Measures a stage once on every side that has it; takes failed workers out of `workers`."""
-    for name, worker in list(workers.items()):
-        result = results[name]
-        if stage not in result["facts"]["stages"]:
-            continue
-        try:
-            answer = worker.measure(stage, seconds)
-        except WorkerError as error:
-            _drop(workers.pop(name), error, result)
-            continue
-        measured = result["stages"].setdefault(stage, {"rounds": []})
-        measured["rounds"].append(answer)
-        speeds = [answer["count"] / answer["seconds"] for answer in measured["rounds"]]
-        measured["per_second"] = statistics.median(speeds)
-        print(f"{work}  {name}  {stage}  {speeds[-1]:,.1f} {answer['unit']}/s", flush=True)
+def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
+    """Applies `body` to `state` `times` times inside the graph, one after the other."""
+    _, state = tf.while_loop(
+        lambda count, _: count < times,
+        lambda count, state: (count + 1, body(state)),
+        (tf.zeros([], tf.int64), state),
+        parallel_iterations=1,
+    )
+    return state
 
 
-def _drop(worker: Worker, error: WorkerError, result: Results) -> None:
-    worker.kill()
-    result["error"] = str(error)
-    print(error, file=sys.stderr, flush=True)
+def timed(repeat: Callable[[tf.Tensor], float], unit: str, **facts: Any) -> Stage:
+    """Returns a stage that calls `repeat(times)`, which returns how many units it did."""
+
+    def stage(seconds: float) -> Answer:
+        times, count, spent = 1, 0.0, 0.0
+        while count == 0 or spent < seconds:
+            started = time.perf_counter()
+            count += repeat(tf.constant(times, tf.int64))
+            call = time.perf_counter() - started
+            spent += call
+            times = max(1, min(4 * times, int(times * _CALL_SECONDS / call)))
+        return {"seconds": spent, "count": count, "unit": unit, **facts}
+
+    stage(0.0)  # traces
+    return stage
 
 
-def write(output_dir: pathlib.Path, results: Results) -> None:
-    """Replaces throughput.json and throughput.md.
+def finishing(graph: Callable[[tf.Tensor], tf.Tensor], each: float) -> Callable[[tf.Tensor], float]:
+    """Returns, for `timed`, a function that waits for `graph(times)`, `each` units a time."""
 
-    Raises:
-        UserError: the disk is full or not writable.
+    def repeat(times: tf.Tensor) -> float:
+        graph(times).numpy()
+        return int(times) * each
+
+    return repeat
+
+
+def _digest(tensors: Any) -> tf.Tensor:
+    """Sums one element of each tensor, because the graph optimizer removes what nobody reads."""
+    ends = [tf.cast(tf.reshape(t, [-1])[-1], tf.float32) for t in tf.nest.flatten(tensors)]
+    return tf.add_n(ends)
+
+
+class Stages:
+    """Times the parts of an iteration, with the experience and the agent of a run.
+
+    The environments are its own, so that the episodes of the training stay whole. In a replay
+    buffer, one row per measurement is followed by a row of another episode, which is too few to
+    matter for time.
     """
-    results = plain(results)
-    write_text(output_dir / _JSON, json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_text(output_dir / _TABLES, document(results))
+
+    def __init__(self, parts: Components, runner: Iterations):
+        """Initializes the stages of a run and of its runner."""
+        self._agent, self._experience = parts.agent, parts.experience
+        environment = bound("create_environment")(stream_key(_SEED, "stages"))
+        driver = CollectDriver(environment, seed=_SEED)
+        self._environment = environment
+        self._iterations = Iterations(parts.agent, parts.experience, driver, parts.env_steps)
+        self._state = self._iterations.initial_state()
+
+    def environment(self) -> Stage:
+        """Returns the stage of vector steps with random actions; resets do not count as steps."""
+        policy = self._agent.collect_policy
+        draw = RandomPolicy(policy.time_step_spec, policy.action_spec).action
+        time_step = self._state.carry.time_step
+        drawn = tf.stack([draw(time_step, (), tf.constant([1, i])).action for i in range(_DRAWN)])
+
+        def body(state: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            total, index = state
+            step_type = self._environment.step(drawn[index % _DRAWN]).step_type
+            steps = tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
+            return total + steps, index + 1
+
+        start = (tf.zeros([]), tf.zeros([], tf.int32))
+        graph = tf.function(lambda times: repeated(body, start, times)[0], autograph=False)
+        return timed(lambda times: int(graph(times)), "environment steps")
+
+    def collect(self) -> Stage:
+        """Returns the stage of collecting: act, step, count, store."""
+
+        def body(state: LoopState) -> LoopState:
+            state = self._collect(state)
+            self._experience.end(lambda rows: None)
+            return state
+
+        graph = tf.function(lambda state, times: repeated(body, state, times), autograph=False)
+
+        def repeat(times: tf.Tensor) -> int:
+            before = int(self._state.carry.statistics.env_steps)
+            self._state = graph(self._state, times)
+            return int(self._state.carry.statistics.env_steps) - before
+
+        return timed(repeat, "environment steps")
+
+    def sample(self) -> Stage:
+        """Returns the stage of batches; of a rollout, its preparation is included."""
+        experience = self._experience
+
+        def batch(total: tf.Tensor) -> tf.Tensor:
+            return total + _digest(experience.next_batch())
+
+        if experience.keeps_rows:
+            return timed(finishing(self._sum_of(batch), 1), "batches")
+
+        def all_batches(total: tf.Tensor) -> tf.Tensor:
+            self._iterations.begin_updates(self._state)
+            return repeated(batch, total, tf.constant(experience.num_batches, tf.int64))
+
+        self._fill()
+        rounds = finishing(self._sum_of(all_batches), experience.num_batches)
+        stage = timed(rounds, "batches")
+        experience.end(lambda rows: None)
+
+        def on_a_rollout(seconds: float) -> Answer:
+            self._fill()
+            answer = stage(seconds)
+            experience.end(lambda rows: None)
+            return answer
+
+        return on_a_rollout
+
+    def update(self) -> Stage:
+        """Returns the stage of updates on one batch.
+
+        An update of TRPO is the step of the policy and the fit of the values.
+        """
+        agent, experience = self._agent, self._experience
+        if not experience.keeps_rows:
+            self._fill()
+            self._iterations.begin_updates(self._state)
+        rows, weights, _ = experience.next_batch()
+        experience.end(lambda rows: None)
+
+        def body(total: tf.Tensor) -> tf.Tensor:
+            return total + agent.train(rows, weights).loss
+
+        once = tf.function(lambda rows, weights: agent.train(rows, weights).loss, autograph=False)
+        flops = count_flops(once.get_concrete_function(rows, weights).graph)
+        stage = timed(finishing(self._sum_of(body), 1), "updates", flops_per_count=flops)
+        return lambda seconds: restored(agent, lambda: stage(seconds))
+
+    def _collect(self, state: LoopState) -> LoopState:
+        return self._iterations.collect(state, self._agent.collect_policy)
+
+    def _fill(self) -> None:
+        self._state = tf.function(self._collect, autograph=False)(self._state)
+
+    @staticmethod
+    def _sum_of(body: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+        return tf.function(lambda times: repeated(body, tf.zeros([]), times), autograph=False)
 
 
-def rewrite_tables(output_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Writes throughput.md anew from throughput.json, if that is there; the files written.
+def restored(agent: tf.Module, measure: Callable[[], Answer]) -> Answer:
+    """Calls `measure()` and leaves `agent`, optimizers included, as it was before.
 
-    Raises:
-        UserError: throughput.json is damaged, or the disk is full or not writable.
+    Many updates on one batch would leave weights that play differently, and so cost differently.
     """
-    if not (results := read_json(output_dir / _JSON, {"works": dict})):
-        return []
-    try:
-        text = document(results)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{output_dir / _JSON} is damaged, or no measurement's ({error!r}); remove it."
-        ) from error
-    write_text(output_dir / _TABLES, text)
-    return [output_dir / _TABLES]
+    checkpoint = tf.train.Checkpoint(agent=agent)
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.write(f"{folder}/agent")
+        answer = measure()
+        checkpoint.read(path).assert_existing_objects_matched().assert_consumed()
+    return answer
+
+
+def count_flops(graph: tf.Graph) -> int | None:
+    """Counts the floating-point operations of matrix products and convolutions in a graph.
+
+    A multiply-add counts as two.
+
+    Returns:
+      The number, or None if the graph has loops, whose number of turns is not known.
+    """
+    from tensorflow.python.profiler import model_analyzer, option_builder
+    from tensorflow.python.util import deprecation
+
+    if any(operation.type in ("While", "StatelessWhile") for operation in graph.get_operations()):
+        return None
+    options = option_builder.ProfileOptionBuilder(
+        option_builder.ProfileOptionBuilder.float_operation()
+    )
+    options.with_empty_output().with_accounted_types(["MatMul", "BatchMatMulV2", "Conv2D.*"])
+    with deprecation.silence():  # The profiler itself uses a deprecated function.
+        return model_analyzer.profile(graph, options=options.build()).total_float_ops

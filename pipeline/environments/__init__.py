@@ -1,31 +1,17 @@
-"""Adapters from gymnasium and the Arcade Learning Environment to TF-Agents."""
+"""Adapts vector environments of gymnasium and the ALE to TF-Agents, with exact restore."""
 
-from __future__ import annotations
+from pipeline.environments.atari import atari_environment
+from pipeline.environments.deepmind_atari import deepmind_atari_environment
+from pipeline.environments.gymnasium_envs import gymnasium_environment
+from pipeline.environments.training_environment import TrainingEnvironment
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.watchdog import Watchdog
 
-import pathlib
-from typing import Protocol
-
-
-class TrainingEnvironment(Protocol):
-    """What the host asks of a run's environments: a `VectorEnvironment`, or several of them."""
-
-    @property
-    def seconds(self) -> float:
-        """Spent in steps and resets."""
-
-    @property
-    def divergence(self) -> str:
-        """Why the last `restore` could not continue the episodes, "" if it did."""
-
-    @property
-    def batch_size(self) -> int:
-        """Environments, N."""
-
-    def failure_message(self) -> str:
-        """What an environment raised, in one line; empty if none did."""
-
-    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
-        """Writes what `restore` needs into the empty `folder`."""
-
-    def restore(self, folder: pathlib.Path) -> None:
-        """Reads what `save` wrote; raises ValueError for what is not that."""
+__all__ = [
+    "TrainingEnvironment",
+    "VectorEnvironment",
+    "Watchdog",
+    "atari_environment",
+    "deepmind_atari_environment",
+    "gymnasium_environment",
+]

@@ -1,4 +1,4 @@
-"""What has to be repeated to bring a vector environment back to where it was."""
+"""Stores the actions that bring a vector environment back to its saved state."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import data_files
-from pipeline.environments.states import State
+from pipeline.environments.saved_states import State
+from pipeline.utils import files
 
 _FILE = "actions.npz"
 _STATE = "state/"
 
 
 class ActionLog:
-    """The actions since every environment's anchor, its last reset from a seed of ours.
+    """Log of the actions since each environment's anchor.
 
-    An environment that is deterministic given its seed is a function of that seed and of the
-    actions since. Steps are vector steps since the last reset of all environments. Where episodes
-    do not end, an anchor may be a state that the environment gave out.
+    An anchor is an environment's last reset from a seed of ours. An environment that is
+    deterministic given its seed is a function of that seed and of the actions since then. Where
+    episodes do not end, an anchor may instead be a state that the environment returned.
+
+    Steps are vector steps, counted from the last reset of all environments.
 
     Attributes:
-      steps: taken.
-      anchors: int64 [N], the step at which each environment's anchor lies.
-      numbers: int64 [N], seeds that each environment has had; they number them.
-      states: of all environments at the oldest anchor, if it is not a reset; else empty.
+      steps: Number of steps taken.
+      anchors: int64 [N], step of each environment's anchor.
+      numbers: int64 [N], number of each environment's current seed: 0 after a reset of all
+        environments, then one more at each later seed.
+      states: States of all environments at the oldest anchor, or empty if that is a reset.
     """
 
     def __init__(self, num_envs: int):
         self.restart(num_envs)
 
     def restart(self, num_envs: int) -> None:
-        """All environments have been reset."""
+        """Clears the log after a reset of all environments."""
         self.steps = 0
         self.anchors = np.zeros(num_envs, np.int64)
         self.numbers = np.zeros(num_envs, np.int64)
@@ -43,16 +46,20 @@ class ActionLog:
 
     @property
     def length(self) -> int:
-        """Steps since the oldest anchor."""
+        """Returns the number of steps since the oldest anchor."""
         return self.steps - self._oldest
 
     def append(self, action: np.ndarray) -> None:
-        """Keeps a step's actions [N, ...]."""
+        """Appends the actions [N, ...] of one step."""
         self._actions.append(action.copy())
         self.steps += 1
 
     def anchor(self, environments: np.ndarray) -> None:
-        """These environments, bool [N], have been reset from seeds; drops what none needs now."""
+        """Records a reset of some environments from new seeds, and drops unneeded actions.
+
+        Args:
+          environments: bool [N], the environments that have been reset.
+        """
         self.anchors[environments] = self.steps
         self.numbers[environments] += 1
         oldest = int(np.min(self.anchors))
@@ -62,13 +69,17 @@ class ActionLog:
         self._oldest = oldest
 
     def anchor_at(self, states: list[State]) -> None:
-        """All environments are in these states, before the next action."""
+        """Makes the current states the anchor of all environments, and drops all actions.
+
+        Args:
+          states: State of each environment before the next action.
+        """
         self.anchors[:] = self._oldest = self.steps
         self.states = states
         self._actions = []
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes it to a file of the folder."""
+        """Writes the log to a file in `folder`."""
         arrays: dict[str, Any] = {
             "actions": np.stack(self._actions) if self._actions else np.zeros(0),
             "anchors": self.anchors,
@@ -80,21 +91,21 @@ class ActionLog:
         np.savez(folder / _FILE, **arrays)
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Reads what `save` wrote.
+        """Reads the file that `save` wrote.
 
         Raises:
-          ValueError: it is of another number of environments, or not such a log.
+          ValueError: If the file is not such a log, or has another number of environments.
         """
-        saved = data_files.read_arrays(folder / _FILE)
+        saved = files.read_arrays(folder / _FILE)
         if not saved.keys() >= {"actions", "anchors", "numbers", "steps"}:
-            raise ValueError(f"{_FILE} holds no log of actions")
-        steps = int(data_files.counts(saved["steps"]))
+            raise ValueError(f"{_FILE} is not a log of actions")
+        steps = int(files.counts(saved["steps"]))
         anchors, numbers = (
-            data_files.counts(saved[name], *self.anchors.shape) for name in ("anchors", "numbers")
+            files.counts(saved[name], *self.anchors.shape) for name in ("anchors", "numbers")
         )
         actions, oldest = list(np.atleast_1d(saved["actions"])), int(anchors.min())
         if len(actions) != steps - oldest:
-            raise ValueError(f"{_FILE} has {len(actions)} actions, not {steps - oldest}")
+            raise ValueError(f"{_FILE} has {len(actions)} actions, but must have {steps - oldest}")
         self.steps, self.anchors, self.numbers = steps, anchors, numbers
         self._actions, self._oldest = actions, oldest
         prefixes = [f"{_STATE}{index}/" for index in range(anchors.size)]
@@ -105,11 +116,11 @@ class ActionLog:
         self.states = states if any(states) else []
 
     def replay(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """What to do after resetting all environments, in order.
+        """Yields the vector steps to repeat after a reset of all environments, in order.
 
         Yields:
-          Actions [N, ...] of a vector step; the environments, bool [N], that they are meant for,
-          whose anchors lie before it; those to be reset after it.
+          Actions [N, ...] of a vector step; bool [N], the environments that take them, because
+          their anchors lie before the step; bool [N], the environments to reset after the step.
         """
         for step, action in enumerate(self._actions, self._oldest + 1):
             yield action, self.anchors < step, self.anchors == step

@@ -1,4 +1,4 @@
-"""gymnasium's AsyncVectorEnv, which can also step some of its environments alone."""
+"""gymnasium's AsyncVectorEnv, extended to step only some of its environments."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import numpy as np
 
 
 class SelectiveAsyncVectorEnv(gymnasium.vector.AsyncVectorEnv):
-    """Steps its environments each in a process of its own, all of them or some."""
+    """Steps all or some of its environments, each in a process of its own."""
 
     def step_some(
         self, live: np.ndarray, actions: Any
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As `step`, of the environments of `live`, bool [N]; the others stay as they are.
+        """Steps the environments of `live`; the others stay as they are.
 
-        Their observations are those that they gave last, their rewards 0, their flags False. Infos
-        are empty.
+        Args:
+          live: bool [N], the environments to step.
+          actions: Actions of all N environments.
 
-        Raises what an environment raises.
+        Returns:
+          The same values as `step`. The other environments have their last observations, rewards
+          of 0 and flags of False. Infos are empty.
+
+        Raises:
+          Exception: If an environment raises; it is passed on.
         """
         rewards = np.zeros(self.num_envs, np.float64)
         terminations = np.zeros(self.num_envs, np.bool_)

@@ -1,10 +1,11 @@
-"""Atari 2600 games through the ALE's C++ vector environment."""
+"""Atari 2600 games through the ALE's C++ vector environment.
+
+`atari_environment` has the defaults of Machado et al. (2018), but with minimal action sets.
+"""
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -16,28 +17,24 @@ from tf_agents.trajectories import time_step as ts
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 from pipeline.environments.episodes import reset_options
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.errors import UserError
+from pipeline.utils.constraints import (
+    NonNegativeInt,
+    PositiveInt,
+    Probability,
+    check_arguments,
+)
+from pipeline.utils.errors import UserError
 
-# ROMs for two players or more: the ALE's vector environment ends the process on loading them.
+# ROMs for two or more players. The ALE's vector environment ends the process on loading them.
 _MULTIPLAYER_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 
 
-_RANGES = {
-    "num_envs": (1, math.inf),
-    "repeat_action_probability": (0, 1),
-    "noop_max": (0, math.inf),
-    "frame_skip": (1, math.inf),
-    "stack_size": (1, math.inf),
-    "continuous_action_threshold": (0, 1),
-    "max_episode_frames": (1, math.inf),
-}
-
-# Vector steps. A seeded reset loads the ROM anew, which takes as long as some 200 steps.
+# In vector steps. A seeded reset reloads the ROM, which takes as long as about 200 steps.
 ANCHOR_INTERVAL = 5_000
 
 _FIXED_SETTINGS: dict[str, Any] = {
     "autoreset_mode": AutoresetMode.NEXT_STEP,
-    # The emulator's own kinds of life loss reset the game, or hide where it ends.
+    # The emulator's own options for lost lives reset the game, or hide where it ends.
     "episodic_life": False,
     "life_loss_info": False,
     "reward_clipping": False,
@@ -45,7 +42,10 @@ _FIXED_SETTINGS: dict[str, Any] = {
 
 
 class AtariEnvironment(VectorEnvironment):
-    """AtariVectorEnv takes its seeds as an array, and frees its threads when it is destroyed."""
+    """Adapts AtariVectorEnv, which takes its seeds as an array.
+
+    AtariVectorEnv frees its threads when it is destroyed.
+    """
 
     def __init__(self, vector_env: VectorEnv, *, name: str, seed: int):
         super().__init__(vector_env, name=name, seed=seed, anchor_interval=ANCHOR_INTERVAL)
@@ -58,14 +58,14 @@ class AtariEnvironment(VectorEnvironment):
 
     def close(self) -> None:
         super().close()
-        # A traced graph keeps this object alive; the emulators need not stay with it.
+        # A traced graph keeps this object alive, but the emulators can be freed.
         vars(self._vector_env).pop("ale", None)
 
 
 class LifeLossAtariEnvironment(AtariEnvironment):
-    """A lost life cuts the return (MID row with discount 0), and the game goes on.
+    """Cuts the return at a lost life (MID row with discount 0), while the game goes on.
 
-    The rule for a lost life is that of OpenAI Baselines' EpisodicLifeEnv: fewer lives than
+    A life is lost by the rule of OpenAI Baselines' EpisodicLifeEnv: there are fewer lives than
     before, but not none, because some games show zero lives for a while before they are over.
     """
 
@@ -86,45 +86,46 @@ def atari_environment(
     seed: int,
     *,
     game: str = "",
-    num_envs: int = 8,
-    repeat_action_probability: float = 0.25,
+    num_envs: PositiveInt = 8,
+    repeat_action_probability: Probability = 0.25,
     full_action_space: bool = False,
-    noop_max: int = 0,
+    noop_max: NonNegativeInt = 0,
     use_fire_reset: bool = False,
     zero_discount_on_life_loss: bool = False,
-    frame_skip: int = 4,
-    stack_size: int = 4,
+    frame_skip: PositiveInt = 4,
+    stack_size: PositiveInt = 4,
     continuous: bool = False,
-    continuous_action_threshold: float = 0.5,
-    max_episode_frames: int = 108_000,
+    continuous_action_threshold: Probability = 0.5,
+    max_episode_frames: PositiveInt = 108_000,
     num_threads: int = 0,
     render: bool = False,
 ) -> VectorEnvironment:
-    """A vector of one Atari game; observations are uint8 [N, stack_size, 84, 84], newest last.
+    """Creates a vector environment of one Atari game, with whole games and unclipped rewards.
 
-    Whole games, unclipped rewards; defaults of Machado et al. (2018), but minimal action sets.
+    Observations are uint8 [N, stack_size, 84, 84], with the newest frame last.
 
     Args:
-      seed: fixes all that the environments draw; results do not depend on `num_threads`.
-      game: the ROM's name in snake case, as in `"space_invaders"`.
-      num_envs: environments stepped together.
-      repeat_action_probability: of the emulator repeating the action before, at each frame.
-      full_action_space: all 18 actions instead of those that the game uses.
-      noop_max: an episode starts with 0 to `noop_max - 1` frames of no-op.
-      use_fire_reset: an episode starts with a frame of FIRE, in games that have it.
-      zero_discount_on_life_loss: see `LifeLossAtariEnvironment`.
-      frame_skip: frames in an environment step; the last two are pooled by their maximum.
-      stack_size: frames in an observation.
-      continuous: actions are a joystick's radius, angle, fire (Farebrother & Castro 2024).
-      continuous_action_threshold: from where on the joystick's deflection counts.
-      max_episode_frames: frames after which an episode is truncated.
-      num_threads: that emulate; 0 for as many as there are processors or environments.
-      render: whether `render()` is to work; there is then one environment.
+      seed: Seed of everything that the environments draw; `num_threads` does not change results.
+      game: Name of the ROM in snake case, for example `"space_invaders"`.
+      num_envs: Number of environments that are stepped together.
+      repeat_action_probability: Probability that the emulator repeats the last action in a frame.
+      full_action_space: Whether to use all 18 actions instead of those that the game uses.
+      noop_max: An episode starts with 0 to `noop_max - 1` no-op frames.
+      use_fire_reset: Whether an episode starts with a FIRE frame, in games that have FIRE.
+      zero_discount_on_life_loss: Whether to use `LifeLossAtariEnvironment`.
+      frame_skip: Frames in an environment step; the last two are pooled by their maximum.
+      stack_size: Frames in an observation.
+      continuous: Whether actions are a joystick's radius, angle, fire (Farebrother & Castro 2024).
+      continuous_action_threshold: Smallest deflection of the joystick that counts.
+      max_episode_frames: Frames after which an episode is truncated.
+      num_threads: Threads that emulate; 0 for the smaller number of processors and environments.
+      render: Whether `render()` can be used; there is then only one environment.
 
     Raises:
-      UserError: there is no such game, or a value is out of its range.
+      UserError: If there is no such game or a value is out of its range.
     """
-    check_arguments(locals(), _RANGES, "atari_environment")
+    check_arguments(atari_environment, locals())
+    check_game(game, "atari_environment")
     vector_env = (RenderingAtariVectorEnv if render else AtariVectorEnv)(
         game,
         1 if render else num_envs,
@@ -144,15 +145,21 @@ def atari_environment(
     return environment(vector_env, name=f"Atari {game}", seed=seed)
 
 
-def _check_game(game: str, factory: str) -> None:
-    """The ALE ends the process when it cannot load a ROM, so nothing unknown may reach it."""
+def check_game(game: str, factory: str) -> None:
+    """Checks that the ALE can load the game, because it ends the process if it cannot.
+
+    Raises:
+      UserError: If the game is unknown or its ROM cannot be loaded.
+    """
     if not game:
         raise UserError(
-            f"{factory}.game is not bound: name the game, as in"
+            f"{factory}.game is not bound: name the game, for example"
             f" --gin_bindings=\"{factory}.game='pong'\"."
         )
     if game in _MULTIPLAYER_ONLY:
-        raise UserError(f"{factory}.game = {game!r}: the game is for several players only.")
+        raise UserError(
+            f"{factory}.game = {game!r}: the game is for several players. Choose another game."
+        )
     games = {name.replace("_", ""): name for name in roms.get_all_rom_ids()}
     if game in games.values():
         _check_rom(game, factory)
@@ -160,7 +167,7 @@ def _check_game(game: str, factory: str) -> None:
     near = difflib.get_close_matches(game.lower().replace("_", ""), games)
     names = ", ".join(games[name] for name in near)
     raise UserError(
-        f"{factory}.game = {game!r}: there is no such game; names are in snake case, as in"
+        f"{factory}.game = {game!r}: there is no such game. Names are in snake case, for example"
         f" 'space_invaders'.{f' Nearest: {names}.' if near else ''}"
     )
 
@@ -171,23 +178,6 @@ def _check_rom(game: str, factory: str) -> None:
     except OSError as error:
         raise UserError(
             f"{factory}.game = {game!r}: its ROM cannot be loaded: {error}.\n"
-            "ale-py brings all ROMs; unset ALE_ROMS_DIR, or let it name a folder that holds them as"
+            "ale-py contains all ROMs: unset ALE_ROMS_DIR, or set it to a folder that holds them as"
             " NAME.bin."
         ) from error
-
-
-def check_arguments(
-    arguments: dict[str, Any], ranges: Mapping[str, tuple[float, float]], factory: str
-) -> None:
-    """Raises UserError for an unknown `game` and for what is out of its range.
-
-    The message names the gin configurable `factory`, whose arguments they are.
-    """
-    _check_game(arguments["game"], factory)
-    for name, (low, high) in ranges.items():
-        value = arguments[name]
-        kinds = (int, float) if high == 1 or value == math.inf else (int,)
-        if type(value) not in kinds or not low <= value <= high:
-            kind = "a number" if high == 1 else "a whole number"
-            wanted = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
-            raise UserError(f"{factory}.{name} = {value!r}: must be {kind}, {wanted}.")

@@ -1,8 +1,8 @@
-"""AtariVectorEnv that can also show its game, for videos.
+"""AtariVectorEnv that can also render its game, for videos.
 
-The ALE's vector environment gives no frames as a player sees them. Here its rows stay as they are,
-and a second emulator with the same seed gets the same actions, frame for frame, and shows the
-screen. So what a policy sees while it is filmed is by construction what it sees otherwise.
+The ALE's vector environment returns no frames as a player sees them. Here its rows stay as they
+are. A second emulator with the same seed takes the same actions, frame for frame, and renders the
+screen. A policy therefore sees the same observations whether it is filmed or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarra
 
 
 class RenderingAtariVectorEnv(AtariVectorEnv):
-    """One environment whose `render()` gives (frame,), frame uint8 [height, width, 3]."""
+    """AtariVectorEnv of one environment, with a `render` method."""
 
     ale: Any
 
@@ -33,10 +33,10 @@ class RenderingAtariVectorEnv(AtariVectorEnv):
         use_fire_reset: bool,
         **kwargs: Any,
     ):
-        """As AtariVectorEnv.
+        """Initializes the environment with the arguments of AtariVectorEnv.
 
         Raises:
-          ValueError: `num_envs` is not 1.
+          ValueError: If `num_envs` is not 1.
         """
         if num_envs != 1:
             raise ValueError(f"only one environment can be rendered, not {num_envs}")
@@ -55,15 +55,15 @@ class RenderingAtariVectorEnv(AtariVectorEnv):
         )
 
     def render(self) -> tuple[np.ndarray]:
-        """The screen after the last step."""
+        """Returns (frame,), the screen after the last step, uint8 [height, width, 3]."""
         return (self.ale.screen.getScreenRGB(),)
 
 
 class _MirroredInterface:
-    """An ALEVectorInterface of one environment; all it does is done once more on `screen`.
+    """ALEVectorInterface of one environment that repeats everything on a second emulator, `screen`.
 
-    The frame counters that come with each result say how many frames a step or a reset took (the
-    number of no-ops at a reset is drawn inside the vector environment).
+    The frame counters in each result tell how many frames a step or a reset took. They are needed
+    because the vector environment draws the number of no-ops at a reset internally.
     """
 
     def __init__(self, interface: Any, rom: Any, repeat_probability: float, fire_reset: bool):
@@ -130,6 +130,6 @@ class _MirroredInterface:
         expected = {name: int(info[name][0]) for name in mirrored}
         if mirrored != expected or reward_difference:
             raise RuntimeError(
-                f"the emulator that renders has left the game: {mirrored} instead of {expected},"
+                f"the rendering emulator differs from the game: {mirrored} instead of {expected},"
                 f" rewards differ by {reward_difference}"
             )

@@ -1,7 +1,7 @@
-"""Atari 2600 games as DeepMind's Lua program of 2015 played them, on the ALE's plain interface.
+"""Atari 2600 games as DeepMind's Lua program of 2015 played them, on the plain ALE interface.
 
-Single-frame no-ops, colours pooled before they become grey, and no-ops after every lost life cannot
-be had from the ALE's vector environment. `docs/dqn3.md` compares the two programs item by item.
+The ALE's vector environment offers neither single-frame no-ops, nor pooling of colours before they
+become grey, nor no-ops after every lost life. `docs/dqn3.md` compares both programs item by item.
 """
 
 from __future__ import annotations
@@ -18,39 +18,34 @@ from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
 from gymnasium.vector import AutoresetMode
 
 from pipeline.environments import deepmind_screen
-from pipeline.environments.atari import ANCHOR_INTERVAL, check_arguments
+from pipeline.environments.atari import ANCHOR_INTERVAL, check_game
 from pipeline.environments.atari_rendering import FRAMES_PER_SECOND
 from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.utils.constraints import PositiveInt, check_arguments
 
 _SIDE = 84  # pixels
 
-# Of xitari, the emulator of 2015 (`games/RomSettings.hpp`, `games/supported/Pong.cpp`), where Pong
-# differs from all other games and from today's ALE. A game is over after so many frames.
+# From xitari, the emulator of 2015 (`games/RomSettings.hpp`, `games/supported/Pong.cpp`). Its Pong
+# differs from all other games and from today's ALE. A game is over after this many frames.
 _MAX_FRAMES, _MAX_FRAMES_OF = 8 * 60 * 60 * 60, {"pong": 65_000}
 _ACTIONS_OF = {"pong": (Action.NOOP, Action.RIGHT, Action.LEFT)}
 
-_RANGES = {
-    "num_envs": (1, math.inf),
-    "noop_max": (1, math.inf),
-    "frame_skip": (1, math.inf),
-    "stack_size": (1, math.inf),
-    "max_episode_frames": (1, math.inf),
-}
-
 
 class DeepMindAtariEnv(gymnasium.Env):
-    """One game; observations are uint8 [stack_size, 84, 84], newest last.
+    """Environment of one game; observations are uint8 [stack_size, 84, 84], newest last.
 
-    Each environment step repeats its action for `frame_skip` frames, fewer if the game ends. The
-    last two frames are pooled by their maximum, colour by colour. Rewards are summed, not clipped.
+    Each environment step repeats its action for `frame_skip` frames, or fewer if the game ends. The
+    last two frames are pooled by their maximum, separately for each colour. Rewards are summed, not
+    clipped.
 
-    A game begins with the emulator's reset and k frames of no-op, k uniform in 1 .. `noop_max`,
-    rewards of which are lost; frames before are zero. With `life_loss_is_terminal` a lost life ends
-    the repetition too, and the game goes on after k + 1 frames of no-op, likewise.
+    A game begins with a reset of the emulator and k no-op frames, with k uniform in 1 ..
+    `noop_max`. Their rewards are dropped, and earlier frames of the stack are zero. With
+    `life_loss_is_terminal`, a lost life also ends the repetition. The game then goes on after k + 1
+    no-op frames, to which the same applies.
 
     Attributes:
-      life_lost: whether the step before lost a life, with `life_loss_is_terminal`.
+      life_lost: Whether the last step lost a life; always False without `life_loss_is_terminal`.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -66,7 +61,10 @@ class DeepMindAtariEnv(gymnasium.Env):
         max_episode_frames: float,
         render_mode: str | None,
     ):
-        """See `deepmind_atari_environment`, which has checked the arguments."""
+        """Initializes the environment.
+
+        `deepmind_atari_environment` describes the arguments and has checked them.
+        """
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", 0.0)
@@ -92,14 +90,17 @@ class DeepMindAtariEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins a game; with a `seed`, all that follows depends on it and on the actions alone."""
+        """Begins a game.
+
+        With a `seed`, everything that follows depends only on the seed and on the actions.
+        """
         super().reset(seed=seed)
         if seed is not None:
             self._ale.setInt("random_seed", seed)
-            self._ale.loadROM(self._rom)  # takes over the seed, and forgets all that was played
+            self._ale.loadROM(self._rom)  # applies the seed, and discards everything played before
         over = True
         while over:
-            # Takes the place of the first of k + 1 no-ops, as a game that is over answers it.
+            # Replaces the first of k + 1 no-ops: in the Lua program, it resets a game that is over.
             self._ale.reset_game()
             self._paint()
             over = self._wait(self._draw_noops())
@@ -108,10 +109,13 @@ class DeepMindAtariEnv(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """gymnasium's; terminated means that the game is over, never that only a life is lost."""
+        """Steps the game as gymnasium defines it.
+
+        `terminated` means that the game is over, never that only a life is lost.
+        """
         reward, over = self._repeat(self._actions[int(action)])
         if self.life_lost and not over:
-            # At least two frames: nothing of the life before is left to pool.
+            # At least two frames, so that no frame of the previous life is left to pool.
             over = self._wait(1 + self._draw_noops())
         frames = self._ale.getEpisodeFrameNumber()
         truncated = not over and frames >= self._max_episode_frames
@@ -120,15 +124,18 @@ class DeepMindAtariEnv(gymnasium.Env):
         return self._observe(), float(reward), over, truncated, {}
 
     def render(self) -> np.ndarray:
-        """The screen as a player sees it, uint8 [height, width, 3]."""
+        """Returns the screen as a player sees it, uint8 [height, width, 3]."""
         return self._ale.getScreenRGB()
 
     def close(self) -> None:
-        """Frees the emulator, which a traced graph that holds this object would keep."""
+        """Frees the emulator, which a traced graph that holds this object would keep alive."""
         vars(self).pop("_ale", None)
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """All that the future depends on beside actions, between steps of a game."""
+        """Returns everything that the future depends on, except the actions.
+
+        The state is complete between the steps of a game.
+        """
         return {
             "emulator": np.frombuffer(self._ale.cloneSystemState().serialize(), np.uint8),
             "np_random": np.array(json.dumps(self.np_random.bit_generator.state)),
@@ -138,14 +145,18 @@ class DeepMindAtariEnv(gymnasium.Env):
         }
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Goes back to what `get_state` gave."""
+        """Restores a state that `get_state` returned."""
         self._ale.restoreSystemState(ALEState(state["emulator"].tobytes()))
         self.np_random.bit_generator.state = json.loads(str(state["np_random"]))
         self._painted[:], self._stack[:] = state["painted"], state["stack"]
         self._lives = int(state["lives"])
 
     def _repeat(self, action: Action) -> tuple[int, bool]:
-        """The sum of the frames' rewards, and whether the game is over."""
+        """Repeats the action for `frame_skip` frames, or until the game or a life ends.
+
+        Returns:
+          Sum of the frames' rewards, and whether the game is over.
+        """
         total, over = 0, False
         for _ in range(self._frame_skip):
             reward, over = self._play(action)
@@ -156,7 +167,7 @@ class DeepMindAtariEnv(gymnasium.Env):
         return total, over
 
     def _wait(self, num_frames: int) -> bool:
-        """Frames of no-op until the game is over; whether it is."""
+        """Plays up to `num_frames` no-op frames and returns True if the game ends meanwhile."""
         return any(self._play(Action.NOOP)[1] for _ in range(num_frames))
 
     def _play(self, action: Action) -> tuple[int, bool]:
@@ -169,12 +180,12 @@ class DeepMindAtariEnv(gymnasium.Env):
         return int(self.np_random.integers(1, self._noop_max, endpoint=True))
 
     def _paint(self) -> None:
-        """Keeps the screen, and the one before."""
+        """Stores the current screen and keeps the previous one."""
         self._painted[0] = self._painted[1]
         self._ale.getScreenRGB(self._painted[1])
 
     def _observe(self) -> np.ndarray:
-        """The stack with the newest frame; remembers the lives that it shows."""
+        """Adds the newest frame to the stack, stores its number of lives and returns the stack."""
         self._lives = self._ale.lives()
         pooled = np.maximum(self._painted[0], self._painted[1])
         grey = deepmind_screen.downscale(deepmind_screen.luma(pooled), _SIDE, _SIDE)
@@ -184,7 +195,7 @@ class DeepMindAtariEnv(gymnasium.Env):
 
 
 class DeepMindAtariEnvironment(VectorEnvironment):
-    """A lost life cuts the return: a MID row with discount 0, and the game goes on."""
+    """Cuts the return at a lost life (MID row with discount 0), while the game goes on."""
 
     def _discount(
         self, step_type: np.ndarray, terminated: np.ndarray, info: dict[str, Any]
@@ -198,33 +209,36 @@ def deepmind_atari_environment(
     seed: int,
     *,
     game: str = "",
-    num_envs: int = 1,
+    num_envs: PositiveInt = 1,
     life_loss_is_terminal: bool = True,
-    noop_max: int = 30,
-    frame_skip: int = 4,
-    stack_size: int = 4,
-    max_episode_frames: int | None = None,
+    noop_max: PositiveInt = 30,
+    frame_skip: PositiveInt = 4,
+    stack_size: PositiveInt = 4,
+    max_episode_frames: PositiveInt | None = None,
     render: bool = False,
 ) -> VectorEnvironment:
-    """Games of xitari's minimal action sets, without sticky actions; see `DeepMindAtariEnv`.
+    """Creates a vector environment with xitari's minimal action sets and no sticky actions.
+
+    `DeepMindAtariEnv` describes the games.
 
     Args:
-      seed: fixes all that the environments draw.
-      game: the ROM's name in snake case, as in `"space_invaders"`.
-      num_envs: environments stepped together, in one thread.
-      life_loss_is_terminal: bound to False for evaluation, where only the end of a game is.
-      noop_max: the most frames of no-op before a game.
-      frame_skip: frames in an environment step.
-      stack_size: frames in an observation.
-      max_episode_frames: frames after which a game is truncated; None for no limit.
-      render: whether `render()` is to work; there is then one environment.
+      seed: Seed of everything that the environments draw.
+      game: Name of the ROM in snake case, for example `"space_invaders"`.
+      num_envs: Number of environments that are stepped together, in one thread.
+      life_loss_is_terminal: Whether a lost life cuts the return. Bind it to False for evaluation,
+        where only the end of a game does.
+      noop_max: Largest number of no-op frames before a game.
+      frame_skip: Frames in an environment step.
+      stack_size: Frames in an observation.
+      max_episode_frames: Frames after which a game is truncated; None for no limit.
+      render: Whether `render()` can be used; there is then only one environment.
 
     Raises:
-      UserError: there is no such game, or a value is out of its range.
+      UserError: If there is no such game or a value is out of its range.
     """
+    check_arguments(deepmind_atari_environment, locals())
+    check_game(game, "deepmind_atari_environment")
     limit = math.inf if max_episode_frames is None else max_episode_frames
-    arguments = locals() | {"max_episode_frames": limit}
-    check_arguments(arguments, _RANGES, "deepmind_atari_environment")
     make = functools.partial(
         DeepMindAtariEnv,
         game,

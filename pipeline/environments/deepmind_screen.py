@@ -1,8 +1,8 @@
-"""From the emulator's colour frames to the bytes that DeepMind's Lua program fed its network.
+"""Converts the emulator's colour frames to the bytes that DeepMind's Lua program fed its network.
 
-Deep Q-learning 3.0 (Mnih et al. 2015) ran `image.rgb2y` and `image.scale(..., 'bilinear')` of
-Torch on floats, and kept bytes. The operations are done in that code's order and precision, since a
-result that is truncated shows every difference of rounding.
+Deep Q-learning 3.0 (Mnih et al. 2015) ran Torch's `image.rgb2y` and `image.scale(..., 'bilinear')`
+on floats, and kept bytes. The operations here have that code's order and precision, because a
+truncated result shows every difference in rounding.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import functools
 
 import numpy as np
 
-# In double precision, as C's constants are: `(real) (0.299 * r + 0.587 * g + 0.114 * b)`.
+# In double precision, like the constants in C: `(real) (0.299 * r + 0.587 * g + 0.114 * b)`.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float64)
 _CHANNEL = np.arange(256, dtype=np.float32) / np.float32(255)
 _LUMA_OF = np.outer(_LUMA, _CHANNEL.astype(np.float64))
 
 
 def luma(rgb: np.ndarray) -> np.ndarray:
-    """Y = 0.299 R + 0.587 G + 0.114 B in [0, 1].
+    """Computes Y = 0.299 R + 0.587 G + 0.114 B in [0, 1].
 
     Args:
-      rgb: uint8 [height, width, 3].
+      rgb: Colour image, uint8 [height, width, 3].
 
     Returns:
-      float32 [height, width].
+      Grey image, float32 [height, width].
     """
     red, green, blue = (_LUMA_OF[i].take(rgb[..., i]) for i in range(3))
     red += green
@@ -33,11 +33,14 @@ def luma(rgb: np.ndarray) -> np.ndarray:
 
 
 def downscale(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Box averages with fractional edges, along the rows first (`image.scale`, 'bilinear').
+    """Averages over boxes with fractional edges, along the rows first.
+
+    This is Torch's `image.scale` with 'bilinear'.
 
     Args:
-      image: float32, no smaller than what it becomes.
-      height, width: of the result, pixels.
+      image: float32 image, no smaller than the result.
+      height: Height of the result in pixels.
+      width: Width of the result in pixels.
 
     Returns:
       float32 [height, width].
@@ -47,12 +50,12 @@ def downscale(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def to_bytes(image: np.ndarray) -> np.ndarray:
-    """uint8, 255 times the float32 `image` in [0, 1], truncated."""
+    """Returns 255 times the float32 `image` in [0, 1], truncated to uint8."""
     return (image * np.float32(255)).astype(np.uint8)
 
 
 def _shrink_columns(image: np.ndarray, length: int) -> np.ndarray:
-    """Every column of float32 [source, N] averaged down to `length` pixels: [length, N]."""
+    """Averages every column of float32 [source, N] down to `length` pixels: [length, N]."""
     if len(image) == length:
         return image
     total = np.zeros((length, image.shape[1]), np.float32)
@@ -65,14 +68,15 @@ def _shrink_columns(image: np.ndarray, length: int) -> np.ndarray:
 
 @functools.cache
 def _boxes(source: int, length: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """What each of `length` boxes over `source` pixels sums up, in order.
+    """Computes which pixels each of `length` boxes over `source` pixels sums up, in order.
 
-    Box i reaches from i * scale to (i + 1) * scale, scale = source / length; a pixel counts by its
-    share inside. `Main_scaleLinear_rowcol` of torch/image, generic/image.c.
+    Box i reaches from i * scale to (i + 1) * scale, where scale = source / length. A pixel's weight
+    is its share inside the box. See `Main_scaleLinear_rowcol` of torch/image, generic/image.c.
 
     Returns:
       (pixels int64 [length], weights float32 [length]) for the first, second, ... pixel of every
-      box, weights 0 where a box has no more; and the sum of each box's weights, float32 [length].
+      box, where weights are 0 if a box has no more pixels; and the sum of each box's weights,
+      float32 [length].
     """
     scale = np.float32(source) / np.float32(length)
     ends = np.arange(1, length + 1, dtype=np.float32) * scale

@@ -1,4 +1,4 @@
-"""From gymnasium's spaces to TensorFlow's specs, and from a policy's actions to the spaces."""
+"""Converts gymnasium's spaces to TensorFlow's specs, and a policy's actions to the spaces."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from pipeline.errors import UserError
+from pipeline.utils.errors import UserError
 
 ActionConverter = Callable[[np.ndarray], np.ndarray]
 
-# Relative to an action's range: what float arithmetic may overshoot a bound by.
+# Fraction of an action's range by which float arithmetic may exceed a bound.
 _ROUNDING = 1e-5
 
 
 def observation_spec(space: gymnasium.Space, environment: str) -> tf.TensorSpec:
-    """The spec of one environment's observation; the space's shape and dtype are kept.
+    """Returns the spec of one environment's observation, with the space's shape and dtype.
+
+    Args:
+      space: Observation space of one environment.
+      environment: Name of the environment, for messages.
 
     Raises:
-      UserError: the space is not a Box.
+      UserError: If the space is not a Box.
     """
     if not isinstance(space, gymnasium.spaces.Box):
         raise UserError(
-            f"{environment}: the observation space {space} is not supported, only Box is. A wrapper"
-            " can turn it into one (gymnasium.wrappers:FlattenObservation suits most spaces)."
+            f"{environment}: the observation space {space} is not supported, only Box is. Convert"
+            " it with a wrapper (gymnasium.wrappers:FlattenObservation suits most spaces)."
         )
     if space.dtype == np.bool_:
         return tf.TensorSpec(space.shape, tf.bool, "observation")
@@ -35,13 +39,17 @@ def observation_spec(space: gymnasium.Space, environment: str) -> tf.TensorSpec:
 
 
 def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.BoundedTensorSpec:
-    """The spec of one environment's action.
+    """Returns the spec of one environment's action.
 
-    Discrete(n, start) becomes int32 in [0, n - 1]; a Box of floats becomes float32, which is what
-    networks compute, and keeps its shape and bounds.
+    Discrete(n, start) becomes int32 in [0, n - 1]. A Box of floats becomes float32, because
+    networks compute in it, and keeps its shape and bounds.
+
+    Args:
+      space: Action space of one environment.
+      environment: Name of the environment, for messages.
 
     Raises:
-      UserError: the space is neither Discrete nor a Box of floats.
+      UserError: If the space is neither Discrete nor a Box of floats.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         return tensor_spec.BoundedTensorSpec((), tf.int32, 0, space.n.item() - 1, "action")
@@ -51,16 +59,16 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
         return tensor_spec.BoundedTensorSpec(space.shape, tf.float32, low, high, "action")
     raise UserError(
         f"{environment}: the action space {space} is not supported, only Discrete and Box of"
-        " floats are. A wrapper can turn it into one (gymnasium_environment.wrappers)."
+        " floats are. Convert it with a wrapper (gymnasium_environment.wrappers)."
     )
 
 
 def action_converter(space: gymnasium.Space) -> ActionConverter:
-    """A function from actions [N, ...] as `action_spec` has them to actions of the space.
+    """Returns a function from actions [N, ...] of `action_spec` to actions of the space.
 
-    It raises ValueError on an action out of range or not a number. What it returns shares no
-    memory with its argument, so that an environment which changes its action in place cannot
-    change the one that is recorded.
+    The function raises a ValueError if an action is out of range or not a number. Its result shares
+    no memory with its argument, so that an environment which changes its action in place cannot
+    change the recorded one.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         return _discrete_converter(space)
@@ -72,7 +80,7 @@ def _discrete_converter(space: gymnasium.spaces.Discrete) -> ActionConverter:
     count, start = space.n.item(), space.start.item()
 
     def convert(actions: np.ndarray) -> np.ndarray:
-        # A negative int32 is a huge uint32: one comparison guards both ends.
+        # A negative int32 is a huge uint32, so one comparison checks both bounds.
         inside = actions.view(np.uint32) < count
         if not inside.all():
             raise _out_of_range(actions, inside, f"[0, {count - 1}]")
@@ -85,12 +93,12 @@ def _box_converter(space: gymnasium.spaces.Box) -> ActionConverter:
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
         size = high.astype(np.float64) - low
-    # A half-open range has no size: that of its one bound stands for it.
+    # A half-open range has no finite size, so the magnitude of its finite bound replaces it.
     bound = np.fmax(*(np.where(np.isfinite(end), np.abs(end), 0.0) for end in (low, high)))
     slack = _ROUNDING * np.where(np.isfinite(size), size, bound)
 
     def convert(actions: np.ndarray) -> np.ndarray:
-        # Written so that a NaN, for which every comparison is false, counts as outside.
+        # Every comparison with NaN is false, so that NaN counts as outside here.
         if ((actions >= low) & (actions <= high)).all():
             return actions.astype(space.dtype)
         inside = (actions >= low - slack) & (actions <= high + slack)
@@ -109,6 +117,9 @@ def _out_of_range(actions: np.ndarray, inside: np.ndarray, bounds: str) -> Value
 
 
 def _smallest_bound(bound: np.ndarray) -> np.ndarray:
-    """One number where all are equal: a spec is kept and printed in many places."""
+    """Returns a single number if all bounds are equal, else `bound`.
+
+    A spec is stored and printed in many places, where a single number is shorter.
+    """
     first = bound.reshape(-1)[:1]
     return first[0] if bound.size and np.all(bound == first) else bound

@@ -1,4 +1,4 @@
-"""gymnasium's SyncVectorEnv with a step that does only what is used here."""
+"""gymnasium's SyncVectorEnv with a step that does only what this package needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
     """Steps its environments one after the other; rows are independent of each other.
 
-    The difference from the base class is speed: it gathers no infos, copies no batch twice and
-    knows that the observations are Boxes. Autoreset mode NEXT_STEP only.
+    It is faster than the base class, because it gathers no infos, copies no batch twice and
+    requires that the observations are Boxes. It supports only the autoreset mode NEXT_STEP.
     """
 
     _last_observations: Any
@@ -24,7 +24,10 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """As the base class; environments left out by `options["reset_mask"]` stay as they are."""
+        """Resets the environments like the base class.
+
+        Environments left out by `options["reset_mask"]` stay as they are.
+        """
         mask = (options or {}).get("reset_mask")
         observations: Any
         observations, infos = super().reset(seed=seed, options=options and dict(options))
@@ -34,11 +37,11 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As the base class, but with empty infos.
+        """Steps all environments like the base class, but returns empty infos.
 
         Raises:
-          ValueError: an observation's shape is not its space's.
-          TypeError: an observation's dtype is of another kind than its space's.
+          ValueError: If an observation's shape is not its space's.
+          TypeError: If an observation's dtype cannot be cast to its space's (NumPy's "same_kind").
         """
         space: Any = self.single_observation_space
         observations = np.empty((self.num_envs, *space.shape), space.dtype)
@@ -47,9 +50,15 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
     def step_some(
         self, live: np.ndarray, actions: Any
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As `step`, of the environments of `live`, bool [N]; the others stay as they are.
+        """Steps the environments of `live`; the others stay as they are.
 
-        Their observations are those that they gave last, their rewards 0, their flags False.
+        Args:
+          live: bool [N], the environments to step.
+          actions: Actions of all N environments.
+
+        Returns:
+          The same values as `step`. The other environments have their last observations, rewards
+          of 0 and flags of False.
         """
         resting = self._autoreset_envs & ~live
         results = self._step_into(self._last_observations.copy(), np.flatnonzero(live), actions)
@@ -74,7 +83,7 @@ class LeanSyncVectorEnv(gymnasium.vector.SyncVectorEnv):
                 truncations[index] = truncated
             if np.shape(observation) != space.shape:
                 raise ValueError(
-                    f"the observation's shape is {np.shape(observation)}, its space is {space}"
+                    f"the observation's shape is {np.shape(observation)}, but its space is {space}"
                 )
             np.copyto(observations[index, ...], observation, casting="same_kind")
         self._autoreset_envs = terminations | truncations

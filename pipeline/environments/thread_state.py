@@ -1,4 +1,4 @@
-"""Keeping Python's state of a thread that TensorFlow made."""
+"""Keeps Python's thread state of threads that TensorFlow created."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 
 
 class _KeptState(threading.local):
-    """One for each thread, made when the thread first asks for it."""
+    """Keeps a thread's state; each thread creates its own at its first access."""
 
     def __init__(self) -> None:
-        # Never released: the count of those who hold the thread's state does not fall to zero.
+        # Never released, so that the reference count of the thread's state does not fall to zero.
         ctypes.pythonapi.PyGILState_Ensure()
         self.is_kept = True
 
@@ -19,9 +19,12 @@ _kept_state = _KeptState()
 
 
 def keep_thread_state() -> bool:
-    """Keeps Python's state of the calling thread until the thread ends; True.
+    """Keeps Python's state of the calling thread until the thread ends.
 
-    For a thread that Python did not start, each call from a graph would make that state, map memory
-    for its stack, and drop both: as long as a step of CartPole takes.
+    Otherwise, in a thread that Python did not start, each call from a graph would create that
+    state, map memory for its stack, and free both. This takes as long as a step of CartPole.
+
+    Returns:
+      True.
     """
     return _kept_state.is_kept

@@ -1,4 +1,4 @@
-"""A gymnasium vector environment as a batched TF-Agents environment."""
+"""Adapts a gymnasium vector environment to a batched TF-Agents environment."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tf_agents.trajectories import time_step as ts
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
 from pipeline.environments.thread_state import keep_thread_state
-from pipeline.errors import UserError
+from pipeline.utils.errors import UserError
 
-_DEAD = (EOFError, ConnectionError)  # what comes of a process that is gone
+_DEAD = (EOFError, ConnectionError)  # raised when a process is gone
 
 
 class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
-    """Steps N environments with one crossing from the graph to Python.
+    """Steps N environments with one call from the graph into Python per step.
 
-    gymnasium's NEXT_STEP autoreset is TF-Agents' own convention, so that rows map one to one:
+    gymnasium's NEXT_STEP autoreset is TF-Agents' own convention, so rows map one to one:
 
         vector environment        step_type  reward  discount
         reset, or autoreset       FIRST      0       1
@@ -35,13 +35,13 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         truncated                 LAST       r       1
 
     The action given at a LAST row is ignored. `step_type` is int32 [N], `reward` (not clipped)
-    and `discount` are float32 [N], the observation is [N, ...] in its space's dtype.
+    and `discount` are float32 [N], and the observation is [N, ...] in its space's dtype.
 
     Before the first `reset()`, and after a `restore()` that could not continue the episodes, `step`
-    ignores its action, resets all environments and returns FIRST rows. How environments are seeded,
-    saved and restored: see `Episodes`.
+    ignores its action, resets all environments and returns FIRST rows. `Episodes` describes how
+    environments are seeded, saved and restored.
 
-    Works eagerly, in a `tf.function`, and in a `tf.while_loop` with `parallel_iterations=1`.
+    It works eagerly, in a `tf.function`, and in a `tf.while_loop` with `parallel_iterations=1`.
     """
 
     def __init__(
@@ -53,24 +53,26 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         anchor_interval: int = 1_000,
         rebuild: Callable[[], gymnasium.vector.VectorEnv] | None = None,
     ):
-        """Takes over `vector_env`, which must hand out arrays that it does not write to again.
+        """Initializes the environment and takes ownership of `vector_env`.
 
         Args:
-          vector_env: autoresets in mode NEXT_STEP, and resets some environments alone.
-          name: names the environment in messages.
-          seed: fixes all that the environments draw.
-          anchor_interval: vector steps; a resume repeats up to so many, and those of an episode.
-          rebuild: gives another such vector environment, for new episodes after one has raised
-            while a resume repeated its steps; None: one that has raised can be reset.
+          vector_env: Vector environment with autoreset mode NEXT_STEP that can reset some of its
+            environments alone. It must not write again to arrays that it has returned.
+          name: Name of the environment in messages.
+          seed: Seed of everything that the environments draw.
+          anchor_interval: Vector steps between anchors. A resume repeats at most this many steps,
+            plus those of one episode.
+          rebuild: Creates another such vector environment, for new episodes after the current one
+            raised while a resume repeated its steps. None if it can be reset after it raised.
 
         Raises:
-          UserError: its autoreset mode or one of its spaces is not supported.
+          UserError: If the autoreset mode or one of the spaces is not supported.
         """
         mode = vector_env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(
-                f"{name}: the vector environment's autoreset mode is {mode}; only"
-                " AutoresetMode.NEXT_STEP maps onto TF-Agents' time steps."
+                f"{name}: the vector environment's autoreset mode is {mode}. Use"
+                " AutoresetMode.NEXT_STEP, the only mode that maps onto TF-Agents' time steps."
             )
         action_space = vector_env.single_action_space
         observation_spec = specs.observation_spec(vector_env.single_observation_space, name)
@@ -89,19 +91,19 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
 
     @property
     def action_space(self) -> gymnasium.Space:
-        """One environment's space, as gymnasium has it."""
+        """Returns the gymnasium action space of one environment."""
         return self._vector_env.single_action_space
 
     @property
     def render_fps(self) -> float:
-        """Frames per second at which rendered frames, one for each step, show natural speed."""
+        """Returns the frames per second at which one frame for each step shows natural speed."""
         return float(self._vector_env.metadata.get("render_fps", 30))
 
     def render(self) -> np.ndarray:
-        """The first environment's current frame, uint8 [height, width, 3].
+        """Returns the first environment's current frame, uint8 [height, width, 3].
 
         Raises:
-          UserError: the environment renders no frames, or was built without `render=True`.
+          UserError: If the environment renders no frames, or was built without `render=True`.
         """
         if self._vector_env.render_mode != "rgb_array":
             raise UserError(f"{self.name} cannot render: it was built without render=True.")
@@ -111,18 +113,18 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
             reason = str(error) or "it has no render method"
             raise UserError(f"{self.name} cannot render: {reason}.") from error
         if frames[0] is None:
-            raise UserError(f"{self.name} cannot render: it gives no frames as 'rgb_array'.")
+            raise UserError(f"{self.name} cannot render: it returns no frames as 'rgb_array'.")
         return np.asarray(frames[0], np.uint8)
 
     def failure_message(self) -> str:
-        """What the environment raised and where, in one line; empty if it raised nothing.
+        """Returns what the environment raised and where, in one line, or "" if it did not raise.
 
         A graph reports an exception of the environment as a TensorFlow error without its type.
         """
         if self.error is None:
             return ""
         frame = traceback.extract_tb(self.error.__traceback__)[-1]
-        cause = "; one of its processes has died, perhaps for want of memory"
+        cause = "; one of its processes has died, perhaps because it ran out of memory"
         return (
             f"environment {self.name} raised {type(self.error).__name__}: {self.error}"
             f" ({frame.filename}:{frame.lineno}, in {frame.name})"
@@ -130,7 +132,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         )
 
     def close(self) -> None:
-        """Frees what the vector environment holds (processes, windows); says what fails then."""
+        """Frees what the vector environment holds (processes, windows); warns if that fails."""
         self._close(self._has_died())
 
     def _close(self, has_died: bool) -> None:
@@ -139,8 +141,9 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
                 if not has_died:
                     self._vector_env.close()
                     return
-            self._vector_env.close(terminate=True)  # asking its processes would fail again
-        except Exception as error:  # of whatever kind the environment's author chose
+            # Without `terminate`, `close` would ask dead processes to end, which fails again.
+            self._vector_env.close(terminate=True)
+        except Exception as error:  # the environment's author chose its type
             print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
 
     def _on_failed_repeat(self, error: Exception) -> None:
@@ -149,7 +152,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
             self._vector_env = self._rebuild()
 
     def _has_died(self) -> bool:
-        """Whether a process of the vector environment is gone."""
+        """Returns True if a process of the vector environment is gone."""
         return isinstance(self.error, _DEAD)
 
     def _current_time_step(self) -> ts.TimeStep:
@@ -194,7 +197,7 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
             return self._reset_rows()
         started = time.perf_counter()
         try:
-            rows = self._recorded(action) if self.is_recorded else self._advance(action)
+            rows = self._recorded(action) if self._is_recorded else self._advance(action)
         except Exception as error:
             self.error = error
             raise

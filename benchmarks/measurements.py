@@ -1,0 +1,185 @@
+"""What throughput.json holds, and the numbers and names that its tables show."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.workers.protocol import STAGES
+from pipeline.benchmarks.formatting import agent, count
+
+OURS, OURS_IN_BFLOAT16 = "ours", "ours:bfloat16"
+OURS_ASYNCHRONOUS, OURS_IN_TURNS = "ours:asynchronous", "ours:in_turns"
+SB3, TF_AGENTS = "sb3", "tf_agents"
+_TITLES = {
+    OURS: "ours, float32",
+    OURS_IN_BFLOAT16: "ours, bfloat16",
+    OURS_ASYNCHRONOUS: "ours, asynchronous actors",
+    OURS_IN_TURNS: "ours, actors in turns",
+    SB3: "Stable-Baselines3",
+    TF_AGENTS: "TF-Agents' examples",
+    "pong": "Pong",
+    "cartpole": "CartPole",
+    "pendulum": "Pendulum",
+}
+_NAME = re.compile(r"(?P<algorithm>\w+)_(?P<environment>[a-z]+)_(?P<num_envs>\d+)")
+
+
+class NamedTraining(NamedTuple):
+    """What the name of a work that is a training says."""
+
+    algorithm: str
+    environment: str
+    num_envs: int
+
+
+def parse(work: str) -> NamedTraining | None:
+    """Algorithm, environment and number of environments of dqn_pong_8; None for other names."""
+    match = _NAME.fullmatch(work)
+    if not match:
+        return None
+    return NamedTraining(match["algorithm"], match["environment"], int(match["num_envs"]))
+
+
+def title(name: str) -> str:
+    """Of a side or an environment; unknown ones as they are."""
+    return _TITLES.get(name, name)
+
+
+def work_title(work: str) -> str:
+    """ "DQN Pong, 8 environments" for dqn_pong_8; others as they are."""
+    training = parse(work)
+    if not training:
+        return work
+    words = f"{agent(training.algorithm)} {title(training.environment)}"
+    return f"{words}, {count(training.num_envs, 'environment')}"
+
+
+def number(value: float | None) -> str:
+    """To three digits, from a hundred on to a whole; None is ""."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+Results = dict[str, Any]
+Side = dict[str, Any]
+
+
+def sides_of(results: Results) -> Iterator[tuple[str, str, Side]]:
+    """Work, name and measurements of each side of each work.
+
+    Args:
+        results: what throughput.json holds.
+    """
+    for work, measured in results["works"].items():
+        for name, side in measured["sides"].items():
+            yield work, name, side
+
+
+def speed_of(side: Side | None, stage: str) -> float | None:
+    """Units a second; None if that was not measured."""
+    measured = side["stages"].get(stage) if side else None
+    return measured["per_second"] if measured else None
+
+
+def steps_per_update(side: Side) -> float | None:
+    """Environment steps an update, while training, as counted by the worker itself."""
+    rounds = side["stages"].get("training", {}).get("rounds", [])
+    updates = sum(answer.get("updates", 0) for answer in rounds)
+    return sum(answer["count"] for answer in rounds) / updates if updates else None
+
+
+def share_of_peak(results: Results, name: str, side: Side) -> float | None:
+    """How much of the matrix peak an update's products and convolutions reach, from 0 to 1."""
+    speed, least = speed_of(side, "update"), _seconds_at_peak(results, name, side)
+    return least * speed if least and speed else None
+
+
+class VectorStep(NamedTuple):
+    """Seconds of a vector step.
+
+    Attributes:
+        stages: of its parts, each as long as alone; the last is what they leave of `training`.
+        training: of it all.
+        updates_at_peak: of the updates' products and convolutions at the matrix peak; None where
+            their number or the peak is not known.
+    """
+
+    stages: tuple[float, ...]
+    training: float
+    updates_at_peak: float | None
+
+    @property
+    def floor(self) -> float | None:
+        """Of the environment alone, and the updates at the matrix peak."""
+        return None if self.updates_at_peak is None else self.stages[0] + self.updates_at_peak
+
+
+def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
+    """Of the side `name` of `work`; None where a stage was not measured."""
+    side = results["works"][work]["sides"].get(name)
+    parsed = parse(work)
+    speeds = [speed_of(side, stage) for stage in STAGES]
+    if not parsed or not all(speeds) or not (steps := steps_per_update(side)):
+        return None
+    environment, collect, sample, update, training = (1 / speed for speed in speeds if speed)
+    num_envs = parsed.num_envs
+    updates = num_envs / steps
+    stages = (
+        num_envs * environment,
+        num_envs * (collect - environment),
+        updates * sample,
+        updates * update,
+    )
+    least = _seconds_at_peak(results, name, side)
+    rest = num_envs * training - sum(stages)
+    return VectorStep((*stages, rest), num_envs * training, updates * least if least else None)
+
+
+def ratio_at_floor(results: Results, work: str, name: str, peer: str) -> float | None:
+    """How many times as fast as `peer` the side `name` would train at its floor."""
+    ours, theirs = (vector_step(results, work, side) for side in (name, peer))
+    return theirs.training / ours.floor if ours and theirs and ours.floor else None
+
+
+def _seconds_at_peak(results: Results, name: str, side: Side) -> float | None:
+    """Of an update whose products and convolutions take no longer than the matrix peak allows."""
+    stage = f"matmul_{name.partition(':')[2] or 'float32'}"
+    speeds = (speed_of(measured, stage) for _, _, measured in sides_of(results))
+    peak = max((speed for speed in speeds if speed), default=None)  # GFLOP/s
+    update = side["stages"].get("update")
+    flops = update["rounds"][0].get("flops_per_count") if update else None
+    return flops / (1e9 * peak) if flops and peak else None
+
+
+def ratios(ours: Sequence[Side | None], peer: Side | None) -> str:
+    """Of each of our sides to a peer: "2.10 (2.05 to 2.20) / 2.32 (2.30 to 2.41)".
+
+    Of a first side that was not measured "–" stands, so that it is clear whose number follows.
+
+    The median over the rounds and, of more than one, their range. The two speeds of a round were
+    measured one after the other, so what slows the machine for a while slows both.
+
+    Args:
+        ours: what throughput.json holds of each side; None if it was not measured.
+        peer: likewise; without it there is no ratio.
+    """
+    shown = [_with_range(values) if (values := _by_round(side, peer)) else "–" for side in ours]
+    while shown and shown[-1] == "–":
+        shown.pop()
+    return " / ".join(shown)
+
+
+def _by_round(side: Side | None, peer: Side | None) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(_speeds(side), _speeds(peer), strict=False)]
+
+
+def _speeds(side: Side | None) -> list[float]:
+    measured = side["stages"].get("training") if side else None
+    return [x["count"] / x["seconds"] for x in measured["rounds"]] if measured else []
+
+
+def _with_range(values: Sequence[float]) -> str:
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):.2f}{spread}"

@@ -1,0 +1,109 @@
+"""The works that `throughput` measures, and the sides of each: this pipeline and its peers."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.our_worker import has_variant
+from benchmarks.workers import works as trainings
+from pipeline.utils.errors import UserError
+
+DEFAULT_WORKS = (
+    "machine",
+    "dqn_pong_1", "dqn_pong_1:bfloat16", "dqn_pong_8", "dqn_pong_8:bfloat16",
+    "ppo_pong_8", "ppo_pong_8:bfloat16", "sac_pong_8", "sac_pong_8:bfloat16",
+    "a2c_pong_4", "a2c_pong_4:asynchronous", "a2c_pong_4:in_turns",
+    "a2c_pong_16", "a2c_pong_16:bfloat16", "a2c_pong_16:asynchronous", "a2c_pong_16:in_turns",
+    "nstep_q_pong_16", "trpo_pong_16", "dqn3_pong_1",
+    "dqn_cartpole_1", "dqn_cartpole_8", "ppo_cartpole_8", "sac_pendulum_1",
+    "a2c_cartpole_8", "a2c_cartpole_8:asynchronous", "a2c_cartpole_8:in_turns",
+    "trpo_cartpole_2", "nstep_q_cartpole_8",
+    "start_pong", "replay_pong",
+)  # fmt: skip
+
+_SOLITARY = ("machine", "start_pong", "replay_pong")  # without peers
+
+_WORKERS = pathlib.Path(__file__).parent / "workers"
+_PEER_WORKS = {
+    # Neither has n-step Q-learning or DQN 3.0; SB3's TRPO on a part of the states drops the others.
+    "sb3": (
+        "dqn_pong", "ppo_pong", "sac_pong", "a2c_pong", "dqn_cartpole", "ppo_cartpole",
+        "sac_pendulum", "a2c_cartpole", "trpo_cartpole",
+    ),
+    # There is no A2C and no TRPO, and SacAgent's networks cannot share an image encoder.
+    "tf_agents": ("dqn_pong", "ppo_pong", "dqn_cartpole", "ppo_cartpole", "sac_pendulum"),
+}  # fmt: skip
+
+
+class Side(NamedTuple):
+    """One side of a work: its name in the results, and the command of its worker without flags."""
+
+    name: str
+    command: tuple[str, ...]
+    work: str
+
+
+def check(names: Sequence[str]) -> None:
+    """Checks the names of works.
+
+    Raises:
+      UserError: If one is unknown, or if there are none.
+    """
+    if not names:
+        raise UserError("--works is empty: name at least one work.")
+    for name in names:
+        if fault := _fault(name):
+            raise UserError(
+                f"--works: {name!r} is no work: {fault}. Choose from {', '.join(_SOLITARY)} and "
+                "works such as dqn_pong_8, dqn_pong_8:bfloat16, a2c_pong_8:asynchronous or "
+                "a2c_pong_8:in_turns: WORK_N stands for N environments or actors, WORK for one of "
+                f"{', '.join(trainings.WORKS)}."
+            )
+
+
+def _fault(name: str) -> str:
+    """Returns why `name` is no work, or "" if it is one."""
+    work, colon, variant = name.partition(":")
+    if work in _SOLITARY:
+        return "it has no variants" if colon else ""
+    try:
+        training, _ = trainings.parse(work)
+    except ValueError as error:
+        return str(error)
+    is_known = has_variant(training, variant) and bool(variant) == bool(colon)
+    return "" if is_known else f"{work} has no such variant"
+
+
+def grouped(names: Sequence[str]) -> dict[str, list[str]]:
+    """The variants of each work, in order: "" for the name alone."""
+    variants: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        work, _, variant = name.partition(":")
+        variants.setdefault(work, []).append(variant)
+    return variants
+
+
+def ours(work: str, variants: Sequence[str]) -> list[Side]:
+    """This pipeline, once in each variant."""
+    command = (sys.executable, "-m", "benchmarks.our_worker")
+    names = [(":" + variant) if variant else "" for variant in variants]
+    return [Side(f"ours{name}", command, f"{work}{name}") for name in names]
+
+
+def peers(work: str, python: dict[str, str]) -> list[Side]:
+    """Those that can do the work; `python` is the interpreter of each."""
+    if work in _SOLITARY:
+        return []
+    training = trainings.parse(work)[0]
+    # TensorFlow for them uses the kernels that ours does; torch does not read this.
+    onednn = f"TF_ENABLE_ONEDNN_OPTS={int(not training.has_small_layers)}"
+    settings = (str(shutil.which("env")), onednn)
+    return [
+        Side(name, (*settings, python[name], str(_WORKERS / f"{name}_worker.py")), work)
+        for name, works in _PEER_WORKS.items()
+        if work.rpartition("_")[0] in works
+    ]

@@ -1,0 +1,248 @@
+"""Times this pipeline and its peers on the same works, in turns: A B C, A B C.
+
+    python -m benchmarks.throughput --peers --output_dir=runs/speed
+
+Every side of a work is a worker process (`workers/protocol.py`) that is built and warm before the
+first stage. Only one worker measures at a time; the others wait without using the processor. The
+same command again goes on where it was stopped or killed, with the works that it has not measured
+yet, or not on all sides. It writes to the output folder:
+
+    throughput.json     every number of every round, and what produced it
+    throughput.md       the tables of `tables.py`, and what differs between the sides
+    logs/               the output of each worker
+    .throughput.lock    held by the measurement that writes there
+    .throughput-scratch-*/  of its workers; removed when it ends, or when the next one begins
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from absl import flags
+
+from benchmarks import peer_environment, sides
+from benchmarks.measurements import Results, sides_of
+from benchmarks.sides import Side
+from benchmarks.tables import document
+from benchmarks.worker_process import Worker, WorkerError
+from pipeline import cli
+from pipeline.checkpointing.exactness import machine
+from pipeline.runs import source_revision
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import lock, named_errors, read_json, write_text
+from pipeline.utils.jsonl import plain
+
+_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; made if missing.")
+_PEERS = flags.DEFINE_bool("peers", False, "Measure the peers, too; makes .venv-peers.")
+_WORKS = flags.DEFINE_list(
+    "works",
+    list(sides.DEFAULT_WORKS),
+    "Works such as dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this pipeline in "
+    "that precision, a2c_pong_8:asynchronous and :in_turns measure 8 actors.",
+)
+_SECONDS = flags.DEFINE_float(
+    "seconds", 3.0, "Least seconds that a stage takes in a round.", lower_bound=1e-3
+)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds",
+    7,
+    "Rounds of turns through stages and sides. Works that cannot be repeated (start_pong, "
+    "replay_pong) are measured once, for as long as all rounds take.",
+    lower_bound=1,
+)
+
+_JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
+_SCRATCH = ".throughput-scratch-"
+
+
+def main(_: Sequence[str]) -> int:
+    if not _OUTPUT_DIR.value:
+        raise UserError("say where results go: --output_dir=runs/NAME.")
+    output_dir = pathlib.Path(_OUTPUT_DIR.value)
+    failed = measure(output_dir, _PEERS.value, _WORKS.value, _SECONDS.value, _ROUNDS.value)
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command tries these works again.")
+    print(f"{output_dir / _TABLES} has the tables.")
+    return int(bool(failed))
+
+
+def measure(
+    output_dir: pathlib.Path,
+    with_peers: bool,
+    works: Sequence[str] = sides.DEFAULT_WORKS,
+    seconds: float = 3.0,
+    rounds: int = 7,
+) -> list[str]:
+    """Measures all works and writes the results, after each work what there is.
+
+    Args:
+      output_dir: Folder of the results; made if missing.
+      with_peers: True to measure the peers, too.
+      works: See `--works`.
+      seconds: See `--seconds`.
+      rounds: See `--rounds`.
+
+    Returns:
+      The works and sides whose workers have failed; throughput.json says why.
+
+    Raises:
+      UserError: If a work is unknown, if the folder is not writable or holds measurements of
+        another command, revision or machine, or if the peers' environment cannot be made.
+    """
+    sides.check(works)
+    with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
+        with named_errors(output_dir, "--output_dir"):
+            for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
+                shutil.rmtree(left_by_a_killed_one)
+            (output_dir / "logs").mkdir(exist_ok=True)
+        circumstances = {**_circumstances(), "seconds": seconds, "rounds": rounds}
+        measured = _measured_before(output_dir, circumstances)
+        python = {"tf_agents": sys.executable}
+        if with_peers:
+            python["sb3"] = str(peer_environment.ensure())
+        variants_of = sides.grouped(works)
+        for work, variants in variants_of.items():
+            if work in measured:
+                print(f"{work}  measured before", flush=True)
+            else:
+                of_work = sides.ours(work, variants)
+                of_work += sides.peers(work, python) if with_peers else []
+                measured[work] = {
+                    "load_average_before": os.getloadavg()[0],
+                    "sides": measure_work(work, of_work, output_dir, seconds, rounds),
+                }
+            in_order = {work: measured[work] for work in variants_of if work in measured}
+            results = {**circumstances, "works": in_order}
+            write(output_dir, results)
+        return [f"{work}: {name}" for work, name, side in sides_of(results) if side["error"]]
+
+
+def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
+    """Returns the works that earlier calls of the same command have measured on all sides."""
+    earlier = read_json(output_dir / _JSON, {"works": dict})
+    here = plain(circumstances)
+    differing = [name for name in here if earlier and earlier.get(name) != here[name]]
+    if differing:
+        raise UserError(
+            f"{output_dir / _JSON} has measurements of another {', '.join(differing)}, which a new "
+            "one would replace: choose another --output_dir, or delete it."
+        )
+    return {
+        work: measured
+        for work, measured in earlier.get("works", {}).items()
+        if not any(side["error"] for side in measured["sides"].values())
+    }
+
+
+def _circumstances() -> Results:
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.throughput", *sys.argv[1:]]),
+        "git_revision": source_revision.git_revision(),
+        "source_sha256": source_revision.source_sha256(),
+        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        **machine(),
+    }
+
+
+def measure_work(
+    work: str, of_work: Sequence[Side], output_dir: pathlib.Path, seconds: float, rounds: int
+) -> dict[str, Results]:
+    """Starts the sides' workers one after the other and measures their stages in turns.
+
+    A side whose worker fails keeps what it has measured until then, and its `error`.
+
+    Returns:
+      For each side `facts`, what its worker said when it was ready; `stages`, for each the answers
+      of all `rounds` and their median `per_second`; and `error`, which is None or a message.
+    """
+    results: dict[str, Results] = {
+        side.name: {"facts": {}, "stages": {}, "error": None} for side in of_work
+    }
+    with contextlib.ExitStack() as stack:
+        workers = _started(work, of_work, results, output_dir, stack)
+        stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
+        if not all(results[name]["facts"].get("takes_rounds", True) for name in workers):
+            seconds, rounds = seconds * rounds, 1
+        for _ in range(rounds):
+            for stage in stages:
+                _take_turns(work, stage, seconds, workers, results)
+    return results
+
+
+def _started(
+    work: str,
+    of_work: Sequence[Side],
+    results: dict[str, Results],
+    output_dir: pathlib.Path,
+    stack: contextlib.ExitStack,
+) -> dict[str, Worker]:
+    """Starts the workers, and returns those that are ready."""
+    with named_errors(output_dir, "--output_dir"):
+        scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
+    of_workers = pathlib.Path(stack.enter_context(scratch))
+    workers = {}
+    for side in of_work:
+        label = f"{work}-{side.name}".replace(":", "-")
+        folder = of_workers / label
+        folder.mkdir(parents=True)
+        flags = (f"--work={side.work}", f"--output_dir={folder.absolute()}")
+        log = output_dir / "logs" / f"{label}.log"
+        print(f"{work}  {side.name}  starting", flush=True)
+        worker = Worker(f"{side.name}'s worker for {side.work}", (*side.command, *flags), log)
+        stack.callback(worker.close)
+        try:
+            results[side.name]["facts"] = worker.ready()
+            workers[side.name] = worker
+        except WorkerError as error:
+            _drop(worker, error, results[side.name])
+    return workers
+
+
+def _take_turns(
+    work: str, stage: str, seconds: float, workers: dict[str, Worker], results: dict[str, Results]
+) -> None:
+    """Measures a stage once on every side that has it; removes failed workers from `workers`."""
+    for name, worker in list(workers.items()):
+        result = results[name]
+        if stage not in result["facts"]["stages"]:
+            continue
+        try:
+            answer = worker.measure(stage, seconds)
+        except WorkerError as error:
+            _drop(workers.pop(name), error, result)
+            continue
+        measured = result["stages"].setdefault(stage, {"rounds": []})
+        measured["rounds"].append(answer)
+        speeds = [answer["count"] / answer["seconds"] for answer in measured["rounds"]]
+        measured["per_second"] = statistics.median(speeds)
+        print(f"{work}  {name}  {stage}  {speeds[-1]:,.1f} {answer['unit']}/s", flush=True)
+
+
+def _drop(worker: Worker, error: WorkerError, result: Results) -> None:
+    worker.kill()
+    result["error"] = str(error)
+    print(error, file=sys.stderr, flush=True)
+
+
+def write(output_dir: pathlib.Path, results: Results) -> None:
+    """Replaces throughput.json and throughput.md.
+
+    Raises:
+      UserError: If the disk is full or not writable.
+    """
+    results = plain(results)
+    write_text(output_dir / _JSON, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_text(output_dir / _TABLES, document(results))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,251 @@
+"""Stable-Baselines3, TRPO of its Contrib, as their users assemble them: a worker of `throughput`.
+
+    .venv-peers/bin/python benchmarks/workers/sb3_worker.py --work=dqn_pong_8 \
+        --output_dir=/tmp/x
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import works
+from protocol import STAGES, Answer, Channel, arguments, repeat
+from sb3_parts import create_model, make_env
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+_PACKAGES = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "ale-py", "numpy")
+_FOREVER = 10**9  # environment steps
+_PROBE_SECONDS = 3.0
+_DRAWN = 1_000  # random actions of every environment, before the clock runs
+
+
+class Deadline(BaseCallback):
+    """Ends `learn` at the first iteration that begins after so many seconds; counts up to there."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._started = 0.0
+        self.elapsed = 0.0
+        self.env_steps = 0
+        self._is_over = False
+
+    def _on_training_start(self) -> None:
+        self._first_env_step = self.model.num_timesteps
+        self._started = time.perf_counter()
+
+    def _on_rollout_start(self) -> None:
+        self.elapsed = time.perf_counter() - self._started
+        self.env_steps = self.model.num_timesteps - self._first_env_step
+        self._is_over = self.elapsed >= self._seconds
+
+    def _on_step(self) -> bool:
+        return not self._is_over
+
+
+class Stages:
+    """What can be timed of one model.
+
+    The parts of its learn loop are timed alone by leaving out the others: collecting without
+    `train`, and `train` on one batch that is not sampled.
+    """
+
+    def __init__(self, work: works.Work, num_envs: int) -> None:
+        self._work, self._num_envs = work, num_envs
+        self.model = create_model(work, num_envs)
+        self._env = make_env(work, num_envs)
+        self._env.reset()
+        self.model.learn(work.warm_up)
+
+    def environment(self, seconds: float) -> Answer:
+        space = self._env.action_space
+        drawn = [[space.sample() for _ in range(self._num_envs)] for _ in range(_DRAWN)]
+        actions = itertools.cycle(drawn)
+
+        def step() -> int:
+            self._env.step(next(actions))
+            return self._num_envs
+
+        return repeat(step, seconds, "environment steps")
+
+    def training(self, seconds: float) -> Answer:
+        deadline, updates = Deadline(seconds), self.updates()
+        self.model.learn(_FOREVER, deadline, reset_num_timesteps=False)
+        return {
+            "seconds": deadline.elapsed,
+            "count": deadline.env_steps,
+            "unit": "environment steps",
+            "updates": self.updates() - updates,
+            "return_mean": float(safe_mean([ep["r"] for ep in self.model.ep_info_buffer])),
+        }
+
+    def collect(self, seconds: float) -> Answer:
+        with mock.patch.object(self.model, "train", lambda **unused: None):
+            return self.training(seconds)
+
+    def _sample(self) -> list[Any]:
+        """A batch out of a replay buffer, or all batches of an epoch of a rollout."""
+        if self._work.uses_rollouts:
+            return list(self.model.rollout_buffer.get(self._work.batch_size))
+        return [self.model.replay_buffer.sample(self._work.batch_size)]
+
+    def _fill_rollout(self) -> None:
+        """What `Deadline` ends has begun to empty the rollout buffer."""
+        if self._work.uses_rollouts:
+            num_steps = self._work.rollout_steps * self._num_envs
+            self.model.learn(num_steps, reset_num_timesteps=False)
+
+    def sample(self, seconds: float) -> Answer:
+        self._fill_rollout()
+        return repeat(lambda: len(self._sample()), seconds, "batches")
+
+    def update(self, seconds: float) -> Answer:
+        """`train` without sampling its batches; those that fit TRPO's values are part of it."""
+        self._fill_rollout()
+        updates = self._work.updates(self._num_envs)
+        train, patch = (self._rollout_update if self._work.uses_rollouts else self._replay_update)()
+
+        def act() -> int:
+            train()
+            return updates
+
+        with patch, self._restored():
+            return repeat(act, seconds, "updates")
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Leaves weights, optimizers and SAC's temperature as they were: one batch spoils them."""
+        model = self.model
+        networks = copy.deepcopy(model.get_parameters())
+        names = model._get_torch_save_params()[1]  # which get_parameters leaves out
+        tensors = {name: getattr(model, name).detach().clone() for name in names}
+        yield
+        model.set_parameters(networks)
+        for name, value in tensors.items():
+            getattr(model, name).data.copy_(value)
+
+    def _rollout_update(self) -> tuple[Callable[[], None], Any]:
+        buffer, batches = self.model.rollout_buffer, self._sample()
+        get = buffer.get
+
+        def given(batch_size: int | None = None) -> Iterable[Any]:
+            return batches if batch_size == self._work.batch_size else get(batch_size)
+
+        return self.model.train, mock.patch.object(buffer, "get", given)
+
+    def _replay_update(self) -> tuple[Callable[[], None], Any]:
+        (batch,) = self._sample()
+        train = partial(self.model.train, self._work.updates(self._num_envs), self._work.batch_size)
+        given = mock.patch.object(self.model.replay_buffer, "sample", lambda *_, **__: batch)
+        return train, given
+
+    def updates(self) -> int:
+        """Updates since the beginning, by the optimizer's own count of its steps."""
+        model = self.model
+        optimizer = (model.critic if self._work.algorithm == "sac" else model.policy).optimizer
+        steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        return steps // max(1, self._work.value_steps(self._num_envs))
+
+    def num_parameters(self) -> int:
+        """Trained ones."""
+        model = self.model
+        if self._work.algorithm == "dqn":
+            modules = [model.q_net]
+        else:
+            modules = (
+                [model.actor, model.critic] if self._work.algorithm == "sac" else [model.policy]
+            )
+        temperature = int(self._work.algorithm == "sac")
+        return temperature + sum(p.numel() for p in {p for m in modules for p in m.parameters()})
+
+
+def choose_threads(stages: Stages) -> dict[int, float]:
+    """Sets torch's threads to whichever number trains faster; environment steps/s of each."""
+    speeds = {}
+    cores = len(os.sched_getaffinity(0))
+    for threads in sorted({2**power for power in range(cores.bit_length())} | {cores}):
+        torch.set_num_threads(threads)
+        stages.training(_PROBE_SECONDS / 3)
+        answer = stages.training(_PROBE_SECONDS)
+        speeds[threads] = answer["count"] / answer["seconds"]
+    torch.set_num_threads(max(speeds, key=lambda threads: speeds[threads]))
+    return speeds
+
+
+def differences(work: works.Work, stages: Stages) -> list[str]:
+    """In what the work done here differs from this pipeline's."""
+    told = [
+        "episode statistics are logged at the default interval, but written nowhere (verbose=0)",
+    ]
+    if work.is_atari:
+        told.append(
+            "environments are stepped one after another in one process (DummyVecEnv, SB3's "
+            "default), ours by ALE's own vector environment, in as many threads as cores"
+        )
+        told.append("frames are pooled in RGB and then made grey, ours the other way round")
+    if work.is_atari and not work.continuous:
+        told.append("FIRE is pressed, and then the third action, at the start of each game")
+    if work.uses_rollouts:
+        told.append(
+            "a rollout has no rows between episodes, so it holds a few environment steps more"
+        )
+    else:
+        told.append(works.UPDATES_BY_ROWS)
+    if work.is_atari and not work.uses_rollouts:
+        told.append(
+            f"the replay buffer has room for {stages.model.buffer_size:,} stacks of four frames, "
+            "each stored once: a million would take 28 GB"
+        )
+    if not work.is_atari:
+        told.append("environments are watched by Monitor and by gymnasium's PassiveEnvChecker")
+    if work.algorithm == "dqn":
+        told.append("one random number a vector step decides whether all environments explore")
+    if work.algorithm == "a2c":
+        told.append(
+            "RMSpropTFLike, as RL Zoo chooses for Atari: the formula of ours; A2C's default is "
+            "torch's RMSprop"
+        )
+    if work.algorithm == "trpo":
+        told.append(
+            "conjugate gradients begin at small random numbers, not at 0, and end at an absolute "
+            "residual, ours at one relative to the first"
+        )
+        told.append(
+            "the divergence's gradient is kept as a graph; ours computes it anew for every product "
+            "with the Fisher matrix"
+        )
+    if work.algorithm == "sac":
+        told.append("temperature, critics and actor are updated one after another")
+        if work.is_atari:
+            told.append("the actor's loss trains the image encoder, the critics' do not")
+    return told
+
+
+def main() -> None:
+    channel, options = Channel(), arguments()
+    work, num_envs = works.parse(options.work)
+    stages = Stages(work, num_envs)
+    speeds = choose_threads(stages)
+    facts = {
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "threads": {"torch": torch.get_num_threads()},
+        "threads_tried": speeds,
+        "num_parameters": stages.num_parameters(),
+        "differences": differences(work, stages),
+    }
+    channel.serve(facts, {name: getattr(stages, name) for name in STAGES})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Evaluation of policies on whole episodes, and videos of them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import imageio.v2 as imageio
+import numpy as np
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType
+
+from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
+from pipeline.acting.policies import EpsilonGreedyPolicy
+from pipeline.environments.failures import named_failures
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.utils.constraints import PositiveInt, check
+from pipeline.utils.errors import UserError
+
+STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
+
+
+@gin.configurable(denylist=["environment", "policy", "stochastic_policy", "seed"])
+class Evaluator:
+    """Plays whole episodes in environments of its own, with unclipped rewards.
+
+    Each environment plays a quota of episodes. Counting the first episodes to finish in any
+    environment instead would favour short episodes.
+
+    With `num_env_steps`, the environments instead share that number of environment steps, and
+    episodes that are unfinished at the end do not count (Mnih et al. 2015). This favours short
+    episodes, the more so the fewer episodes fit in. The mean of no episodes is 0, as in the program
+    published with that paper.
+    """
+
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        policy: tf_policy.TFPolicy,
+        stochastic_policy: tf_policy.TFPolicy,
+        *,
+        seed: int,
+        greedy: bool = True,
+        epsilon: float | None = None,
+        num_env_steps: PositiveInt | None = None,
+    ):
+        """Initializes the evaluator.
+
+        Args:
+          environment: Environment that nothing else steps.
+          policy: The agent's greedy policy, its best guess.
+          stochastic_policy: The agent's collect policy.
+          seed: Seed of the evaluated policy's random draws.
+          greedy: Whether to evaluate `policy` instead of `stochastic_policy`.
+          epsilon: Probability of a uniformly random action instead of the greedy one, or None for
+            no random actions.
+          num_env_steps: Environment steps of an evaluation, over all environments. It replaces the
+            number of episodes.
+
+        Raises:
+          UserError: If `epsilon` is not a probability, `epsilon` is used without `greedy` or with
+            continuous actions, or `num_env_steps` is not a whole number of at least 1.
+        """
+        environment.keep_no_actions()  # evaluations start anew and are never resumed
+        self._environment = environment
+        self._policy = policy if greedy else stochastic_policy
+        if epsilon is not None:
+            _check_epsilon(epsilon, greedy, policy)
+            self._policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
+        check("Evaluator.num_env_steps", num_env_steps, PositiveInt | None)
+        self._num_env_steps = num_env_steps
+        # Overrides the binding of training, because evaluation counts the environment's own points.
+        self._driver = CollectDriver(environment, seed=seed, reward_range=None)
+        self._play = tf.function(self._play_steps, autograph=False)
+
+    def _play_steps(self, carry: Carry):
+        carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
+        return carry, rows.step_type, rows.next_step_type, rows.reward
+
+    @property
+    def environment(self) -> VectorEnvironment:
+        """Returns the environment in which the episodes are played."""
+        return self._environment
+
+    @property
+    def policy(self) -> tf_policy.TFPolicy:
+        """Returns the policy that is evaluated."""
+        return self._policy
+
+    def length(self, num_episodes: int) -> int:
+        """Returns the length of an evaluation, in environment steps or episodes.
+
+        The unit is that of the progress which `run` reports.
+        """
+        return num_episodes if self._num_env_steps is None else self._num_env_steps
+
+    def run(
+        self, num_episodes: int, index: int, look_around: Callable[[int], bool] = lambda _: False
+    ) -> dict[str, Any] | None:
+        """Plays `num_episodes` episodes, or `num_env_steps` environment steps if that is set.
+
+        Args:
+          num_episodes: Episodes over all environments. Ignored if the evaluator has
+            `num_env_steps`.
+          index: Number of this evaluation. The random draws of the environments and of the policy
+            depend on it and on the seed.
+          look_around: Function that is called every 32 vector steps with the progress, in the unit
+            of `length`. If it returns True, the evaluation stops.
+
+        Returns:
+          A dict with the keys "return_mean", "return_std" and "returns", or None if interrupted.
+
+        Raises:
+          UserError: If the environment fails.
+        """
+        tally = self._new_tally(num_episodes)
+        self._environment.choose_episodes(index)
+        with named_failures(self._environment):
+            carry = initial_carry(self._environment, self._policy)
+        carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
+        while not tally.complete:
+            if look_around(tally.done):
+                return None
+            with named_failures(self._environment):
+                carry, *rows = self._play(carry)
+            tally.add(*(row.numpy() for row in rows))
+        return summarize(tally.returns())
+
+    def _new_tally(self, num_episodes: int) -> EpisodeTally:
+        num_envs = self._environment.batch_size
+        if self._num_env_steps is not None:
+            return StepTally(_shares(self._num_env_steps, num_envs))
+        return EpisodeTally(_shares(num_episodes, num_envs))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._environment.close()
+
+
+def _shares(total: int, num_envs: int) -> np.ndarray:
+    shares = np.full(num_envs, total // num_envs)
+    shares[: total % num_envs] += 1
+    return shares
+
+
+def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> None:
+    if type(epsilon) not in (int, float) or not 0 <= epsilon <= 1:
+        raise UserError(f"Evaluator.epsilon = {epsilon!r}: must be in [0, 1], or None.")
+    if not greedy or not tensor_spec.is_discrete(policy.action_spec):
+        raise UserError(
+            f"Evaluator.epsilon = {epsilon} needs discrete actions and Evaluator.greedy = True; "
+            "otherwise, bind Evaluator.epsilon to None."
+        )
+
+
+class EpisodeTally:
+    """Collects the returns of the first `quota[i]` episodes of environment i."""
+
+    def __init__(self, quota: np.ndarray):
+        self._quota = quota
+        self._in_flight = np.zeros(len(quota), np.float64)
+        self._returns: list[list[float]] = [[] for _ in quota]
+
+    @property
+    def complete(self) -> bool:
+        """Returns True if every environment has played its quota."""
+        return all(len(r) >= q for r, q in zip(self._returns, self._quota, strict=True))
+
+    @property
+    def done(self) -> int:
+        """Returns the number of episodes that count so far."""
+        return len(self.returns())
+
+    def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
+        """Adds rows [T, N] in time order. Boundary rows are ignored."""
+        for valid, ends, rewards in zip(
+            step_type != StepType.LAST, next_step_type == StepType.LAST, reward, strict=True
+        ):
+            self._in_flight += np.where(valid, rewards, 0.0)
+            for env in np.flatnonzero(valid & ends):
+                self._returns[env].append(float(self._in_flight[env]))
+                self._in_flight[env] = 0.0
+
+    def returns(self) -> list[float]:
+        """Returns the return of each episode, environment by environment."""
+        return [x for r, q in zip(self._returns, self._quota, strict=True) for x in r[:q]]
+
+
+class StepTally(EpisodeTally):
+    """Collects the returns of episodes that end within `num_steps[i]` steps of environment i."""
+
+    def __init__(self, num_steps: np.ndarray):
+        super().__init__(np.full(len(num_steps), sys.maxsize))
+        self._steps_left = num_steps.copy()
+        self._num_steps = num_steps.sum()
+
+    @property
+    def complete(self) -> bool:
+        """Returns True if every environment has taken its steps."""
+        return not self._steps_left.any()
+
+    @property
+    def done(self) -> int:
+        """Returns the number of steps taken."""
+        return int(self._num_steps - self._steps_left.sum())
+
+    def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
+        """Adds rows as `EpisodeTally.add` does. Boundary rows do not count as steps."""
+        is_step = step_type != StepType.LAST
+        counts = is_step & (np.cumsum(is_step, axis=0) <= self._steps_left)
+        self._steps_left -= counts.sum(axis=0)
+        super().add(np.where(counts, step_type, StepType.LAST), next_step_type, reward)
+
+
+def summarize(returns: list[float]) -> dict[str, Any]:
+    """Returns the mean, the population standard deviation and the returns themselves.
+
+    The mean and the standard deviation of no returns are 0.
+    """
+    if not returns:
+        return {"return_mean": 0.0, "return_std": 0.0, "returns": []}
+    return {
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "returns": returns,
+    }
+
+
+def record_video(
+    environment: VectorEnvironment,
+    policy: tf_policy.TFPolicy,
+    path: pathlib.Path,
+    seed: int,
+    look_around: Callable[[int], bool] = lambda _: False,
+) -> float | None:
+    """Plays one episode and writes it as an H.264 MP4 file, which browsers can play.
+
+    Args:
+      environment: A single environment built with `render=True`.
+      policy: Any policy with the environment's specs.
+      path: File to write. It appears only once it is complete.
+      seed: Seed of the policy's random draws.
+      look_around: Function that is called at every environment step with the number of steps taken
+        so far. If it returns True, the recording stops.
+
+    Returns:
+      The episode's return, or None if interrupted.
+
+    Raises:
+      UserError: If the environment fails or cannot render, or if the file cannot be written.
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        with named_failures(environment):
+            episode_return = _film(environment, policy, temporary, seed, look_around)
+        if episode_return is not None:
+            temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return episode_return
+
+
+def _film(
+    environment: VectorEnvironment,
+    policy: tf_policy.TFPolicy,
+    path: pathlib.Path,
+    seed: int,
+    look_around: Callable[[int], bool],
+) -> float | None:
+    driver = CollectDriver(environment, seed=seed, reward_range=None)
+    step = tf.function(lambda carry: driver.run(policy, carry, 1)[0], autograph=False)
+    carry = initial_carry(environment, policy)
+    first_frame = _even(environment.render())
+    writer: Any  # imageio declares only a base class
+    with imageio.get_writer(
+        path,
+        fps=environment.render_fps,
+        codec="libx264",
+        pixelformat="yuv420p",
+        macro_block_size=2,
+        output_params=["-movflags", "+faststart"],  # can be played before it is fully loaded
+    ) as writer:
+        writer.append_data(first_frame)
+        while int(carry.statistics.episodes) == 0:
+            if look_around(int(carry.vector_steps)):
+                return None
+            carry = step(carry)
+            writer.append_data(_even(environment.render()))
+    return float(carry.statistics.last_returns[-1])
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """Pads a frame to even sides by repeating its last row or column.
+
+    The pixel format yuv420p halves the resolution of colour, so it needs even sides.
+    """
+    height, width, _ = frame.shape
+    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

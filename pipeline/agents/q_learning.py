@@ -1,0 +1,59 @@
+"""Q-network, losses and checks that the Q-learning agents share."""
+
+from __future__ import annotations
+
+import gin
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+
+from pipeline.networks.encoders import HeadedNetwork, QHead, create_encoder, num_actions
+from pipeline.utils.errors import UserError
+
+
+@gin.configurable
+def huber_loss(
+    td_error: tf.Tensor,  # given by the agent
+    threshold: float = 1.0,  # size of the error from which the loss is linear
+) -> tf.Tensor:
+    """Computes the Huber loss, which is quadratic up to `threshold` and linear beyond.
+
+    Its gradient is the clipped error of DQN (Mnih et al. 2015).
+    """
+    size = tf.abs(td_error)
+    quadratic = tf.minimum(size, threshold)
+    return 0.5 * quadratic**2 + threshold * (size - quadratic)
+
+
+@gin.configurable
+def squared_loss(td_error: tf.Tensor) -> tf.Tensor:
+    """Computes half of the squared error, so that the gradient is the error."""
+    return 0.5 * td_error**2
+
+
+def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    """Selects the Q-values [B] of `actions` [B] from `q_values` [B, actions]."""
+    return tf.reduce_sum(q_values * tf.one_hot(actions, q_values.shape[-1]), -1)
+
+
+def create_q_network(observation_spec, action_spec, name: str) -> HeadedNetwork:
+    """Creates the Q-network for an observation spec: [B, *observation] -> Q-values [B, actions]."""
+    head = QHead(num_actions(action_spec))
+    return HeadedNetwork(observation_spec, create_encoder(observation_spec), head, name)
+
+
+def need_discrete_actions(action_spec: tensor_spec.BoundedTensorSpec, algorithm: str) -> None:
+    """Checks that the actions are discrete.
+
+    Args:
+      action_spec: Spec of the actions.
+      algorithm: Name of the algorithm, for the error message.
+
+    Raises:
+      UserError: If the actions are continuous.
+    """
+    if not tensor_spec.is_discrete(action_spec):
+        raise UserError(
+            f"{algorithm} needs discrete actions, but the environment's are continuous "
+            f"({action_spec.dtype.name}, shape {tuple(action_spec.shape)}). "
+            "Use agents/ppo, agents/a2c, agents/trpo or agents/sac."
+        )

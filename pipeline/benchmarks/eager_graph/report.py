@@ -1,0 +1,141 @@
+"""What `python -m pipeline.parity` prints: tables of plain text, in the order of the questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline.benchmarks.eager_graph.differences import Difference, differences, same_bits
+from pipeline.benchmarks.eager_graph.first_difference import Parting, first_parting
+from pipeline.benchmarks.eager_graph.paired_runs import Pair, estimate
+from pipeline.benchmarks.eager_graph.rewrites import REWRITES, Effect, effects, responsible
+from pipeline.benchmarks.eager_graph.updates import Updates, Weights
+from pipeline.utils.execution import Execution
+
+_UPDATES_A_TABLE = 10
+_SECONDS = 1.0  # of timing, each way of running in each round
+_ROUNDS = 3
+
+
+def of_updates(updates: Updates) -> Iterator[str]:
+    """Compares eager, graph and exact graph; gives each part of the text as soon as it is known."""
+    eager, graph, exact = (
+        updates.run(execution)
+        for execution in (Execution.EAGER, Execution.GRAPH, Execution.EXACT_GRAPH)
+    )
+    yield from _drift("eager and graph", eager, graph)
+    yield from _drift("eager and exact graph", eager, exact)
+    if not same_bits(eager, graph):
+        yield parting_text(first_parting(updates, eager, graph))
+        found = effects(updates, eager, graph)
+        yield rewrites_text(found)
+        yield _verdict(updates, eager, responsible(found))
+    # In turns, so that a machine that others use is slow for all; the fastest round counts.
+    rounds = [{way: updates.per_second(way, _SECONDS) for way in Execution} for _ in range(_ROUNDS)]
+    yield speed_text({way: max(speeds[way] for speeds in rounds) for way in Execution})
+
+
+def _drift(what: str, first: list[Weights], second: list[Weights]) -> Iterator[str]:
+    if same_bits(first, second):
+        yield f"Between {what}: the same bits in all variables after each of {len(first)} updates."
+        return
+    apart = differences(first, second)
+    for kind in Difference._fields:
+        title = f"Largest {kind} difference between {what} after each update"
+        yield title + "\n\n" + "\n\n".join(difference_tables(apart, kind))
+
+
+def difference_tables(apart: Mapping[str, list[Difference]], kind: str) -> Iterator[str]:
+    """Variables by updates, ten updates a table; `kind` is a field of `Difference`."""
+    total = len(next(iter(apart.values())))
+    for start in range(0, total, _UPDATES_A_TABLE):
+        numbers = range(start, min(start + _UPDATES_A_TABLE, total))
+        header = ["after update", *(str(number + 1) for number in numbers)]
+        yield table(
+            header,
+            [
+                [name, *(_number(getattr(values[number], kind)) for number in numbers)]
+                for name, values in apart.items()
+            ],
+        )
+
+
+def parting_text(parting: Parting | None) -> str:
+    """The first operation that parts, and what the optimizer made of it."""
+    if parting is None:
+        return "No operation that both graphs have under one name differs by rounding only."
+    lines = {
+        "operation": parting.name,
+        "written in": parting.source or "unknown",
+        "reads": ", ".join(parting.variables) or "no variable itself",
+        "eager": parting.written,
+        "graph": parting.rewritten,
+        "difference": f"{parting.difference.absolute:.1e} absolute, "
+        f"{parting.difference.relative:.1e} relative",
+    }
+    rows = "\n".join(f"  {name:<12}{text}" for name, text in lines.items())
+    return f"The first operation at which they part, in update {parting.update}:\n{rows}"
+
+
+def rewrites_text(found: Mapping[str, Effect]) -> str:
+    """Each rewrite's effect, and which change bits."""
+    rows = [
+        [name, _number(effect.without), _number(effect.alone), "yes" if effect.changes_bits else ""]
+        for name, effect in found.items()
+    ]
+    header = ["rewrite", "without it", "it alone", "changes bits"]
+    return "Largest difference from eager, rewrite by rewrite\n\n" + table(header, rows)
+
+
+def _verdict(updates: Updates, eager: list[Weights], names: list[str]) -> str:
+    def outcome(without: Sequence[str]) -> str:
+        history = updates.run(Execution.GRAPH, without)
+        return "the bits of eager" if same_bits(history, eager) else "other bits than eager"
+
+    return (
+        f"Responsible: {', '.join(names)}.\n"
+        f"Without {'these' if len(names) > 1 else 'it'}: {outcome(names)}.\n"
+        f"Without any of the {len(REWRITES)} rewrites: {outcome(REWRITES)}."
+    )
+
+
+def speed_text(per_second: Mapping[Execution, float]) -> str:
+    """Updates a second, and what exactness costs."""
+    graph = per_second[Execution.GRAPH]
+    rows = [
+        [way.value, f"{speed:,.1f}", f"{speed / graph:.2f}"] for way, speed in per_second.items()
+    ]
+    header = ["run as", "updates a second", "of graph's speed"]
+    return "Speed of updates alone, one call each\n\n" + table(header, rows)
+
+
+def of_pairs(pairs: Sequence[Pair]) -> str:
+    """Returns by seed, and the interval of the difference of their interquartile means."""
+    rows = [
+        [str(pair.seed), f"{pair.graph:.1f}", f"{pair.exact:.1f}", f"{pair.graph - pair.exact:.1f}"]
+        for pair in pairs
+    ]
+    found = estimate(list(pairs))
+    holds = "contains" if found.low <= 0 <= found.high else "does not contain"
+    return (
+        table(["seed", "graph", "eager's bits", "difference"], rows)
+        + f"\n\nIQM of graph minus IQM of eager's bits: {found.point:.1f}, 95 % bootstrap interval "
+        f"of {found.n} pairs [{found.low:.1f}, {found.high:.1f}],\n"
+        f"which {holds} 0 and is {found.high - found.low:.1f} wide."
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as need be; the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "  ".join(
+            [f"{first[0]:<{first[1]}}", *(f"{text:>{width}}" for text, width in others)]
+        )
+
+    return "\n".join(line(cells).rstrip() for cells in [header, *rows])
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if value else "0"

@@ -1,0 +1,168 @@
+"""Updates that can be repeated: the same batches, from the same weights, however they are run."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.trajectories import Trajectory
+
+from pipeline.agents.agent import Agent
+from pipeline.checkpointing.saveables import Variables
+from pipeline.environments.failures import named_failures
+from pipeline.training.components import Components
+from pipeline.training.intervals import WarmUp
+from pipeline.training.iteration import Iterations
+from pipeline.utils.execution import Execution
+
+#: The trained variables after an update, by name.
+Weights: TypeAlias = dict[str, np.ndarray]
+
+
+class Batch(NamedTuple):
+    """What one update learns from.
+
+    Attributes:
+      experience: trajectories [B, T, ...].
+      weights: float32 [B].
+      env_steps: environment steps at the time, which schedules read: int64 [].
+    """
+
+    experience: Trajectory
+    weights: tf.Tensor
+    env_steps: tf.Tensor
+
+
+class Snapshot:
+    """All of an agent's variables at one time: weights, optimizer slots, counters."""
+
+    def __init__(self, agent: Agent):
+        self._variables = Variables(agent=agent)
+        self._folder = tempfile.TemporaryDirectory()
+        self._variables.save(pathlib.Path(self._folder.name))
+
+    def restore(self) -> None:
+        """Gives the agent the values of that time."""
+        self._variables.restore(pathlib.Path(self._folder.name))
+
+
+class Updates:
+    """The first updates of an agent, on data that its initial policy has collected.
+
+    Collecting goes on while the weights stay as they were initialised, so that what an update
+    learns from does not depend on those before it.
+    """
+
+    def __init__(self, parts: Components, num_updates: int):
+        """Collects the batches, after a warm-up if there is one.
+
+        Args:
+          parts: fresh; changed by this.
+          num_updates: at least 1.
+
+        Raises:
+          UserError: an environment failed, or the warm-up does not suit the experience.
+        """
+        with named_failures(parts.environment):
+            self.batches = _collect_batches(parts, num_updates)
+        self._agent = parts.agent
+        self._env_steps = parts.env_steps
+        self._initial = Snapshot(parts.agent)
+        self.apply = self.new_function()
+
+    def new_function(self) -> tf.types.experimental.GenericFunction:
+        """A `tf.function` of a `Batch` that makes one update, not yet traced."""
+        return tf.function(self._apply, autograph=False)
+
+    def _apply(self, batch: Batch) -> tf_agent.LossInfo:
+        # Returned as the train loop has it, for what nobody reads is no part of an optimized graph.
+        self._env_steps.assign(batch.env_steps)
+        return self._agent.train(batch.experience, batch.weights)
+
+    def restore(self) -> None:
+        """Takes all updates back."""
+        self._initial.restore()
+
+    def weights(self) -> Weights:
+        """A copy of the trained variables as they are now."""
+        return {
+            _full_name(network, variable): variable.numpy()
+            for network, module in self._agent.trained.items()
+            for variable in module.trainable_variables
+        }
+
+    def run(self, execution: Execution, without: Sequence[str] = ()) -> list[Weights]:
+        """The weights after each update from the saved ones; `without`: see `running`."""
+        history = []
+        self.restore()
+        with running(execution, without):
+            for batch in self.batches:
+                self.apply(batch)
+                history.append(self.weights())
+        self.restore()
+        return history
+
+    def per_second(self, execution: Execution, seconds: float) -> float:
+        """Updates a second, one call each, over at least `seconds`; what is traced is not timed."""
+        self.restore()
+        with running(execution):
+            self.apply(self.batches[0])
+            count, started = 0, time.perf_counter()
+            while (spent := time.perf_counter() - started) < seconds:
+                self.apply(self.batches[count % len(self.batches)])
+                count += 1
+        self.restore()
+        return count / spent
+
+
+@contextlib.contextmanager
+def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]:
+    """Runs what is inside in this way, and afterwards as a graph with all rewrites again.
+
+    Args:
+      execution: the way.
+      without: options of `tf.config.optimizer.set_experimental_options`, on by default, that are
+        off inside.
+    """
+    execution.configure()
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(without, False))
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options(dict.fromkeys(without, True))
+        Execution.GRAPH.configure()
+
+
+def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
+    runner, experience = parts.runner, parts.experience
+    assert isinstance(runner, Iterations)
+    warm_up = WarmUp()
+    warm_up.check_fits(experience)
+    state = runner.initial_state()
+    if warm_up.num_env_steps:
+        steps = tf.constant(warm_up.num_env_steps, tf.int64)
+        state = runner.collect_randomly(state, steps, steps)
+    experience.check_ready()
+    batches: list[Batch] = []
+    while len(batches) < num_updates:
+        parts.env_steps.assign(state.carry.statistics.env_steps)
+        state = runner.collect(state, parts.agent.collect_policy)
+        runner.begin_updates(state)
+        for _ in range(experience.num_batches):
+            rows, weights, _ = experience.next_batch()
+            batches.append(Batch(rows, weights, state.carry.statistics.env_steps))
+        runner.end_updates()
+    return batches[:num_updates]
+
+
+def _full_name(network: str, variable: tf.Variable) -> str:
+    """Of a variable, with its network's name before it."""
+    name = variable.name.removesuffix(":0")
+    return name if name.startswith(f"{network}/") else f"{network}/{name}"

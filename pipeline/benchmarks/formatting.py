@@ -1,0 +1,131 @@
+"""Numbers and names as a report prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from pipeline.benchmarks.interval_estimates import Estimate
+from pipeline.benchmarks.published_scores import Published
+
+_FEWEST_RUNS = 5  # whose bootstrapped interval is not far too narrow
+
+
+def agent(algorithm: str) -> str:
+    """ "DQN", "DQN 3.0", "n-step Q"."""
+    return {"nstep_q": "n-step Q", "dqn3": "DQN 3.0"}.get(algorithm, algorithm.upper())
+
+
+def number(value: float) -> str:
+    """A score: to a tenth, from a thousand on to a whole."""
+    return format(value, _format(value))
+
+
+def _format(value: float) -> str:
+    return ",.0f" if abs(value) >= 1000 else ",.1f"
+
+
+def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
+    """ "IQM [low, high] (n)"; without an interval if no task has more than one run.
+
+    Args:
+        estimate: of the runs of `tasks` tasks; None is "".
+        spec: how to format the three numbers; as `number` does if empty.
+    """
+    if estimate is None:
+        return ""
+    spec = spec or _format(estimate.point)
+    if estimate.n <= tasks:
+        return f"{estimate.point:{spec}} ({estimate.n})"
+    point, low, high = (format(value, spec) for value in estimate[:3])
+    return f"{point} [{low}, {high}] ({estimate.n})"
+
+
+def published(score: Published) -> str:
+    """ "mean ± standard deviation (n)", without what the source does not say."""
+    spec = _format(score.score)
+    spread = "" if score.spread is None else f" ± {score.spread:{spec}}"
+    runs = "" if score.num_runs is None else f" ({score.num_runs})"
+    return f"{score.score:{spec}}{spread}{runs}"
+
+
+def verdict(ours: Estimate, theirs: float) -> str:
+    """Whether our mean is at or above theirs; both as printed, for published ones are rounded.
+
+    Theirs may be above it and still within the interval of our mean.
+    """
+    if _printed(ours.point, theirs) >= _printed(theirs, theirs):
+        return "yes"
+    is_within = _printed(ours.high, theirs) >= _printed(theirs, theirs)
+    return "no, but in its interval" if is_within and ours.n >= _FEWEST_RUNS else "no"
+
+
+def _printed(value: float, other: float) -> float:
+    return round(value) if abs(other) >= 1000 else round(value, 1)
+
+
+def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) -> str:
+    """ "median [lowest, highest]"; "" without values."""
+    if not len(values):
+        return ""
+    center, *ends = (show(float(value)) for value in (np.median(values), min(values), max(values)))
+    return center if len(values) == 1 else f"{center} [{', '.join(ends)}]"
+
+
+def steps(env_steps: int, is_atari: bool) -> str:
+    """Environment steps; in Atari also the frames, of which a step takes four."""
+    frames = f" ({env_steps * 4 / 1e6:g} M frames)" if is_atari else ""
+    return f"{env_steps:,}{frames}"
+
+
+def numbers(values: Iterable[int]) -> str:
+    """ "1 to 3, 7"."""
+    runs: list[list[int]] = []
+    for value in sorted(set(values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+
+
+def seeds(values: Sequence[int]) -> str:
+    """ "seed 2", "seeds 1 to 3, 7"."""
+    return f"seed{'' if len(values) == 1 else 's'} {numbers(values)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def of_runs(num_runs: int, seeds: int) -> str:
+    """ "10 runs", "3 of 10 runs"."""
+    if num_runs < seeds:
+        return f"{num_runs} of {seeds} runs"
+    return count(num_runs, "run")
+
+
+def count(number_of: int, noun: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
+
+
+def peer(score: Published, environment: str) -> str:
+    """ "RL Zoo DQN"; "RL Zoo DQN (v2)", if theirs is another version of the environment."""
+    other = other_version(score, environment)
+    return f"{score.peer} {agent(score.algorithm)}" + (f" ({other})" if other else "")
+
+
+def other_version(score: Published, environment: str) -> str:
+    """ "v2", if a published score is of another version of our environment, else ""."""
+    return "" if score.environment == environment else score.environment.rpartition("-")[2]
+
+
+def short(value: float) -> str:
+    """ "500k" for 500000, "1.5M" for 1500000."""
+    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{suffix}"
+    return f"{value:g}"

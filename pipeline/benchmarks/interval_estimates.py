@@ -1,0 +1,189 @@
+"""Interval estimates of benchmark scores, by SciPy's bootstrap.
+
+Agarwal, Schwarzer, Castro, Courville & Bellemare, "Deep Reinforcement Learning at the Edge of the
+Statistical Precipice", NeurIPS 2021.
+
+A task (an environment, a game) has an array of runs, shape [n]; tasks may have different numbers of
+runs. Scores of different tasks are pooled into one number, so they must be on one scale: normalize
+them first. The bootstrap is stratified: it resamples the runs of each task on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import scipy.stats
+from numpy import typing as npt
+
+Tasks: TypeAlias = Sequence[npt.ArrayLike] | np.ndarray
+#: Maps the arrays of all tasks, [..., n] each, to the statistic [...].
+Statistic: TypeAlias = Callable[..., np.ndarray]
+
+_RESAMPLES = 20_000
+_RESAMPLES_OF_CURVES = 2_000
+_BATCH_VALUES = 2**22  # resampled at a time: 32 MiB
+
+
+class Estimate(NamedTuple):
+    """A statistic of `n` runs with its 95 % confidence interval.
+
+    Attributes:
+      point: The statistic, float or [points].
+      low: Lower end of the interval, of the same shape.
+      high: Upper end of the interval, of the same shape.
+      n: Number of runs of all tasks.
+    """
+
+    point: Any
+    low: Any
+    high: Any
+    n: int
+
+
+def mean(*tasks: np.ndarray) -> np.ndarray:
+    """Computes the mean over all runs of all tasks: [..., n] each to [...]."""
+    return np.mean(np.concatenate(tasks, axis=-1), axis=-1)
+
+
+def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
+    """Computes the mean of the middle half of all runs of all tasks: [..., n] each to [...].
+
+    Of n runs it leaves out the lowest and the highest floor(n / 4). Up to three runs it is the
+    mean.
+    """
+    return scipy.stats.trim_mean(np.concatenate(tasks, axis=-1), 0.25, axis=-1)
+
+
+def median_of_means(*tasks: np.ndarray) -> np.ndarray:
+    """Computes the median over tasks of the mean of a task's runs: [..., n] each to [...]."""
+    return np.median([np.mean(runs, axis=-1) for runs in tasks], axis=0)
+
+
+def optimality_gap(*tasks: np.ndarray) -> np.ndarray:
+    """Computes by how much scores fall short of 1 on average: [..., n] each to [...].
+
+    A score above 1 counts as 1 (Agarwal et al., section 4.3).
+    """
+    return 1.0 - mean(*(np.minimum(runs, 1.0) for runs in tasks))
+
+
+def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> np.ndarray:
+    """Computes P(X > Y) + P(X = Y) / 2 for a run of x and a run of y, as the mean over tasks.
+
+    This is the Mann-Whitney statistic over the number of pairs (Agarwal et al., section 4.3).
+
+    Args:
+      x: Runs of the first agent, [..., n] for each task.
+      y: Runs of the second agent, [..., m] for each task, in the same order.
+
+    Returns:
+      The probability, [...].
+    """
+    wins = [
+        np.mean((np.sign(a[..., :, None] - b[..., None, :]) + 1) / 2, axis=(-2, -1))
+        for a, b in zip(x, y, strict=True)
+    ]
+    return np.mean(wins, axis=0)
+
+
+def estimate(tasks: Tasks, statistic: Statistic = interquartile_mean) -> Estimate:
+    """Estimates a statistic over all runs of all tasks.
+
+    Raises:
+      ValueError: If there is no score, or if one is not finite.
+    """
+    return _estimate(tasks, statistic, _RESAMPLES)
+
+
+def estimate_improvement(x: Tasks, y: Tasks) -> Estimate:
+    """Estimates `probability_of_improvement`, resampling the runs of both agents."""
+
+    def statistic(*tasks: np.ndarray) -> np.ndarray:
+        return probability_of_improvement(tasks[: len(x)], tasks[len(x) :])
+
+    return _estimate([*x, *y], statistic, _RESAMPLES_OF_CURVES)
+
+
+def estimate_paired_difference(x: npt.ArrayLike, y: npt.ArrayLike) -> Estimate:
+    """Estimates the IQM of x minus that of y, [n] each, whose runs go in pairs.
+
+    A pair, such as two runs of one seed, is resampled as a whole; `n` counts the pairs.
+    """
+
+    def statistic(pairs: np.ndarray) -> np.ndarray:
+        scores = interquartile_mean(pairs)
+        return scores[0] - scores[1]
+
+    return _estimate([np.stack([x, y])], statistic, _RESAMPLES)
+
+
+def estimate_curve(curves: Tasks, statistic: Statistic = interquartile_mean) -> Estimate:
+    """Estimates a statistic over all runs at each point of their curves, with pointwise intervals.
+
+    Args:
+      curves: [runs, points] for each task, with the same number of points. A run is resampled
+        with the whole of its curve.
+      statistic: The statistic.
+
+    Returns:
+      The estimate, [points] each.
+    """
+    tasks = [np.transpose(curve) for curve in curves]
+    return _estimate(tasks, statistic, _RESAMPLES_OF_CURVES)
+
+
+def estimate_profile(tasks: Tasks, thresholds: np.ndarray) -> Estimate:
+    """Estimates the fraction of all runs that score above each threshold, [k].
+
+    The performance profile of Dolan & Moré 2002; Agarwal et al., section 4.2.
+    """
+    curves = [np.asarray(runs)[:, None] > thresholds for runs in tasks]
+    return estimate_curve([curve.astype(np.float64) for curve in curves], mean)
+
+
+def _estimate(tasks: Tasks, statistic: Statistic, num_resamples: int) -> Estimate:
+    arrays = [_checked(runs) for runs in tasks]
+    if not arrays:
+        raise ValueError("no scores")
+    point, n = statistic(*arrays), sum(runs.shape[-1] for runs in arrays)
+    resampled = [place for place, runs in enumerate(arrays) if runs.shape[-1] > 1]
+    if not resampled:
+        return Estimate(point, point, point, n)
+
+    def of_resampled(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+        del axis  # always the last
+        shape = samples[0].shape[:-1]
+        whole = [
+            np.broadcast_to(_aligned(runs, shape), (*shape, runs.shape[-1])) for runs in arrays
+        ]
+        for place, sample in zip(resampled, samples, strict=True):
+            whole[place] = sample
+        return statistic(*whole)
+
+    interval = scipy.stats.bootstrap(
+        [arrays[place] for place in resampled],
+        of_resampled,
+        n_resamples=num_resamples,
+        batch=max(1, _BATCH_VALUES // sum(runs.size for runs in arrays)),
+        vectorized=True,
+        axis=-1,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Estimate(point, interval.low, interval.high, n)
+
+
+def _aligned(runs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Inserts the axis of resamples before the last one of `runs`, if `shape` has it."""
+    return runs[..., None, :] if len(shape) == runs.ndim else runs
+
+
+def _checked(runs: npt.ArrayLike) -> np.ndarray:
+    array = np.asarray(runs, np.float64)
+    if array.size == 0:
+        raise ValueError("no scores")
+    if not np.all(np.isfinite(array)):
+        raise ValueError("a score is not a finite number")
+    return array

@@ -1,0 +1,58 @@
+"""Pieces of GitHub's Markdown."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+_NUMBER = re.compile(r"[-–+]?\d")
+_SPECIAL = re.compile(r"([\\`*|~<>&\[\]]|(?<![^\W_])_|_(?![^\W_]))")
+
+
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table with a caption in bold above it.
+
+    A column whose cells all begin with a number is aligned to the right. Cells are Markdown: pass
+    foreign text through `escaped` or `code`.
+    """
+    lines = [list(row) for row in rows]
+    are_numbers = [
+        all(_NUMBER.match(line[place]) for line in lines if line[place]) and bool(lines)
+        for place in range(len(columns))
+    ]
+    rules = ["---:" if is_number else ":---" for is_number in are_numbers]
+    shown = [f"| {' | '.join(line)} |" for line in [list(columns), rules, *lines]]
+    return "\n".join([f"**{caption}**", "", *shown, ""])
+
+
+def notice(text: str, points: Sequence[str] = ()) -> str:
+    """Returns a block quote: a line in bold, and points."""
+    return "\n".join(
+        [f"> **{text}**", *([">"] if points else []), *(f"> - {x}" for x in points), ""]
+    )
+
+
+def details(summary: str, text: str) -> str:
+    """Returns Markdown under a summary that opens it."""
+    return f"<details><summary>{html.escape(summary)}</summary>\n\n{text}\n</details>\n"
+
+
+def listing(text: str) -> str:
+    """Returns lines that are shown as they are."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}\n"
+
+
+def code(text: str) -> str:
+    """Returns a code span of one line, which may stand in a table."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    if not line:
+        return ""
+    return f"`` {line} ``" if "`" in line else f"`{line}`"
+
+
+def escaped(text: str) -> str:
+    """Returns foreign text in one line, without the meaning that Markdown gives to characters."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

@@ -1,0 +1,487 @@
+"""The tables of a report, as Markdown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.benchmarks import formatting, interval_estimates, published_scores, results
+from pipeline.benchmarks.interval_estimates import Estimate
+from pipeline.benchmarks.markdown import code, escaped, table
+from pipeline.benchmarks.published_scores import Published
+from pipeline.benchmarks.records import FINISHED, Record
+from pipeline.benchmarks.results import Group, Pair
+from pipeline.utils import progress
+
+_SCORE = "score: IQM [95 % interval] (runs)"
+_MEAN = "mean [95 % interval]"
+_OURS = "this project"
+_OF_THE_MACHINE = ("cpu_model", "cpu_count", "threads", "onednn", "versions")
+_ATARI5 = sorted(published_scores.ATARI5_WEIGHTS)
+
+
+# Who is best.
+
+
+def best(group: Group) -> str:
+    """Returns the best agent of each environment, by how much it leads, and how sure that is."""
+    columns = (
+        *("environment", "best agent", _SCORE, "next", "its score", "ahead by"),
+        "probability that a run of the best scores more",
+    )
+    rows = [_best_row(group, name) for name in group.environments]
+    return table("Who is best", columns, [row for row in rows if row])
+
+
+def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
+    pairs = [pair for pair in group.of(environment) if pair.estimate]
+    ranked = sorted(pairs, key=lambda pair: -float(pair.estimate.point if pair.estimate else 0))
+    if not ranked:
+        return None
+    first, *others = ranked
+    agent = formatting.agent(first.algorithm)
+    if not others:
+        return escaped(environment), agent, _score(first), "", "", "", ""
+    second = others[0]
+    assert first.estimate and second.estimate
+    lead = float(first.estimate.point - second.estimate.point)
+    return (
+        escaped(environment),
+        agent,
+        _score(first),
+        formatting.agent(second.algorithm),
+        _score(second),
+        formatting.number(lead),
+        _probability([(first, second)]),
+    )
+
+
+# What was run, and how it compares.
+
+
+def overview(group: Group) -> str:
+    """Returns a row per pair: its score, the best comparable published one, and which is higher."""
+    columns = (
+        *("environment", "agent", "environment steps", _SCORE, _MEAN),
+        *("best published: same agent, protocol and steps", "mean at or above?"),
+    )
+    return table("Results", columns, [_overview_row(group, pair) for pair in group.pairs])
+
+
+def _overview_row(group: Group, pair: Pair) -> tuple[str, ...]:
+    highest = max(group.comparable(pair), key=lambda score: score.score, default=None)
+    theirs = "none"
+    if highest:
+        peer = formatting.peer(highest, pair.environment)
+        theirs = f"{formatting.published(highest)}, {escaped(peer)}"
+    return (
+        *_names(pair),
+        _steps(group, pair.num_env_steps),
+        _score(pair),
+        _mean(pair),
+        theirs,
+        _verdict(pair, highest) if highest else "",
+    )
+
+
+def what_was_run(group: Group) -> str:
+    """Returns a row per pair: config, budget, and how its runs ended."""
+    columns = (
+        *("environment", "agent", "config", "environment steps", "finished", "failed", "missing"),
+        "final evaluation",
+    )
+    rows = [
+        (
+            *_names(pair),
+            code(pair.config),
+            _steps(group, pair.num_env_steps),
+            f"{len(pair.finished)} of {pair.seeds}",
+            str(len(pair.failed)),
+            str(len(pair.missing)),
+            _evaluation(pair),
+        )
+        for pair in group.pairs
+    ]
+    return table("What was run", columns, rows)
+
+
+def _evaluation(pair: Pair) -> str:
+    kinds = {(len(r["evaluation_returns"]), r["evaluation_policy"]) for r in pair.finished}
+    named = [f"{formatting.count(n, 'episode')}, {policy}" for n, policy in sorted(kinds) if n]
+    return "; ".join(named) or "none"
+
+
+def environment(group: Group, name: str) -> str:
+    """Returns our agents in one environment, and everything published under this protocol.
+
+    Of a peer's learning curve the last point within our budget counts, or the first beyond it.
+    """
+    columns = (
+        *("agent", "by", "environment steps", _SCORE, _MEAN, "wall-clock of a run, median"),
+        *("environment steps/s, median", "ours at or above?", "source, note"),
+    )
+    rows = [
+        *(_our_row(group, pair) for pair in group.of(name)),
+        *(_published_row(group, name, score) for score in _nearest(group, name)),
+    ]
+    return table(f"{escaped(name)}: {escaped(group.protocol)}", columns, rows)
+
+
+def _nearest(group: Group, name: str) -> Iterable[Published]:
+    largest = max(pair.num_env_steps for pair in group.of(name)) * (1 + results.SAME_BUDGET)
+    nearest: dict[tuple[str, str], Published] = {}
+    for score in sorted(group.published(name), key=_order):
+        who = (score.algorithm, score.peer)
+        if score.env_steps <= largest or who not in nearest:
+            nearest[who] = score
+    return nearest.values()
+
+
+def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
+    return (
+        formatting.agent(pair.algorithm),
+        _OURS,
+        _steps(group, pair.num_env_steps),
+        _score(pair),
+        _mean(pair),
+        _median(pair.numbers("wall_seconds"), progress.duration),
+        _median(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
+        "",
+        code(pair.config),
+    )
+
+
+def _published_row(group: Group, name: str, score: Published) -> tuple[str, ...]:
+    ours = [pair for pair in group.of(name) if results.is_comparable(score, pair)]
+    return (
+        *_who(group, score),
+        formatting.published(score),
+        *("", "", ""),
+        ", ".join(_verdict(pair, score) for pair in ours),
+        _source(score),
+    )
+
+
+def elsewhere(group: Group, name: str) -> tuple[int, str]:
+    """Returns the number of scores under other protocols, and a table of them."""
+    peers = sorted(group.published_otherwise(name), key=lambda x: (x.protocol, *_order(x)))
+    columns = (
+        *("protocol", "agent", "by", "environment steps"),
+        *("score ± standard deviation (runs)", "source, note"),
+    )
+    rows = [
+        (escaped(x.protocol), *_who(group, x), formatting.published(x), _source(x)) for x in peers
+    ]
+    caption = f"{escaped(name)}: published under other protocols, not comparable"
+    return len(rows), table(caption, columns, rows)
+
+
+def budgets(group: Group) -> str:
+    """Returns scores after parts of the training beside published ones; "" without budgets."""
+    if not group.budgets:
+        return ""
+    columns = ("environment", "agent", "by", *(_steps(group, budget) for budget in group.budgets))
+    rows = [row for pair in group.pairs for row in _budget_rows(group, pair)]
+    return table("Scores by environment steps", columns, rows)
+
+
+def _budget_rows(group: Group, pair: Pair) -> Iterator[tuple[str, ...]]:
+    ours = [results.estimate(pair.scores_at(budget)) for budget in group.budgets]
+    means = [results.mean(pair.scores_at(budget)) for budget in group.budgets]
+    yield (*_names(pair), _OURS, *map(formatting.interval, ours))
+    published = [group.comparable(pair, budget) for budget in group.budgets]
+    for peer in dict.fromkeys(score.peer for scores in published for score in scores):
+        theirs = [next((s for s in scores if s.peer == peer), None) for scores in published]
+        shown = [formatting.published(score) if score else "" for score in theirs]
+        yield (*_names(pair), escaped(peer), *shown)
+        verdicts = [
+            formatting.verdict(our, score.score) if our and score else ""
+            for our, score in zip(means, theirs, strict=True)
+        ]
+        yield (*_names(pair), f"ours at or above {escaped(peer)}?", *verdicts)
+
+
+def improvement(group: Group) -> str:
+    """Returns how probably a run of one agent beats one of another; "" if none share a place."""
+    columns = ("probability that", "environment", "environment steps", "probability")
+    rows = [
+        row
+        for first, second in itertools.combinations(group.algorithms, 2)
+        for row in _improvement_rows(group, first, second)
+    ]
+    return table("Probability of improvement [95 % interval] (runs)", columns, rows) if rows else ""
+
+
+def _improvement_rows(group: Group, first: str, second: str) -> Iterator[tuple[str, ...]]:
+    shared = [
+        (x, y)
+        for x in group.of(algorithm=first)
+        for y in group.of(x.environment, second)
+        if len(x.scores) and len(y.scores)
+    ]
+    claim = f"{formatting.agent(first)} scores more than {formatting.agent(second)}"
+    for x, y in shared:
+        steps = dict.fromkeys(_steps(group, pair.num_env_steps) for pair in (x, y))
+        yield claim, escaped(x.environment), " against ".join(steps), _probability([(x, y)])
+    if len(shared) > 1:
+        yield claim, f"mean of {len(shared)} environments", "", _probability(shared)
+
+
+def _probability(shared: Sequence[tuple[Pair, Pair]]) -> str:
+    x, y = ([pair.scores for pair in agent] for agent in zip(*shared, strict=True))
+    estimate = interval_estimates.estimate_improvement(x, y)
+    return formatting.interval(estimate, ".2f", tasks=2 * len(shared))
+
+
+# Speed, and how each number was made.
+
+
+def speeds(group: Group) -> str:
+    """Returns a row per pair: how long its runs took and how fast they were."""
+    columns = (
+        *("environment", "agent", "environment steps", "updates, median"),
+        *("wall-clock of a run, h:mm:ss: median [range]", "environment steps/s: median [range]"),
+        *("runs at once, at most", "CPU (usable cores)"),
+    )
+    rows = [
+        (
+            *_names(pair),
+            _steps(group, pair.num_env_steps),
+            _median(pair.numbers("updates"), "{:,.0f}".format),
+            formatting.middle(pair.numbers("wall_seconds"), progress.duration),
+            formatting.middle(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
+            formatting.numbers(pair.numbers("workers").astype(int)),
+            "; ".join(sorted({f"{_cpu(r)} ({r['cpu_count']})" for r in pair.finished})),
+        )
+        for pair in group.pairs
+    ]
+    return table("Wall-clock and speed", columns, rows)
+
+
+def _cpu(record: Record) -> str:
+    return escaped(record["cpu_model"] or "unknown")
+
+
+def provenance(group: Group) -> tuple[int, str]:
+    """Returns the number of runs, and tables of what made each: command, versions, machine."""
+    records = [record for pair in group.pairs for record in pair.records]
+    machines = list(dict.fromkeys(map(_machine, records)))
+    columns = (
+        *("environment", "agent", "seed", "status", "score", "environment steps", "updates"),
+        *("episodes", "wall-clock", "machine", "inexact resumes", "git revision"),
+        *("SHA-256 of the configuration", "SHA-256 of the weights", "command"),
+    )
+    rows = [_run_row(record, machines.index(_machine(record)) + 1) for record in records]
+    return len(records), f"{_machines(machines)}\n{table('Runs', columns, rows)}"
+
+
+def differences(records: Sequence[Record]) -> Iterator[str]:
+    """Yields in what finished runs that should be alike were not made alike."""
+    if len({record["config_sha256"] for record in records}) > 1:
+        yield "made with different configurations"
+    if len({revision for record in records for revision in _revisions(record)}) > 1:
+        yield "made by different revisions"
+    if len({_machine(record) for record in records}) > 1:
+        yield "made on different machines or with different versions"
+    if inexact := [record["seed"] for record in records if record["inexact_resumes"]]:
+        yield f"not resumed bit for bit: {formatting.seeds(inexact)}"
+
+
+def _revisions(record: Record) -> list[str]:
+    """Returns the revisions of all processes that made a run, the earliest first."""
+    of_run = [*record["earlier_revisions"], record["git_revision"]]
+    return [revision or "unknown" for revision in of_run]
+
+
+def _machine(record: Record) -> str:
+    """Returns a text that is equal for runs on equal machines with equal software."""
+    return json.dumps([record[name] for name in _OF_THE_MACHINE], sort_keys=True)
+
+
+def _machines(machines: Sequence[str]) -> str:
+    columns = (
+        *("machine", "CPU", "usable cores", "threads (0: as many as cores)", "oneDNN"),
+        "versions",
+    )
+    rows = []
+    for index, machine in enumerate(machines, start=1):
+        model, count, threads, onednn, versions = json.loads(machine)
+        shown = (model or "unknown", str(count), _items(threads), str(onednn), _items(versions))
+        rows.append((str(index), *map(escaped, shown)))
+    return table("Machines and software", columns, rows)
+
+
+def _items(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items()) or "unknown"
+
+
+def _run_row(record: Record, machine: int) -> tuple[str, ...]:
+    score, seconds = results.score_of(record), record["wall_seconds"]
+    counts = [record[name] for name in ("env_steps", "updates", "episodes")]
+    hashes = [record[name] or "" for name in ("config_sha256", "weights_sha256")]
+    revisions = ", ".join(_revisions(record)) if record["status"] == FINISHED else ""
+    return (
+        escaped(record["environment"]),
+        formatting.agent(record["algorithm"]),
+        str(record["seed"]),
+        record["status"],
+        "" if score is None else formatting.number(score),
+        *("" if count is None else f"{count:,}" for count in counts),
+        "" if seconds is None else progress.duration(seconds),
+        str(machine),
+        "" if record["inexact_resumes"] is None else str(record["inexact_resumes"]),
+        *map(code, (revisions, *hashes, record["command"])),
+    )
+
+
+# Atari.
+
+
+def normalized(group: Group) -> str:
+    """Returns scores of agents and games between those of a random player and of a human."""
+    columns = (
+        *("game", "agent", "environment steps", "random", "human", "score: IQM (runs)"),
+        "human-normalized: IQM [95 % interval] (runs)",
+    )
+    rows = [
+        (
+            *_names(pair),
+            _steps(group, pair.num_env_steps),
+            formatting.number(published_scores.random_score(pair.environment)),
+            formatting.number(published_scores.human_score(pair.environment)),
+            f"{formatting.number(float(pair.estimate.point))} ({pair.estimate.n})",
+            formatting.interval(
+                results.estimate(published_scores.human_normalized(pair.environment, pair.scores)),
+                ".3f",
+            ),
+        )
+        for pair in group.pairs
+        if pair.estimate
+    ]
+    return table("Human-normalized scores: 0 is random, 1 is human", columns, rows)
+
+
+def aggregates(group: Group) -> str:
+    """Returns a row per agent and budget: aggregates of all its runs in all games."""
+    statistics = {
+        "IQM": interval_estimates.interquartile_mean,
+        "median": interval_estimates.median_of_means,
+        "mean": interval_estimates.mean,
+        "optimality gap": interval_estimates.optimality_gap,
+    }
+    rows = []
+    for algorithm in group.algorithms:
+        for steps in _steps_with_scores(group, algorithm):
+            tasks = _tasks(group, algorithm, steps)
+            estimates = [interval_estimates.estimate(tasks, x) for x in statistics.values()]
+            games = f"{len(tasks)} of {len(group.of(algorithm=algorithm))}"
+            runs = str(sum(map(len, tasks)))
+            shown = [_without_runs(estimate, ".3f", len(tasks)) for estimate in estimates]
+            agent = formatting.agent(algorithm)
+            rows.append((agent, formatting.steps(steps, True), games, runs, *shown))
+    columns = ("agent", "environment steps", "games", "runs", *statistics)
+    return table("Human-normalized scores over all games [95 % interval]", columns, rows)
+
+
+def _steps_with_scores(group: Group, algorithm: str) -> list[int]:
+    ends = {pair.num_env_steps for pair in group.of(algorithm=algorithm)}
+    return [steps for steps in sorted({*group.budgets, *ends}) if _tasks(group, algorithm, steps)]
+
+
+def _tasks(group: Group, algorithm: str, steps: int) -> list[np.ndarray]:
+    """Returns the normalized scores of the runs in each game that was trained so long."""
+    reached = [pair for pair in group.of(algorithm=algorithm) if steps <= pair.num_env_steps]
+    of_games = [(pair.environment, pair.scores_at(steps)) for pair in reached]
+    return [published_scores.human_normalized(game, of) for game, of in of_games if len(of)]
+
+
+def atari5(group: Group) -> str:
+    """Returns the estimated medians over 57 games of all whose five games are known, or ""."""
+    rows = [*_our_medians(group), *_published_medians(group)]
+    columns = ("agent", "by", "environment steps", "estimated median [95 % interval], %")
+    caption = "Atari-5: the median human-normalized score over 57 games, estimated from five"
+    return table(caption, columns, rows) if rows else ""
+
+
+def _our_medians(group: Group) -> Iterator[tuple[str, ...]]:
+    def median(*runs: np.ndarray) -> np.ndarray:
+        means = {game: np.mean(of, axis=-1) for game, of in zip(_ATARI5, runs, strict=True)}
+        return published_scores.atari5_median(means)
+
+    for algorithm in group.algorithms:
+        of_game = {pair.environment: pair for pair in group.of(algorithm=algorithm)}
+        runs = [of_game[game].scores for game in _ATARI5 if game in of_game]
+        if len(runs) == len(_ATARI5) and all(map(len, runs)):
+            steps = max(of_game[game].num_env_steps for game in _ATARI5)
+            shown = _without_runs(interval_estimates.estimate(runs, median), ".1f", len(runs))
+            yield formatting.agent(algorithm), _OURS, formatting.steps(steps, True), shown
+
+
+def _published_medians(group: Group) -> Iterator[tuple[str, ...]]:
+    games: dict[tuple[str, str, int], dict[str, float]] = {}
+    for game in _ATARI5:
+        for score in group.published(game):
+            who = (score.algorithm, score.peer, score.env_steps)
+            games.setdefault(who, {})[game] = score.score
+    for (algorithm, peer, env_steps), of in sorted(games.items()):
+        if len(of) == len(_ATARI5):
+            median = f"{published_scores.atari5_median(of):.1f}"
+            steps = formatting.steps(env_steps, True)
+            yield formatting.agent(algorithm), escaped(peer), steps, median
+
+
+# Cells.
+
+
+def _names(pair: Pair) -> tuple[str, str]:
+    return escaped(pair.environment), formatting.agent(pair.algorithm)
+
+
+def _who(group: Group, score: Published) -> tuple[str, str, str]:
+    agent = formatting.agent(score.algorithm)
+    return agent, escaped(score.peer), _steps(group, score.env_steps)
+
+
+def _source(score: Published) -> str:
+    return escaped("; ".join(text for text in (score.source, score.note) if text))
+
+
+def _steps(group: Group, env_steps: int) -> str:
+    return formatting.steps(env_steps, group.is_atari)
+
+
+def _score(pair: Pair) -> str:
+    """Returns the score, and how many runs were asked for if some have none."""
+    if pair.estimate is None:
+        return "no finished run"
+    shown = formatting.interval(pair.estimate)
+    is_partial = pair.estimate.n < pair.seeds
+    return f"{shown.removesuffix(')')} of {pair.seeds})" if is_partial else shown
+
+
+def _mean(pair: Pair) -> str:
+    return _without_runs(pair.mean, "", 1) if pair.mean else ""
+
+
+def _without_runs(estimate: Estimate, spec: str, num_tasks: int) -> str:
+    return formatting.interval(estimate, spec, tasks=num_tasks).rpartition(" (")[0]
+
+
+def _verdict(pair: Pair, score: Published) -> str:
+    if pair.mean is None:
+        return ""
+    other = formatting.other_version(score, pair.environment)
+    theirs = f"; theirs is {other}" if other else ""
+    return formatting.verdict(pair.mean, score.score) + theirs
+
+
+def _median(values: np.ndarray, show: Callable[[float], str]) -> str:
+    return show(float(np.median(values))) if len(values) else ""
+
+
+def _order(score: Published) -> tuple[str, int, str]:
+    return score.algorithm, score.env_steps, score.peer

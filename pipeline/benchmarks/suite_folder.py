@@ -1,0 +1,151 @@
+"""The folder of a benchmark: its records, its plan, and its lock.
+
+output_dir/
+    <suite>.jsonl           one record a run: see `records`
+    <suite>.plan.json       the number of seeds that were asked for, and the settings of experiments
+    <suite>/<experiment>/   the folders of runs, seed-1/ seed-2/ ..., and their output, seed-1.log
+    .benchmark.lock         held by the benchmark that runs
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+from pipeline.benchmarks import records
+from pipeline.benchmarks.planned_runs import Run
+from pipeline.benchmarks.records import FINISHED, Record
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import lock, read_json, write_json
+
+_LOCK, _PLAN = ".benchmark.lock", ".plan.json"
+_UNSET = "nothing"
+
+
+class Asked(NamedTuple):
+    """What was asked for, over all calls.
+
+    Attributes:
+      num_seeds: The most seeds of any call.
+      experiments: Settings by the names of experiments: those of the runs, and what the suite says
+        about scores.
+    """
+
+    num_seeds: int
+    experiments: Mapping[str, Mapping[str, str]]
+
+
+def suites_in(output_dir: pathlib.Path) -> list[str]:
+    """Returns the names of the suites that were begun in a folder, or that have records there."""
+    begun = {path.name.removesuffix(_PLAN) for path in output_dir.glob(f"[!.]*{_PLAN}")}
+    recorded = {path.stem for path in output_dir.glob("[!.]*.jsonl") if records.are_in(path)}
+    return sorted(begun | recorded)
+
+
+def asked(output_dir: pathlib.Path, suite: str) -> Asked:
+    """Reads what was asked for in a folder; nothing if only records are left of it.
+
+    Raises:
+      UserError: If the file is damaged.
+    """
+    noted = read_json(output_dir / (suite + _PLAN), {"num_seeds": int, "experiments": dict})
+    experiments = noted.get("experiments", {})
+    if not all(isinstance(settings, dict) for settings in experiments.values()):
+        raise UserError(f"{output_dir / (suite + _PLAN)} is damaged (experiments); remove it.")
+    return Asked(noted.get("num_seeds", 0), experiments)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    suite, experiment = run.suite, run.experiment
+    scores = {"protocol": suite.protocol_of(experiment), "score": suite.score_of(experiment)}
+    return {**run.settings, **{f"suite.{name}": repr(words) for name, words in scores.items()}}
+
+
+class SuiteFolder:
+    """Context manager with the records of one suite, for the one process that adds to them."""
+
+    def __init__(self, output_dir: pathlib.Path, suite: str) -> None:
+        """Initializes it.
+
+        Args:
+          output_dir: Folder of the benchmark; made if missing.
+          suite: Name of the suite.
+        """
+        self._output_dir = output_dir
+        self._path = output_dir / f"{suite}.jsonl"
+        self._suite = suite
+        self._records: dict[records.Key, Record] = {}
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> SuiteFolder:
+        """Locks the folder and reads its records.
+
+        Raises:
+          UserError: If another benchmark runs there, or if the folder or a file is unusable.
+        """
+        busy = "another benchmark is running in"
+        self._lock = lock(self._output_dir / _LOCK, busy, "--output_dir")
+        self._records = {records.key(record): record for record in records.read(self._path)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def __getitem__(self, run: Run) -> Record | None:
+        """Returns the record of a run; None if it has none."""
+        return self._records.get(_key(run))
+
+    def is_finished(self, run: Run) -> bool:
+        """Returns True if the run is recorded as finished."""
+        record = self[run]
+        return record is not None and record["status"] == FINISHED
+
+    def add(self, record: Record) -> None:
+        """Writes the record of a run, in place of an earlier one.
+
+        Raises:
+          UserError: If the disk is full or not writable.
+        """
+        self._records[records.key(record)] = record
+        records.write(self._path, self._records.values())
+
+    def check_settings(self, runs: Sequence[Run]) -> None:
+        """Checks that the runs have the settings of those that are there, and writes the plan.
+
+        Raises:
+          UserError: If an experiment has runs that were begun with other settings.
+        """
+        num_seeds, noted = asked(self._output_dir, self._suite)
+        by_experiment = {run.experiment.name: run for run in runs}
+        for name, run in by_experiment.items():
+            before = noted.get(name, {})
+            if before != _settings(run) and self._has_begun(run):
+                raise UserError(self._refusal(run, before))
+        settings = {name: _settings(run) for name, run in by_experiment.items()}
+        plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
+        write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
+
+    def _has_begun(self, run: Run) -> bool:
+        """Returns True if any seed of the run's experiment has begun."""
+        of_experiment = (key for key, r in self._records.items() if r["status"] == FINISHED)
+        is_recorded = any(key[:3] == _key(run)[:3] for key in of_experiment)
+        return is_recorded or any(run.folder.parent.glob("*/run.json"))
+
+    def _refusal(self, run: Run, before: Mapping[str, str]) -> str:
+        now = _settings(run)
+        names = sorted(before.keys() | now.keys())
+        pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
+        changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
+        return (
+            f"{run.folder.parent} has runs with other settings than those asked for:\n  "
+            + "\n  ".join(changes)
+            + f"\nChoose another --output_dir. Or, to run {run.experiment.name} anew, delete "
+            f"{run.folder.parent} and its lines in {self._path}."
+        )
+
+
+def _key(run: Run) -> records.Key:
+    experiment = run.experiment
+    return run.suite.name, experiment.algorithm, experiment.environment, run.seed

@@ -1,0 +1,304 @@
+"""Saves and restores checkpoints of named parts, so that each exists completely or not at all.
+
+    checkpoints/
+        step-0000010000/        the number counts environment steps
+            agent/ host/ ...    one folder per part, written by the part
+            manifest.json       size and SHA-256 of every file, and a SHA-256 of itself; the mean
+                                return of the weights, if they were evaluated
+        step-0000010000.1/      saved again at the same step: supersedes the one above
+        .tmp-...                being written or removed; deleted at the next start
+
+A checkpoint is written under a temporary name, synced to the disk, and renamed. Neither a killed
+process nor a power failure can therefore leave a partial checkpoint under a final name, and no name
+is ever used for two contents. Restoring trusts only what the manifest confirms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from pipeline.checkpointing import manifest
+from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.files import make_folder, sync
+
+_START_OVER = "To start over and move the old run aside, pass --restart_behavior=restart."
+
+
+class Part(Protocol):
+    """Anything stateful that a checkpoint contains."""
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes the part's own files into an empty folder.
+
+        `earlier` is the part's folder in the previous checkpoint. A file that would be identical to
+        one in there may be a hard link to it.
+        """
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote; raises ValueError on any mismatch."""
+
+
+class CheckpointError(WriteError):
+    """Raised if a checkpoint cannot be written. Earlier checkpoints stay intact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """Result of `restore`. Each warning names a checkpoint that was skipped, and its fault."""
+
+    path: pathlib.Path
+    env_steps: int
+    warnings: list[str]
+
+
+class Best(NamedTuple):
+    """Checkpoint with the highest evaluation return. Of equal ones, it is the earliest."""
+
+    path: pathlib.Path
+    return_mean: float
+
+
+class Checkpoints:
+    """Manages the checkpoints of one run, which are all in one folder."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        parts: Mapping[str, Part],
+        *,
+        max_to_keep: int = 2,
+        writable: bool = True,
+    ) -> None:
+        """Creates the folder and deletes what a killed process left in it, if it is writable.
+
+        Args:
+          folder: Folder that contains checkpoints and nothing else.
+          parts: Parts by name, saved and restored in this order. The names become folder names.
+          max_to_keep: Number of newest checkpoints to keep. The best one is kept, too.
+          writable: True only in the one process that trains.
+        """
+        self._folder = folder
+        self._parts = dict(parts)
+        self._max_to_keep = max_to_keep
+        self._writable = writable
+        self._damaged: set[str] = set()
+        self._newest: pathlib.Path | None = None  # That this process wrote or restored.
+        if writable:
+            make_folder(folder)
+            for path in folder.glob(".tmp-*"):
+                _remove(path)
+
+    def save(self, env_steps: int, return_mean: float | None = None) -> pathlib.Path:
+        """Saves all parts as the newest checkpoint, then removes those that need not be kept.
+
+        An older checkpoint of the same step is superseded. Checkpoints that `restore` found damaged
+        are removed, including those of later steps, because the run has since diverged from them.
+
+        Args:
+          env_steps: Number of environment steps, which names the checkpoint.
+          return_mean: Mean return of exactly these weights, if they were evaluated; see `best`.
+
+        Raises:
+          CheckpointError: If the disk is full, not writable, ...
+        """
+        same = [x.revision for x in self._list() if x.env_steps == env_steps]
+        name = _Name(env_steps, max(same, default=-1) + 1)
+        temporary = self._folder / f".tmp-{name}"
+        try:
+            self._write(temporary, {"env_steps": env_steps, "return_mean": return_mean})
+            path = temporary.rename(self._folder / str(name))
+            self._newest = path
+            sync(self._folder)
+            self._prune(name)
+        except OSError as error:
+            raise CheckpointError(
+                f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}.\n"
+                "Earlier checkpoints are intact. To continue from the newest one, run again with "
+                "--restart_behavior=resume, which is the default."
+            ) from error
+        finally:
+            # The next start deletes what cannot be removed now.
+            shutil.rmtree(temporary, ignore_errors=True)
+        return path
+
+    def best(self) -> Best | None:
+        """Returns the best checkpoint, or None if there is none of evaluated weights.
+
+        Raises:
+          UserError: If a manifest cannot be read now, or another version of the program wrote it.
+        """
+        best: Best | None = None
+        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
+        for name in newest_of_step.values():
+            mark = _mark(self._folder / str(name))
+            if mark and (best is None or mark.return_mean > best.return_mean):
+                best = mark
+        return best
+
+    def latest(self) -> pathlib.Path | None:
+        """Returns the newest checkpoint that is not known to be damaged, or None."""
+        names = [name for name in self._list() if str(name) not in self._damaged]
+        return self._folder / str(names[-1]) if names else None
+
+    def at(self, env_steps: int) -> pathlib.Path:
+        """Returns the checkpoint of this step.
+
+        Raises:
+          UserError: If there is none. The message lists the steps that have one.
+        """
+        names = self._list()
+        found = [x for x in names if x.env_steps == env_steps]
+        if not found:
+            steps = ", ".join(str(x) for x in sorted({x.env_steps for x in names})) or "none"
+            raise UserError(f"No checkpoint of step {env_steps} in {self._folder}. Steps: {steps}.")
+        return self._folder / str(found[-1])
+
+    def restore(
+        self, path: pathlib.Path | None = None, names: Collection[str] | None = None
+    ) -> Restored | None:
+        """Restores the newest checkpoint that its manifest confirms, or the given one.
+
+        Args:
+          path: Checkpoint to restore. None restores the newest intact one.
+          names: Names of the parts to restore. The others are neither verified nor read. None
+            restores all parts.
+
+        Returns:
+          The restored checkpoint, or None if the folder contains no checkpoint.
+
+        Raises:
+          UserError: If none is intact, the given one is not, one cannot be read now, or an intact
+            one does not match the parts.
+        """
+        candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
+        faults: list[str] = []
+        for candidate in candidates:
+            try:
+                env_steps, saved = _verified(candidate, names)
+            except manifest.Damaged as fault:
+                self._damaged.add(candidate.name)
+                if path:
+                    raise UserError(f"{path} is damaged: {fault}") from fault
+                faults.append(f"{candidate.name} is damaged: {fault}")
+                continue
+            except OSError as error:
+                raise UserError(
+                    f"Cannot read {candidate}: {error}.\n"
+                    "If this persists, move that folder away to use the checkpoint before it."
+                ) from error
+            self._restore_parts(candidate, saved, names)
+            self._newest = candidate
+            return Restored(candidate, env_steps, faults)
+        if faults:
+            lines = "\n  ".join([f"No intact checkpoint in {self._folder}:", *faults])
+            raise UserError(f"{lines}\n{_START_OVER}" if self._writable else lines)
+        return None
+
+    def _write(self, temporary: pathlib.Path, header: dict[str, Any]) -> None:
+        temporary.mkdir()
+        earlier = self._newest if self._newest and self._newest.is_dir() else None
+        for name, part in self._parts.items():
+            (temporary / name).mkdir()
+            part.save(temporary / name, earlier / name if earlier else None)
+        manifest.seal(temporary, {**header, "parts": list(self._parts)}, earlier)
+
+    def _prune(self, saved: _Name) -> None:
+        names = self._list()
+        past = [x for x in names if x <= saved and str(x) not in self._damaged]
+        newest_of_step = {x.env_steps: str(x) for x in past}
+        keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
+        best = self.best()
+        if best is not None:
+            keep.add(best.path.name)
+        superseded = {*map(str, past)} - keep
+        for name in map(str, names):
+            if name not in superseded | self._damaged:
+                continue
+            # Rename first, so that an interrupted removal leaves no damaged checkpoint.
+            _remove((self._folder / name).rename(self._folder / f".tmp-removed-{name}"))
+        self._damaged.clear()
+
+    def _restore_parts(
+        self, path: pathlib.Path, saved: list[str], names: Collection[str] | None
+    ) -> None:
+        wanted = self._parts if names is None else {x: self._parts[x] for x in names}
+        missing = wanted.keys() - set(saved)
+        left_over = set(saved) - wanted.keys() if names is None else set()
+        if missing or left_over:
+            why = f"parts missing {sorted(missing)}, left over {sorted(left_over)}"
+            raise self._misfit(path, why)
+        for name, part in wanted.items():
+            try:
+                part.restore(path / name)
+            except (ValueError, OSError) as error:
+                raise self._misfit(path, f"part {name!r}: {error}") from error
+
+    def _misfit(self, path: pathlib.Path, why: str) -> UserError:
+        message = (
+            f"{path} is intact but does not fit this run: {why}\nUse the configuration and the "
+            "revision of this program that it was saved with"
+        )
+        return UserError(
+            message + (f" (run.json has both). {_START_OVER}" if self._writable else ".")
+        )
+
+    def _list(self) -> list[_Name]:
+        """Returns the names of all checkpoints, oldest first.
+
+        Raises:
+          WriteError: If the folder cannot be read now.
+        """
+        try:
+            return sorted(x for x in map(_Name.parse, self._folder.iterdir()) if x)
+        except FileNotFoundError:
+            return []
+        except OSError as error:  # It must not pass for a folder without checkpoints.
+            raise WriteError(f"Cannot read {self._folder}: {error}.") from error
+
+
+class _Name(NamedTuple):
+    """Folder name of a checkpoint. Names sort from old to new."""
+
+    env_steps: int
+    revision: int
+
+    def __str__(self) -> str:
+        return f"step-{self.env_steps:010d}" + (f".{self.revision}" if self.revision else "")
+
+    @classmethod
+    def parse(cls, path: pathlib.Path) -> _Name | None:
+        match = re.fullmatch(r"step-(\d+)(?:\.(\d+))?", path.name)
+        return cls(int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _mark(path: pathlib.Path) -> Best | None:
+    """Returns the checkpoint and its evaluation return, or None if it has none that is usable."""
+    try:
+        value = manifest.header_of(path).get("return_mean")
+    except manifest.Damaged:
+        return None
+    except OSError as error:  # It must not pass for a checkpoint that need not be kept.
+        raise WriteError(f"Cannot read {path}: {error}.") from error
+    return Best(path, value) if isinstance(value, float) and not math.isnan(value) else None
+
+
+def _verified(path: pathlib.Path, names: Collection[str] | None) -> tuple[int, list[str]]:
+    """Returns the environment steps and part names; raises the same errors as `manifest.verify`."""
+    header = manifest.verify(path, names)
+    env_steps, parts = header.get("env_steps"), header.get("parts")
+    if not isinstance(env_steps, int) or not isinstance(parts, list):
+        raise manifest.Damaged("its manifest is not that of a checkpoint")
+    return env_steps, list(map(str, parts))
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

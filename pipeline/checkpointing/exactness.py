@@ -1,0 +1,224 @@
+"""Records what can change a run's exact results, and compares it when the run is resumed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import pprint
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipeline import configuration
+from pipeline.configuration.statements import Binding, Source, scan
+from pipeline.utils import files
+from pipeline.utils.errors import UserError
+
+_FILE = "circumstances.json"
+_PACKAGES = (
+    *("tensorflow", "tf-keras", "tensorflow-probability", "tf-agents"),
+    *("gymnasium", "ale-py", "numpy", "gin-config"),
+)
+_VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
+# These parameters do not affect a run's results.
+_HARMLESS = {"Patience.give_up_after", "Watchdog.timeout", "atari_environment.num_threads"}
+# The length of a run does not affect the steps taken so far, unless a schedule spans the whole run.
+_LENGTH = "train.num_env_steps"
+_OF_WHOLE_RUN = "whole_run"
+_MACRO = "gin.macro"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that affect the computation."""
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages}
+
+
+def machine() -> dict[str, Any]:
+    """Returns this machine's `cpu_model` and the `cpu_count` available to this process.
+
+    The model is None if Linux does not report it.
+    """
+    models = _cpu_info("model name")
+    return {"cpu_model": next(models, None), "cpu_count": len(os.sched_getaffinity(0))}
+
+
+class Exactness(NamedTuple):
+    """Policy for resuming a run that might not continue bit for bit."""
+
+    allow_inexact: bool = False  # Resume even if circumstances differ.
+    require_exact: bool = False  # Refuse a run that cannot continue its episodes exactly.
+
+    def check_runner(self, is_repeatable: bool) -> None:
+        """Checks that the seed determines everything that the run does, if that is required.
+
+        Raises:
+          UserError: If it does not.
+        """
+        if self.require_exact and not is_repeatable:
+            raise UserError(
+                "Threads of asynchronous actors cannot be resumed exactly. Bind "
+                'asynchronous_runner.scheduler = "deterministic", or drop --require_exact_resume.'
+            )
+
+    def check_episodes(self, divergence: str) -> None:
+        """Checks that environments can continue their episodes, if that is required.
+
+        Args:
+          divergence: Reason why they cannot, "" if they can.
+
+        Raises:
+          UserError: If they cannot.
+        """
+        if self.require_exact and divergence:
+            raise UserError(
+                f"{divergence}. To continue with new episodes, drop --require_exact_resume."
+            )
+
+
+DEFAULT_EXACTNESS = Exactness()
+
+
+def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
+    """Returns the values that differ from a finished run's configuration, one line each.
+
+    The length of the run is not compared.
+
+    Raises:
+      UserError: If the file cannot be read.
+    """
+    harmless = {*_HARMLESS, _LENGTH}
+    written: dict[tuple[str, str], dict[str, Any]] = {}
+    for binding in _bindings(Source.read(operative_config), harmless):
+        parameter = binding.parameter or "value"
+        key = (binding.scope, binding.selector) if binding.parameter else (binding.name, _MACRO)
+        written.setdefault(key, {})[parameter] = binding.value
+    lines = []
+    for (scope, selector), values in written.items():
+        here = configuration.in_force(scope, selector)
+        there = configuration.defaults(selector) | values
+        for name in there | here if here else ():  # What is not imported cannot be compared.
+            pair = [_text(of[name]) if name in of else "nothing" for of in (there, here)]
+            if pair[0] != pair[1] and f"{selector}.{name}" not in harmless:
+                lines.append(f"{_name(scope, selector, name)}: {pair[0]} there, {pair[1]} here")
+    return lines
+
+
+def _name(scope: str, selector: str, parameter: str) -> str:
+    return scope if selector == _MACRO else Binding(scope, selector, parameter, None, "").name
+
+
+def _text(value: Any) -> str:
+    """Formats a value as gin does: sorted, with functions and classes as references."""
+    return f"@{value.__name__}" if callable(value) else pprint.pformat(value)
+
+
+def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:
+    """Returns an operative configuration's bindings, except those of `harmless` parameters."""
+    return [
+        statement
+        for statement in scan(source, allow_imports=True)
+        if isinstance(statement, Binding)
+        and f"{statement.selector}.{statement.parameter}" not in harmless
+    ]
+
+
+class Circumstances:
+    """Checkpoint part with everything that determines a run's bits beside its variables.
+
+    It is compared instead of restored. Make it the first part of a checkpoint, so that a run that
+    cannot be resumed exactly is refused before anything is restored.
+
+    Attributes:
+      settings: Settings of TensorFlow, see `configure_tensorflow`.
+      seed: Seed of the run.
+      exactness: What to do if the circumstances differ.
+      differences: Differences from the restored circumstances, one line each.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        seed: int,
+        folder: pathlib.Path,
+        exactness: Exactness = DEFAULT_EXACTNESS,
+    ):
+        """Initializes the part; `folder` names the run in messages."""
+        self.settings = dict(settings)
+        self.seed = seed
+        self.exactness = exactness
+        self.differences: list[str] = []
+        self._folder = folder
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes the circumstances of this process."""
+        (folder / _FILE).write_text(json.dumps(self._now(), indent=1))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Compares the saved circumstances with those of this process.
+
+        Call it after everything that the operative configuration lists has been built.
+
+        Raises:
+          UserError: If they differ, and `exactness` does not allow that.
+          ValueError: If the file contains something else.
+        """
+        saved = files.read_object(folder / _FILE)
+        if not all(isinstance(value, str) for value in saved.values()):
+            raise ValueError(f"{_FILE} contains values that are not strings")
+        now = self._now()
+        self.differences = [
+            f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "
+            f"{now.get(name, 'nothing')} here"
+            for name in sorted(now.keys() | saved.keys())
+            if saved.get(name) != now.get(name)
+        ]
+        if self.differences and not self.exactness.allow_inexact:
+            lines = "\n  ".join(self.differences)
+            raise UserError(
+                f"{self._folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was "
+                "started, or pass --allow_inexact_resume to resume it anyway and record this in "
+                "run.json."
+            )
+
+    def _now(self) -> dict[str, str]:
+        text = configuration.operative_config()
+        harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
+        bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
+        threads = {
+            f"threads.{kind}": _threads(kind, count)
+            for kind, count in self.settings["threads"].items()
+        }
+        return {
+            "seed": str(self.seed),
+            **{f"version of {name}": version for name, version in versions().items()},
+            **threads,
+            "execution (--eager, --exact_graph)": self.settings["execution"],
+            "oneDNN": str(self.settings["onednn"]),
+            "device": self.settings["device"],
+            "processor's instructions": " ".join(_instructions()),
+            **bindings,
+        }
+
+
+def _threads(kind: str, count: int) -> str:
+    """Returns the number of threads that TensorFlow creates.
+
+    If `count` is 0, TensorFlow chooses: the value of its environment variable, or one per core.
+    """
+    chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
+    return str(count or chosen or machine()["cpu_count"])
+
+
+def _instructions() -> list[str]:
+    flags = next(_cpu_info("flags"), "").split()
+    return sorted({flag for flag in flags if _VECTOR_INSTRUCTIONS.fullmatch(flag)})
+
+
+def _cpu_info(name: str) -> Iterator[str]:
+    """Returns the values that Linux reports under `name`, one per core."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return (line.partition(":")[2].strip() for line in lines if line.startswith(name))

@@ -1,0 +1,229 @@
+"""Saves and restores the parts of a checkpoint: variables, host values and the loop's tensors.
+
+A part writes its own files into an empty folder (`save`) and reads them back (`restore`), which
+raises ValueError on any mismatch. Files hold data only (TensorFlow bundles, JSON, npz), no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.utils import nest_utils
+
+from pipeline.utils import files
+
+Specs = dict[str, str]
+"""Maps the name of each tensor to a text with its dtype and shape."""
+
+
+class Variables:
+    """Checkpoint part with every variable reachable from the given trackables, whoever created it.
+
+    All variables, including optimizer slots, must exist before `restore`, because nothing is
+    restored later when a variable is created. Hyperparameters of optimizers, such as Adam's beta_1,
+    keep the values that they were built with: they belong to the configuration, which may have
+    changed since the checkpoint.
+    """
+
+    def __init__(self, **trackables: Any) -> None:
+        self._trackables = trackables
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes all variables.
+
+        Raises:
+          OSError: If the disk is full or not writable.
+        """
+        try:
+            tf.train.Checkpoint(**self._trackables).write(_prefix(folder))
+        except tf.errors.OpError as error:
+            raise OSError(error.message) from error
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Restores all variables.
+
+        Raises:
+          ValueError: If a name, dtype or shape differs, before any variable is assigned, or if the
+            files cannot be read.
+        """
+        built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
+        try:
+            reader = tf.train.load_checkpoint(_prefix(folder))
+            _check_specs(saved=_bundle_specs(reader), expected=self._specs())
+            status = tf.train.Checkpoint(**self._trackables).read(_prefix(folder))
+            status.assert_consumed()
+            status.assert_existing_objects_matched()
+        except (tf.errors.OpError, AssertionError, IndexError) as error:
+            raise ValueError(f"the variables cannot be read: {error}") from error
+        for variable, value in built:
+            variable.assign(value)
+
+    def _hyperparameters(self) -> list[tf.Variable]:
+        # Keras stores those that are not functions in variables, so TensorFlow saves them.
+        root = tf.train.Checkpoint(**self._trackables)
+        return [
+            value
+            for trackable in tf.train.TrackableView(root).descendants()
+            if isinstance(trackable, tf.keras.optimizers.legacy.Optimizer)
+            for value in trackable._hyper.values()
+            if isinstance(value, tf.Variable)
+        ]
+
+    def _specs(self) -> Specs:
+        # Only TensorFlow's own writer knows which names it assigns to variables.
+        with _bundle_in_memory(self._trackables) as reader:
+            return _bundle_specs(reader)
+
+
+class HostState(dict[str, Any]):
+    """Small dict of JSON values kept on the host, for example `HostState(wall_seconds=0.0)`."""
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes all values to `state.json`.
+
+        Raises:
+          TypeError: If JSON cannot represent a value.
+        """
+        (folder / "state.json").write_text(json.dumps(self, indent=1, sort_keys=True))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Replaces all values with the saved ones.
+
+        Raises:
+          ValueError: If the keys differ or the file cannot be read. No value is replaced then.
+        """
+        values = files.read_object(folder / "state.json")
+        _check_specs(saved=dict.fromkeys(values, ""), expected=dict.fromkeys(self, ""))
+        self.update(values)
+
+
+class Tensors:
+    """Checkpoint part with a nest of tensors and arrays that are not variables.
+
+    An example is the carry of the train loop.
+    """
+
+    def __init__(self, get: Callable[[], Any], set: Callable[[Any], None]) -> None:
+        """Initializes the part.
+
+        Args:
+          get: Returns the nest. It must work before `restore`, which checks against its result.
+          set: Replaces the nest.
+        """
+        self._get = get
+        self._set = set
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes the nest to `tensors.npz`.
+
+        Raises:
+          ValueError: If a dtype is not a bool, integer or float of NumPy's own, such as strings
+            and bfloat16.
+        """
+        arrays: dict[str, Any] = self._arrays()
+        for name, array in arrays.items():
+            if array.dtype.kind not in "biuf":
+                raise ValueError(f"{name} has dtype {array.dtype}, which cannot be saved")
+        np.savez(folder / "tensors.npz", **arrays)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Passes the saved nest to `set`.
+
+        A leaf is restored as a tensor if the current leaf is one, otherwise as a NumPy array.
+
+        Raises:
+          ValueError: If the structure, a shape or a dtype differs, or the file cannot be read.
+        """
+        saved = files.read_arrays(folder / "tensors.npz")
+        expected = self._arrays()
+        _check_specs(_array_specs(saved), _array_specs(expected))
+        nest = self._get()
+        arrays = tf.nest.pack_sequence_as(nest, [saved[name] for name in expected])
+        self._set(
+            tf.nest.map_structure(
+                lambda now, array: tf.constant(array) if tf.is_tensor(now) else array, nest, arrays
+            )
+        )
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        # The prefix prevents collisions of names such as `file` with np.savez's own arguments.
+        flat = nest_utils.flatten_with_joined_paths(self._get())
+        return {f"tensors/{path}".rstrip("/"): np.asarray(leaf) for path, leaf in flat}
+
+
+def weights_sha256(trackables: Mapping[str, Any]) -> str:
+    """Returns a digest of (object path, dtype, shape, bytes) of every variable, sorted by path.
+
+    An object path leads from the trackables' names through attributes to the variable. Unlike a
+    variable name, it does not depend on the layers that the process created before.
+    """
+    digest = hashlib.sha256()
+    with _bundle_in_memory(trackables) as reader:
+        for path in _variable_paths(reader):
+            value = np.asarray(reader.get_tensor(path))
+            digest.update(f"{path}\0{value.dtype}\0{value.shape}\0".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _prefix(folder: pathlib.Path) -> str:
+    return str(folder / "variables")
+
+
+@contextlib.contextmanager
+def _bundle_in_memory(trackables: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields a reader of what `Variables.save` would write."""
+    folder = f"ram://{uuid.uuid4()}"  # TensorFlow's in-memory file system: no disk can be full.
+    try:
+        tf.train.Checkpoint(**trackables).write(f"{folder}/variables")
+        # load_checkpoint would mistake the prefix for a folder, because ram:// stores names only.
+        yield tf.compat.v1.train.NewCheckpointReader(f"{folder}/variables")
+    finally:
+        tf.io.gfile.rmtree(folder)
+
+
+def _variable_paths(reader: Any) -> Iterator[str]:
+    not_variables = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter/.ATTRIBUTES/VARIABLE_VALUE")
+    return (x for x in sorted(reader.get_variable_to_shape_map()) if x not in not_variables)
+
+
+def _bundle_specs(reader: Any) -> Specs:
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    return {
+        path.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): f"{dtypes[path].name} {shapes[path]}"
+        for path in _variable_paths(reader)
+    }
+
+
+def _array_specs(arrays: Mapping[str, np.ndarray]) -> Specs:
+    return {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
+
+
+def _check_specs(saved: Specs, expected: Specs) -> None:
+    """Checks that the saved tensors are the expected ones.
+
+    Raises:
+      ValueError: If not. The message says what is missing, left over and different.
+    """
+    differ = [x for x in sorted(saved.keys() & expected.keys()) if saved[x] != expected[x]]
+    faults = (
+        ("missing from the checkpoint", sorted(expected.keys() - saved.keys())),
+        ("in the checkpoint but not in this run", sorted(saved.keys() - expected.keys())),
+        ("different", [f"{x} ({saved[x]} in the checkpoint, {expected[x]} here)" for x in differ]),
+    )
+    text = "; ".join(f"{what}: {_some(names)}" for what, names in faults if names)
+    if text:
+        raise ValueError(text)
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

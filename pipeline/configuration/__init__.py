@@ -1,0 +1,37 @@
+"""Finds, reads, checks, binds and explains gin files.
+
+This package imports neither TensorFlow nor anything that does, so that `--list_configs` and most
+error messages appear at once.
+"""
+
+from pipeline.configuration.explanation import explain_call_error
+from pipeline.configuration.loading import (
+    apply,
+    defaults,
+    explain,
+    find_config,
+    ignored,
+    in_force,
+    load,
+    operative_config,
+    preserved,
+    read,
+    uses_onednn,
+)
+from pipeline.configuration.statements import list_configs
+
+__all__ = [
+    "apply",
+    "defaults",
+    "explain",
+    "explain_call_error",
+    "find_config",
+    "ignored",
+    "in_force",
+    "list_configs",
+    "load",
+    "operative_config",
+    "preserved",
+    "read",
+    "uses_onednn",
+]

@@ -1,0 +1,214 @@
+"""Explains where every value of a run comes from, and shortens gin's run-time errors to one line.
+
+gin 0.5.0 does not record where values are bound; `pipeline.configuration` does so while loading.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config as gin_config
+
+from pipeline.configuration.registry import TF_AGENTS
+from pipeline.configuration.statements import (
+    COMMAND_LINE,
+    Binding,
+    Source,
+    find_file,
+    scan,
+    shipped_folder,
+    shipped_names,
+    suggest,
+)
+from pipeline.utils.errors import UserError
+
+#: Maps (scope, complete selector, parameter) to the places that bound it. The last is in force.
+Origins = Mapping[tuple[str, str, str], Sequence[str]]
+
+# Prefixes of the selectors that are called while a run is built: those of this package, and those
+# of Keras' optimizers and initializers, which this package registers.
+_OURS = ("pipeline.", "tf_keras.")
+
+_MACRO = "gin.macro"
+_CONSTANT = "gin.constant"
+_MAX_ALIGNED = 60  # Columns. A longer binding does not shift the comments of all others.
+
+
+class _Row(NamedTuple):
+    text: str
+    comment: str
+
+
+def explain(origins: Origins) -> str:
+    """Returns all operative bindings and defaults with their places, then the unused bindings.
+
+    A value is operative if a configurable was called with it, so build the run first.
+    """
+    groups: list[list[_Row]] = []
+    for (scope, selector), values in sorted(_operative().items(), key=_order):
+        if selector == _CONSTANT or not values:
+            continue
+        keys = {name: _binding_key(origins, scope, selector, name) for name in values}
+        groups.append(
+            [
+                _Row(
+                    f"{_target(scope, selector, name)} = {values[name]!r}",
+                    _history(origins[key]) if key else f"default ({_definition(selector)})",
+                )
+                for name, key in sorted(keys.items())
+            ]
+        )
+    unread = [_Row(_target(*key), origins[key][-1]) for key in _unread(origins)]
+    text = "\n\n".join(_aligned(groups))
+    if unread:
+        text += "\n\n# Bound, but not used in this run:\n" + "\n".join(_aligned([unread]))
+    return text.lstrip("\n")
+
+
+def ignored(origins: Origins, is_complete: bool) -> str | None:
+    """Returns a message about the unused bindings of the command line, or None if there are none.
+
+    The message names the nearest bindings that are used. It leaves out definitions of macros, and
+    configurables of other packages that have not been called, because they may be called later.
+
+    Args:
+      origins: Origins of all bindings.
+      is_complete: Whether everything in this package that a run calls has been called. If False,
+        only configurables that have been called are considered.
+    """
+    operative = _operative()
+    called = {selector for _, selector in operative}
+    unread = [
+        _target(scope, selector, name)
+        for scope, selector, name in _unread(origins)
+        if origins[scope, selector, name][-1] == COMMAND_LINE
+        and selector != _MACRO
+        and (selector in called or (is_complete and selector.startswith(_OURS)))
+    ]
+    if not unread:
+        return None
+    known = [_target(*key, name) for key, values in operative.items() for name in values]
+    told = (f"{target} is not used here.{suggest(target, known)}" for target in unread)
+    return f"{COMMAND_LINE}: {' '.join(told)}"
+
+
+def operative_config() -> str:
+    """Returns every value that the configurables called so far were given, as gin text.
+
+    TF-Agents' own configurables are left out, because `pipeline.configuration.load` refuses them.
+    """
+    return gin_config._config_str(_operative())
+
+
+def _operative() -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns a copy of gin's operative values by (scope, complete selector).
+
+    TF-Agents' own configurables are left out.
+    """
+    with gin_config._OPERATIVE_CONFIG_LOCK:
+        items = gin_config._OPERATIVE_CONFIG.items()
+        return {key: dict(values) for key, values in items if not key[1].startswith(TF_AGENTS)}
+
+
+def _unread(origins: Origins) -> list[tuple[str, str, str]]:
+    read = {
+        _binding_key(origins, scope, selector, name)
+        for (scope, selector), values in _operative().items()
+        for name in values
+    }
+    return [key for key in origins if key not in read]
+
+
+def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, bool, str, str]:
+    """Returns a sort key: macros first, then this package's configurables, scopes side by side."""
+    scope, selector = item[0]
+    return selector != _MACRO, not selector.startswith("pipeline."), _short(selector), scope
+
+
+def _binding_key(
+    origins: Origins, scope: str, selector: str, name: str
+) -> tuple[str, str, str] | None:
+    """Returns the key of the binding that gin uses inside `scope`, or None if there is none.
+
+    gin uses the binding in the innermost enclosing scope.
+    """
+    parts = scope.split("/") if scope else []
+    for depth in range(len(parts), -1, -1):
+        key = ("/".join(parts[:depth]), selector, name)
+        if key in origins:
+            return key
+    return None
+
+
+def _history(places: Sequence[str]) -> str:
+    overridden = f" (overrides {', '.join(reversed(places[:-1]))})" if len(places) > 1 else ""
+    return places[-1] + overridden
+
+
+def _short(selector: str) -> str:
+    return gin_config._REGISTRY.minimal_selector(selector)
+
+
+def _target(scope: str, selector: str, name: str) -> str:
+    if selector == _MACRO:
+        return scope
+    return f"{scope}/{_short(selector)}.{name}" if scope else f"{_short(selector)}.{name}"
+
+
+def _definition(selector: str) -> str:
+    """Returns the place of the function or constructor whose default is used.
+
+    For example `pipeline/agents/dqn.py:42`.
+    """
+    target = gin_config._REGISTRY[selector].wrapped
+    if inspect.isclass(target):
+        target = gin_config._find_class_construction_fn(target)
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    if code is None:  # Written in C.
+        return selector
+    path = Path(code.co_filename)
+    depth = target.__module__.count(".") + 1 + (path.name == "__init__.py")
+    return f"{'/'.join(path.parts[-depth:])}:{code.co_firstlineno}"
+
+
+def _aligned(groups: Sequence[Sequence[_Row]]) -> list[str]:
+    widths = [len(row.text) for group in groups for row in group]
+    width = max((w for w in widths if w <= _MAX_ALIGNED), default=0)
+    return ["\n".join(f"{row.text:<{width}}  # {row.comment}" for row in group) for group in groups]
+
+
+def explain_call_error(error: BaseException) -> str | None:
+    """Returns a short message for a user's error that passed through gin, or None for other errors.
+
+    gin appends "In call to configurable ..." to an exception for each call that it passes. The
+    message of a `UserError` is returned without this text. For a missing REQUIRED parameter, the
+    message names the flag that binds it.
+    """
+    message = str(error).split("\n  In call to configurable ")[0]
+    if isinstance(error, UserError):
+        return message
+    missing = re.fullmatch(
+        r"Required bindings for `(.+)` not provided in config: \[(.*)\]", message.strip()
+    )
+    if missing is None:
+        return None
+    names = [f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", ")]
+    flags = " ".join(f'{COMMAND_LINE}="{name}={_example(name)}"' for name in names)
+    have = "have no values" if len(names) > 1 else "has no value"
+    return f"{' and '.join(names)} {have}: add {flags}"
+
+
+def _example(name: str) -> str:
+    """Returns the value that a shipped config binds to this parameter, or "..." if none does."""
+    return next((repr(b.value) for b in _shipped_bindings() if b.name == name), "...")
+
+
+def _shipped_bindings() -> Iterator[Binding]:
+    for name in shipped_names():
+        for statement in scan(Source.read(find_file(name, [shipped_folder()]))):
+            if isinstance(statement, Binding):
+                yield statement

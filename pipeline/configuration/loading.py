@@ -1,0 +1,245 @@
+"""Loads gin files and bindings into gin's global configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import gin
+from gin import config as gin_config
+
+from pipeline.configuration import explanation, registry, values
+from pipeline.configuration.statements import (
+    COMMAND_LINE,
+    Binding,
+    Import,
+    Macro,
+    Reference,
+    Source,
+    find_file,
+    last_switch,
+    leaves,
+    scan,
+    shipped_folder,
+    suggest,
+)
+from pipeline.utils.errors import UserError
+
+# Places that bound each (scope, complete selector, parameter) of gin's global config, in order.
+_origins: dict[tuple[str, str, str], list[str]] = {}
+
+
+def find_config(name: str) -> Path:
+    """Returns the path of a gin file.
+
+    Args:
+      name: Path, or name of a shipped config (`dqn_cartpole`, `agents/dqn`), with or without
+        `.gin`.
+
+    Raises:
+      UserError: If there is no such file. The message suggests the nearest names.
+    """
+    return find_file(name, [Path(), shipped_folder()])
+
+
+def load(
+    gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), allow_imports: bool = False
+) -> None:
+    """Replaces gin's config by `gin_files` in order, then `gin_bindings`.
+
+    This is `apply(read(...))`.
+
+    Raises:
+      UserError: If there is any mistake in them.
+    """
+    apply(read(gin_files, gin_bindings, allow_imports))
+
+
+def read(
+    gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), allow_imports: bool = False
+) -> list[Import | Binding]:
+    """Returns the statements of `gin_files` with their includes, then those of `gin_bindings`.
+
+    No statement is executed.
+
+    Args:
+      gin_files: Paths, or names of shipped configs.
+      gin_bindings: Gin statements, such as `train.num_env_steps = 50_000`.
+      allow_imports: Whether gin files may import modules from outside this package.
+
+    Raises:
+      UserError: If a statement cannot be read. The message names its place.
+    """
+    sources = chain(
+        (Source.read(find_config(name)) for name in gin_files),
+        (Source(text.strip(), None) for text in gin_bindings),
+    )
+    return [statement for source in sources for statement in scan(source, allow_imports)]
+
+
+def uses_onednn(statements: Iterable[Import | Binding]) -> bool:
+    """Returns `configure_tensorflow.onednn`, which TensorFlow reads when it is imported."""
+    return last_switch(statements, "configure_tensorflow.onednn", True)
+
+
+def apply(statements: Sequence[Import | Binding]) -> None:
+    """Replaces gin's config by `statements`: first the imports, then the bindings.
+
+    The last binding of a parameter wins. The config stays unlocked, so modules may be imported
+    later.
+
+    Raises:
+      UserError: If a name or a value is wrong. The message names its place and, for a name, the
+        nearest ones.
+    """
+    bindings = [statement for statement in statements if isinstance(statement, Binding)]
+    gin.clear_config()
+    _origins.clear()
+    for statement in statements:
+        if isinstance(statement, Import):
+            _import(statement)
+    _check_macros(bindings)
+    macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
+    for binding in bindings:
+        _bind(binding, macros)
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Restores gin's global config on exit, for a library inside a program that uses gin."""
+    stores: list[Any] = [
+        gin_config._CONFIG,
+        gin_config._OPERATIVE_CONFIG,
+        gin_config._SINGLETONS,
+        gin_config._IMPORTS,
+        _origins,
+    ]
+    before = [store.copy() for store in stores]
+    was_locked = gin.config_is_locked()
+    gin_config._set_config_is_locked(False)
+    try:
+        yield
+    finally:
+        for store, content in zip(stores, before, strict=True):
+            store.clear()
+            store.update(content)
+        gin_config._set_config_is_locked(was_locked)
+
+
+def defaults(selector: str) -> dict[str, Any]:
+    """Returns the defaults in a configurable's signature, without REQUIRED ones.
+
+    Returns {} if the module that defines the configurable has not been imported.
+    """
+    if not (configurable := registry.registered(selector)):
+        return {}
+    parameters = inspect.signature(configurable.wrapped).parameters.values()
+    without = (inspect.Parameter.empty, gin.REQUIRED)
+    return {x.name: x.default for x in parameters if x.default not in without}
+
+
+def in_force(scope: str, selector: str) -> dict[str, Any]:
+    """Returns the values that a configurable would be given now.
+
+    These are its defaults, overridden by its bindings.
+    """
+    if not registry.registered(selector):
+        return {}
+    name = f"{scope}/{selector}".lstrip("/")
+    return defaults(selector) | gin.get_bindings(name, resolve_references=False)
+
+
+def operative_config() -> str:
+    """Returns the values that the configurables called so far were given, as gin text.
+
+    `load` can read this text.
+    """
+    return explanation.operative_config()
+
+
+def explain() -> str:
+    """Returns all values with their places, grouped by configurable.
+
+    A line is `name.param = value  # file:line` or `name.param = value  # default (file:line)`.
+    It covers the configurables called so far. Bindings that none of them used are listed at the
+    end.
+    """
+    return explanation.explain(_origins)
+
+
+def ignored(is_complete: bool = True) -> str | None:
+    """Returns a message about the unused bindings of the command line, or None if there are none.
+
+    Args:
+      is_complete: Whether everything that a run calls has been called. If False, configurables
+        that have not been called are skipped.
+    """
+    return explanation.ignored(_origins, is_complete)
+
+
+def _import(statement: Import) -> None:
+    try:
+        importlib.import_module(statement.module)
+    except ModuleNotFoundError as error:
+        # If a module exists but one of its own imports is missing, the gin file is not wrong.
+        if error.name is None or not f"{statement.module}.".startswith(f"{error.name}."):
+            raise
+        message = f"{statement.origin}: there is no module {statement.module!r}."
+        raise UserError(message) from None
+    gin.parse_config(statement.text)
+
+
+def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
+    for leaf in leaves(binding.value):
+        if isinstance(leaf, Reference):
+            registry.need_registered(leaf.name.rpartition("/")[2], binding.origin)
+    selector = "gin.macro"
+    if binding.parameter:
+        configurable = registry.need_registered(binding.selector, binding.origin)
+        registry.check_parameter(configurable, binding)
+        binding = values.checked(configurable, binding, macros)
+        selector = configurable.selector
+    try:
+        gin.parse_config(f"{binding.name} = {binding.value!r}")
+    except SyntaxError:
+        message = f"{binding.origin}: {binding.value!r} cannot be written in gin."
+        raise UserError(message) from None
+    scope = binding.scope if binding.parameter else binding.name
+    key = (scope, selector, binding.parameter or "value")
+    _origins.setdefault(key, []).append(binding.origin)
+
+
+def _check_macros(bindings: Iterable[Binding]) -> None:
+    """Checks that used macros are defined, and that macros of the command line are used.
+
+    Raises:
+      UserError: If one of these checks fails.
+    """
+    defined = {binding.name: binding for binding in bindings if not binding.parameter}
+    used: dict[str, str] = {}
+    for binding in bindings:
+        macros = (leaf for leaf in leaves(binding.value) if isinstance(leaf, Macro))
+        used.update((macro.name, binding.origin) for macro in macros)
+    for name, origin in used.items():
+        if name not in defined and not gin_config._CONSTANTS.matching_selectors(name):
+            hint = suggest(name, defined)
+            raise UserError(f"{origin}: the macro %{name} is not defined.{hint}")
+    for name, binding in defined.items():
+        if binding.origin == COMMAND_LINE and name not in used:
+            raise UserError(_unused_macro(name))
+
+
+def _unused_macro(name: str) -> str:
+    """Returns the message for a macro that the command line defines and nothing uses.
+
+    `num_env_steps=5` is valid gin, but it only defines a macro. The user must have meant a
+    parameter.
+    """
+    meant = registry.hints(name)
+    hint = f" Write {' or '.join(meant)}." if meant else ""
+    return f"{COMMAND_LINE}: {name} only defines a macro, and nothing uses %{name}.{hint}"

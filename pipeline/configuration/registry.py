@@ -1,0 +1,101 @@
+"""Looks up what gin can bind: configurables by name, and their parameters."""
+
+from __future__ import annotations
+
+import inspect
+
+from gin import config as gin_config
+
+from pipeline.configuration.statements import Binding, suggest
+from pipeline.utils.errors import UserError
+
+#: Prefix of the selectors of TF-Agents' own configurables. Importing TF-Agents registers them, and
+#: this package calls its base classes with values of its own. Nothing may be bound there.
+TF_AGENTS = "tf_agents."
+
+#: Parameters that gin may not bind because a flag of the binaries sets them.
+FLAGS = {
+    "root_dir": "--root_dir",
+    "seed": "--seed",
+    "restart_behavior": "--restart_behavior",
+    "dry_run": "--explain",
+    "execution": "--eager or --exact_graph",
+}
+
+
+def registered(selector: str) -> gin_config.Configurable | None:
+    """Returns the only configurable that `selector` may mean; None if there are none or several."""
+    matches = gin_config._REGISTRY.matching_selectors(selector)
+    return gin_config._REGISTRY[matches[0]] if len(matches) == 1 else None
+
+
+def need_registered(selector: str, origin: str) -> gin_config.Configurable:
+    """Returns the only configurable that `selector` may mean.
+
+    Raises:
+      UserError: If it may mean several or none. The message names `origin` and the nearest names.
+    """
+    if configurable := registered(selector):
+        return configurable
+    if matches := gin_config._REGISTRY.matching_selectors(selector):
+        raise UserError(
+            f"{origin}: {selector!r} is ambiguous: write {' or '.join(sorted(matches))}."
+        )
+    hint = suggest(selector, _short_names())
+    raise UserError(
+        f"{origin}: no configurable is named {selector!r}.{hint} "
+        "To use one of your own, import its module in a gin file."
+    )
+
+
+def _short_names() -> list[str]:
+    registry = gin_config._REGISTRY
+    selectors = (s for s, _ in registry.items() if not s.startswith(("gin.", TF_AGENTS)))
+    return [registry.minimal_selector(selector) for selector in selectors]
+
+
+def check_parameter(configurable: gin_config.Configurable, binding: Binding) -> None:
+    """Checks that the configurable has the binding's parameter and that gin may bind it.
+
+    Raises:
+      UserError: If one of these checks fails.
+    """
+    name = binding.parameter
+    known = parameters(configurable)
+    if configurable.selector.startswith(TF_AGENTS):
+        raise UserError(
+            f"{binding.origin}: {binding.name} cannot be bound: it belongs to TF-Agents, whose "
+            "bindings are not used. Bind the function that train.create_agent refers to."
+        )
+    if not _is_open(configurable, name):
+        how = f"use {FLAGS[name]}" if name in FLAGS else "the program sets it"
+        raise UserError(f"{binding.origin}: {binding.name} cannot be bound: {how}.")
+    if not gin_config._might_have_parameter(configurable.wrapper, name):
+        hint = suggest(name, known) or f" It has: {', '.join(known)}."
+        raise UserError(f"{binding.origin}: {binding.selector} has no parameter {name!r}.{hint}")
+
+
+def _is_open(configurable: gin_config.Configurable, name: str) -> bool:
+    if name in (configurable.denylist or ()):
+        return False
+    return not configurable.allowlist or name in configurable.allowlist
+
+
+def parameters(configurable: gin_config.Configurable) -> list[str]:
+    """Returns the names of the parameters that gin may bind."""
+    names = inspect.signature(configurable.wrapped).parameters
+    return [name for name in names if _is_open(configurable, name)]
+
+
+def hints(name: str) -> list[str]:
+    """Returns what a user who bound `name` alone may have meant.
+
+    This is a flag, or else the parameters of this package with that name.
+    """
+    if name in FLAGS:
+        return [FLAGS[name]]
+    return sorted(
+        f"{gin_config._REGISTRY.minimal_selector(selector)}.{name}"
+        for selector, configurable in gin_config._REGISTRY.items()
+        if selector.startswith("pipeline.") and name in parameters(configurable)
+    )

@@ -1,0 +1,313 @@
+"""Reads gin text as a list of statements, without executing any of it.
+
+Nothing here imports, registers or binds, so a gin file can be inspected before it is trusted.
+Includes are expanded in place. Every statement knows where it was written. Text that cannot be read
+raises a `UserError` of one line.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config_parser
+
+from pipeline.utils.errors import UserError
+
+COMMAND_LINE = "--gin_bindings"
+_PACKAGE = "pipeline"
+
+# A string whose quotes are missing, for example Acrobot-v1, ALE/Pong-v5 or my_envs:Maze-v0.
+_BARE_WORDS = re.compile(r"[\w./~][\w./:~ -]*")
+_OTHER_LANGUAGES = {"true": "True", "false": "False", "none": "None", "null": "None"}
+
+
+def shipped_folder() -> Path:
+    """Returns the folder of shipped configs.
+
+    It is inside the installed package, or beside the package in a checkout.
+    """
+    package = Path(__file__).parents[1]
+    installed = package / "gin_configs"
+    return installed if installed.is_dir() else package.parent / "gin_configs"
+
+
+def shipped_names() -> list[str]:
+    """Returns the names of shipped configs (`dqn_cartpole`, `agents/dqn`), complete runs first."""
+    folder = shipped_folder()
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.gin")]
+    return sorted(names, key=lambda name: ("/" in name, name))
+
+
+def find_file(name: str, folders: Sequence[Path]) -> Path:
+    """Returns the first file among `folders` / `name`, with or without `.gin`.
+
+    Raises:
+      UserError: If there is none. The message suggests the nearest shipped configs and files.
+    """
+    # No file name has a null character, and Python 3.13 cannot expand a user name that has one.
+    path = Path(name if "\0" in name else os.path.expanduser(name))
+    for folder in folders:
+        for candidate in (folder / path, folder / f"{path}.gin"):
+            if os.path.isfile(candidate):  # Unlike pathlib's, it never raises.
+                return candidate
+    hint = suggest(name.removesuffix(".gin"), [*shipped_names(), *_beside(path, folders[0])])
+    raise UserError(f"no gin file or shipped config is named {name!r}.{hint}")
+
+
+def _beside(path: Path, folder: Path) -> list[str]:
+    try:
+        return [str(path.with_name(x.stem)) for x in (folder / path).parent.glob("*.gin")]
+    except (OSError, ValueError):  # No file can have such a name.
+        return []
+
+
+def list_configs() -> list[tuple[str, str]]:
+    """Returns (name, first comment line) of every shipped config, complete runs first."""
+    return [(name, _first_comment(find_file(name, [shipped_folder()]))) for name in shipped_names()]
+
+
+def _first_comment(path: Path) -> str:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
+
+
+def last_switch(statements: Iterable[Import | Binding], name: str, default: bool) -> bool:
+    """Returns the value of the last binding of `name`, or `default` if there is none.
+
+    It works before anything that the bindings may need is imported.
+
+    Raises:
+      UserError: If the value is neither True nor False.
+    """
+    last = [s for s in statements if isinstance(s, Binding) and s.short_name == name][-1:]
+    for binding in last:
+        if not isinstance(binding.value, bool):
+            raise UserError(
+                f"{binding.origin}: {name} = {binding.value!r}: must be a literal True or "
+                "False, because it is read before anything else."
+            )
+    return last[0].value if last else default
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """Returns ' Nearest: a, b.', or an empty string if no name is near."""
+    known = sorted(set(names))
+    near = difflib.get_close_matches(name, known, n=3)
+    part = re.compile(rf"(^|[_/.]){re.escape(name.lower())}")  # pong suggests dqn_pong
+    near += [other for other in known if part.search(other.lower()) and other not in near]
+    return f" Nearest: {', '.join(near[:3])}." if near else ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Reference to a configurable: `@scope/name`, or `@scope/name()` if it is evaluated."""
+
+    name: str
+    evaluate: bool
+
+    def __repr__(self) -> str:
+        return f"@{self.name}" + "()" * self.evaluate
+
+
+@dataclass(frozen=True)
+class Macro:
+    """Use of a macro: `%name`."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+class Import(NamedTuple):
+    """Import of a module. `text` is the whole statement, in any of gin's forms."""
+
+    module: str
+    text: str
+    origin: str
+
+
+class Binding(NamedTuple):
+    """Binding `scope/selector.parameter = value`. Without a parameter, it defines a macro."""
+
+    scope: str
+    selector: str
+    parameter: str
+    value: Any
+    origin: str
+
+    @property
+    def name(self) -> str:
+        scoped = f"{self.scope}/{self.selector}" if self.scope else self.selector
+        return f"{scoped}.{self.parameter}" if self.parameter else scoped
+
+    @property
+    def short_name(self) -> str:
+        """Returns the name without the module path that gin allows before a selector."""
+        return self._replace(selector=self.selector.rpartition(".")[2]).name
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yields the values inside nested lists, tuples and dictionaries (including keys)."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+class Source(NamedTuple):
+    """Piece of gin text: a file, or one value of `--gin_bindings`."""
+
+    text: str
+    path: Path | None
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        try:
+            return cls(path.read_text(encoding="utf-8"), path.resolve())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+
+    def at(self, line: int) -> str:
+        return f"{_label(self.path)}:{line}" if self.path else COMMAND_LINE
+
+    @property
+    def folders(self) -> list[Path]:
+        """Returns the folders that `include` searches: the file's own, then the shipped one."""
+        return [self.path.parent if self.path else Path(), shipped_folder()]
+
+
+def scan(source: Source, allow_imports: bool = False) -> Iterator[Import | Binding]:
+    """Yields the statements of `source` in order, with those of included files in place.
+
+    Raises:
+      UserError: If there is bad syntax, a missing or circular include, dynamic registration, or an
+        import from outside this package while `allow_imports` is False.
+    """
+    yield from _scan(source, allow_imports, ())
+
+
+def _scan(
+    source: Source, allow_imports: bool, above: tuple[Path | None, ...]
+) -> Iterator[Import | Binding]:
+    for statement in _parse(source):
+        origin = source.at(statement.location.line_num)
+        if isinstance(statement, config_parser.ImportStatement):
+            # The program itself imports everything in this package that gin can bind.
+            if statement.module.split(".")[0] != _PACKAGE:
+                _check_import(statement, origin, allow_imports)
+                yield Import(statement.module, statement.format(), origin)
+        elif isinstance(statement, config_parser.BindingStatement):
+            scope, selector, parameter, value, _ = statement
+            yield Binding(scope, selector, parameter, value, origin)
+        elif isinstance(statement, config_parser.IncludeStatement):
+            included = _included(statement.filename, source, origin)
+            if included.path in (source.path, *above):
+                raise UserError(f"{origin}: {statement.filename!r} includes itself.")
+            yield from _scan(included, allow_imports, (source.path, *above))
+
+
+def _included(name: str, source: Source, origin: str) -> Source:
+    try:
+        return Source.read(find_file(name, source.folders))
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def _check_import(
+    statement: config_parser.ImportStatement, origin: str, allow_imports: bool
+) -> None:
+    if statement.module.startswith("__gin__."):
+        raise UserError(
+            f"{origin}: `{statement.format()}` is refused: it lets a gin file call any function. "
+            "Decorate what you want to configure with @gin.configurable and import its module."
+        )
+    if not allow_imports:
+        raise UserError(
+            f"{origin}: `{statement.format()}` is refused: a gin file is code, and this import "
+            f"runs a module from outside `{_PACKAGE}`. If you trust it, add "
+            "--allow_gin_imports."
+        )
+
+
+class _Inert(config_parser.ParserDelegate):
+    """Keeps references and macros as names, without resolving them."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def _parse(source: Source) -> list[Any]:
+    # Python's tokenizer raises errors of other kinds on null characters and lone carriage returns.
+    text = source.text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UserError(f"{source.at(line)}: remove the null character.")
+    try:
+        return list(config_parser.ConfigParser(text, _Inert()))
+    except SyntaxError as error:  # gin's errors hold a Location, the tokenizer's a similar tuple.
+        line = error.args[1][1] if len(error.args) > 1 else 1
+        raise UserError(_explain_syntax(source, line, str(error.args[0]))) from None
+    except tokenize.TokenError as error:
+        message = f"{error.args[0]}: is a bracket or quote left open?"
+        raise UserError(f"{source.at(error.args[1][0])}: {message}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{source.at(1)}: a value is nested too deeply.") from None
+
+
+def _explain_syntax(source: Source, line_number: int, message: str) -> str:
+    lines = source.text.splitlines()
+    line = lines[line_number - 1].strip() if line_number <= len(lines) else ""
+    corrected = _with_quotes(line, source)
+    if corrected:
+        return f"{source.at(line_number)}: {corrected}"
+    token = re.search(r"Failed to parse token '(.*)'", message)
+    reason = f"{token[1]} is not a Python literal (a string needs quotes)" if token else message
+    return f"{source.at(line_number)}: cannot read `{line}`: {reason.rstrip('.')}."
+
+
+def _with_quotes(line: str, source: Source) -> str | None:
+    """Returns a hint with the corrected line if its value is a bare word, or None."""
+    key, _, value = (part.strip() for part in line.partition("="))
+    value = value.split(" #")[0].rstrip()
+    if not re.fullmatch(r"[\w./]+", key) or not _BARE_WORDS.fullmatch(value) or _is_literal(value):
+        return None
+    literal = _OTHER_LANGUAGES.get(value.lower())
+    quoted = literal or repr(value)
+    text = f"{key} = {quoted}" if source.path else f'{COMMAND_LINE}="{key}={quoted}"'
+    need = f"{value} is written {literal}" if literal else f"strings need quotes, {value} has none"
+    return f"{need}: {text}"
+
+
+def _is_literal(value: str) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _label(path: Path) -> str:
+    """Returns a short name of a file.
+
+    This is its path from the parent of the shipped folder, or from the current folder, if the file
+    is in one of them.
+    """
+    for folder in (shipped_folder().resolve().parent, Path.cwd()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)

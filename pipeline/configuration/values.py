@@ -1,0 +1,165 @@
+"""Checks that bound values have the types that the annotations of their parameters ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+from gin import config as gin_config
+
+from pipeline.configuration.registry import registered
+from pipeline.configuration.statements import Binding, Macro, Reference
+from pipeline.utils.constraints import is_callable, resolved, union_members
+from pipeline.utils.errors import UserError
+
+
+class _Kind(NamedTuple):
+    """What a value must be.
+
+    Attributes:
+      types: Types that it may have.
+      wanted: Their name in a message.
+      items: Kind of the items of a sequence.
+      is_called: True if the value is a function or a class that will be called.
+      result: The type of the result of the call, if that is known to be a class.
+    """
+
+    types: tuple[type, ...]
+    wanted: str
+    items: _Kind | None = None
+    is_called: bool = False
+    result: type | None = None
+
+
+_NUMBER = _Kind((int, float), "a number")
+_WHOLE_NUMBER = _Kind((int,), "a whole number")
+_KINDS: dict[Any, _Kind] = {
+    float: _NUMBER,
+    int: _WHOLE_NUMBER,
+    bool: _Kind((bool,), "True or False"),
+    str: _Kind((str,), "text in quotes"),
+    Sequence[int]: _Kind((tuple, list), "a tuple of whole numbers, as in (64,)", _WHOLE_NUMBER),
+    Sequence[float]: _Kind((tuple, list), "a tuple of numbers, as in (0.1, 0.5)", _NUMBER),
+    tuple[float, float]: _Kind((tuple, list), "a pair of numbers, as in (-1.0, 1.0)", _NUMBER),
+    tuple[int, int, int]: _Kind(
+        (tuple, list), "three whole numbers, as in (32, 8, 4)", _WHOLE_NUMBER
+    ),
+    dict[str, Any]: _Kind((dict,), "a dictionary"),
+}
+_KINDS[Sequence[tuple[int, int, int]]] = _Kind(
+    (tuple, list), "a tuple of (channels, kernel, stride)", _KINDS[tuple[int, int, int]]
+)
+
+
+def checked(
+    configurable: gin_config.Configurable, binding: Binding, macros: Mapping[str, Any]
+) -> Binding:
+    """Returns the binding after a check of its value.
+
+    A float such as 2e4 is converted to an int if the parameter needs an int.
+
+    Args:
+      configurable: Configurable that has the binding's parameter.
+      binding: Binding whose references all name a configurable.
+      macros: Values of all macros by name.
+
+    Raises:
+      UserError: If the value, or the value of a macro in it, has the wrong type.
+    """
+    value, kind = binding.value, _kind_of(configurable, binding.parameter)
+    if kind is None:
+        return binding
+    if not _fits(value, kind, macros):
+        must = f"must be {kind.wanted}"
+        if isinstance(value, Reference):
+            must = f"drop the parentheses: write @{value.name}"
+        raise UserError(f"{binding.origin}: {binding.name} = {value!r}: {must}.")
+    return binding._replace(value=_with_ints(value, kind))
+
+
+def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
+    if isinstance(value, Reference):
+        return not kind.is_called or not value.evaluate or _gives_callable(value, kind)
+    if isinstance(value, Macro):
+        others = {macro: x for macro, x in macros.items() if macro != value.name}
+        return value.name not in macros or _fits(macros[value.name], kind, others)
+    if isinstance(value, tuple | list) and kind.items and type(value) in kind.types:
+        return all(_fits(item, kind.items, macros) for item in value)
+    return type(value) in kind.types or _stands_for_int(value, kind)
+
+
+def _gives_callable(reference: Reference, kind: _Kind) -> bool:
+    """Returns True if the result of `@name()` may itself be called, or has no annotation."""
+    configurable = registered(reference.name.rpartition("/")[2])
+    target = configurable.wrapped if configurable else None
+    if inspect.isclass(target):
+        if kind.result and issubclass(target, kind.result):
+            return False  # an instance, where the class that makes it is needed
+        return any("__call__" in vars(base) for base in target.__mro__)
+    returned = getattr(target, "__annotations__", {}).get("return", Any)
+    members = union_members(resolved(target, returned))
+    return any(member in (Any, None) or is_callable(member) for member in members)
+
+
+def _with_ints(value: Any, kind: _Kind) -> Any:
+    if isinstance(value, tuple | list) and kind.items:
+        return type(value)(_with_ints(item, kind.items) for item in value)
+    return int(value) if _stands_for_int(value, kind) else value
+
+
+def _stands_for_int(value: Any, kind: _Kind) -> bool:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return is_whole and int in kind.types and float not in kind.types
+
+
+def _kind_of(configurable: gin_config.Configurable, name: str) -> _Kind | None:
+    """Returns the kind of a parameter; None if its annotation allows anything."""
+    target = configurable.wrapped
+    parameter = inspect.signature(target).parameters.get(name)
+    annotation = resolved(target, parameter.annotation) if parameter else None
+    return None if annotation is None else _kind(annotation)
+
+
+def _kind(annotation: Any) -> _Kind | None:
+    members = [_plain(member) for member in union_members(annotation)]
+    named = [member for member in members if member in _KINDS]
+    if any(x not in _KINDS and x is not NoneType and not is_callable(x) for x in members):
+        return None
+    if named:
+        kind = _KINDS[float if float in named else named[0]]
+    elif any(map(is_callable, members)):
+        results = [get_args(member)[1:] for member in members if is_callable(member)]
+        result = results[0][0] if results[0] and inspect.isclass(results[0][0]) else None
+        wanted = "a configurable reference, for example @Adam"
+        return _Kind((), wanted, is_called=True, result=result)
+    else:
+        return None
+    if NoneType not in members:
+        return kind
+    none = _NONE_TOLD.get(kind.wanted, kind.wanted)
+    return kind._replace(types=(*kind.types, NoneType), wanted=none)
+
+
+# Numbers are told without the None that they may be, too.
+_NONE_TOLD = {
+    "True or False": "True, False or None",
+    **{
+        _KINDS[x].wanted: f"{_KINDS[x].wanted}, or None"
+        for x in (str, dict[str, Any], tuple[float, float])
+    },
+}
+
+
+def _plain(annotation: Any) -> Any:
+    """Returns an annotation without ranges; `str` for a `Literal` of texts."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return str
+    is_nested_union = len(union_members(annotation)) > 1
+    if get_origin(annotation) is not None and not is_callable(annotation) and not is_nested_union:
+        arguments = tuple(_plain(argument) for argument in get_args(annotation))
+        return annotation.__origin__[arguments] if arguments else annotation
+    return annotation

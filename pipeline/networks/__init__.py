@@ -1,0 +1,33 @@
+"""Observation encoders, heads, and the networks of the agents."""
+
+from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy
+from pipeline.networks.encoders import (
+    GaussianHead,
+    HeadedNetwork,
+    QHead,
+    create_encoder,
+    mlp_encoder,
+    nature_cnn_encoder,
+    small_cnn_encoder,
+)
+from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
+from pipeline.networks.sac_networks import ActorNetwork, ActorPolicy, CriticNetwork
+
+__all__ = [
+    "ActorCritic",
+    "ActorCriticPolicy",
+    "ActorNetwork",
+    "ActorPolicy",
+    "CriticNetwork",
+    "GaussianHead",
+    "GlorotUniform",
+    "HeUniform",
+    "HeadedNetwork",
+    "Orthogonal",
+    "QHead",
+    "TorchUniform",
+    "create_encoder",
+    "mlp_encoder",
+    "nature_cnn_encoder",
+    "small_cnn_encoder",
+]

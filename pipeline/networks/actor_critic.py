@@ -1,0 +1,138 @@
+"""Actor-critic network and policy of the on-policy agents."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gin
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories.policy_step import PolicyStep
+
+from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_head
+from pipeline.networks.initializers import Initializer, Orthogonal
+from pipeline.ops.normalizers import RunningMoments
+from pipeline.ops.observations import is_image
+
+
+@gin.configurable(denylist=["observation_spec", "action_spec"])
+class ActorCritic(tf.Module):
+    """Policy and value heads, by default with one encoder for images and with two for vectors."""
+
+    def __init__(
+        self,
+        observation_spec: tf.TensorSpec,
+        action_spec: tensor_spec.BoundedTensorSpec,
+        *,
+        share_encoder: bool | None = None,
+        policy_initializer: Initializer = Orthogonal,
+        value_initializer: Initializer = Orthogonal,
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
+    ):
+        """Initializes the networks and creates their variables.
+
+        Args:
+          observation_spec: Unbatched spec of the observations.
+          action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+          share_encoder: Whether policy and value share one encoder. If None, they share it for
+            images only.
+          policy_initializer: Initialiser of the policy head's kernel.
+          value_initializer: Initialiser of the value head's kernel.
+          normalize_observations: Whether to normalise observations by running mean and variance.
+          observation_clip: Bound on the absolute value of a normalised observation.
+        """
+        super().__init__(name="actor_critic")
+        share = is_image(observation_spec) if share_encoder is None else share_encoder
+        self.encoder = create_encoder(observation_spec)
+        self.value_encoder = self.encoder if share else create_encoder(observation_spec)
+        self.policy_head = create_policy_head(action_spec, policy_initializer)
+        self.value_head = ValueHead(value_initializer)
+        self._clip = observation_clip
+        self.observation_moments = (
+            RunningMoments(tuple(observation_spec.shape), "observation_moments")
+            if normalize_observations
+            else None
+        )
+        self(tf.zeros([1, *observation_spec.shape], observation_spec.dtype))
+
+    def __call__(self, observation: tf.Tensor):
+        """Returns the action distribution and the values [B] of observations [B, ...]."""
+        observation = self._normalize(observation)
+        features = self.encoder(observation)
+        shared = self.value_encoder is self.encoder
+        value_features = features if shared else self.value_encoder(observation)
+        return self.policy_head(features), self.value_head(value_features)
+
+    @property
+    def policy_variables(self) -> list[tf.Variable]:
+        """Returns the trainable weights that the action distribution depends on."""
+        return [*self.encoder.trainable_variables, *self.policy_head.trainable_variables]
+
+    @property
+    def value_variables(self) -> list[tf.Variable]:
+        """Returns the trainable weights that the values depend on."""
+        return [*self.value_encoder.trainable_variables, *self.value_head.trainable_variables]
+
+    def distribution(self, observation: tf.Tensor) -> tfp.distributions.Distribution:
+        """Returns only the action distribution of observations [B, ...]."""
+        return self.policy_head(self.encoder(self._normalize(observation)))
+
+    def value(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns only the values [B] of observations [B, ...]."""
+        return self.value_head(self.value_encoder(self._normalize(observation)))
+
+    def _normalize(self, observation: tf.Tensor) -> tf.Tensor:
+        if self.observation_moments is None:
+            return observation
+        return self.observation_moments.normalize(observation, self._clip)
+
+
+class OnPolicyInfo(NamedTuple):
+    """Policy info of on-policy rows, all float32.
+
+    Attributes:
+      log_probability: Log-probability of the action under the collect policy.
+      value: Value of the observation when it was collected.
+      advantage: Advantage of the action; only in training rows.
+      value_target: Target of the value function; only in training rows.
+    """
+
+    log_probability: tf.Tensor
+    value: tf.Tensor
+    advantage: tf.Tensor | tuple = ()
+    value_target: tf.Tensor | tuple = ()
+
+
+class ActorCriticPolicy(tf_policy.TFPolicy):
+    """Policy that samples actions from an actor-critic.
+
+    With `collect`, its info holds the log-probability of each action and the value of the
+    observation.
+    """
+
+    def __init__(self, time_step_spec, action_spec, actor_critic: ActorCritic, collect: bool):
+        scalar = tf.TensorSpec((), tf.float32)
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            info_spec=OnPolicyInfo(scalar, scalar) if collect else (),
+            clip=False,
+        )
+        self._actor_critic = actor_critic
+        self._collect = collect
+
+    def _variables(self):
+        return self._actor_critic.variables
+
+    def _distribution(self, time_step, policy_state):
+        distribution = self._actor_critic.distribution(time_step.observation)
+        return PolicyStep(distribution, policy_state, ())
+
+    def _action(self, time_step, policy_state, seed):
+        distribution, value = self._actor_critic(time_step.observation)
+        action = distribution.sample(seed=seed)
+        info = OnPolicyInfo(distribution.log_prob(action), value) if self._collect else ()
+        return PolicyStep(action, policy_state, info)

@@ -1,0 +1,56 @@
+"""Kernel initialisers that gin can configure, and the bias initialisers that belong to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+Initializer = Callable[[], tf.keras.initializers.Initializer]
+
+GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
+HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
+Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
+
+
+@gin.configurable
+class TorchUniform(tf.keras.initializers.Initializer):
+    """Draws a layer's kernel and biases uniformly within +-1 / sqrt(inputs of a unit).
+
+    Lua Torch's `nn.Linear:reset` and `nn.SpatialConvolution:reset` do the same. Each layer needs an
+    instance of its own, because the biases have the range of the kernel that was drawn last.
+    """
+
+    def __init__(self) -> None:
+        self.bias_initializer = _SameRange(self)
+        self.limit = 0.0
+
+    def __call__(self, shape: Any, dtype: Any = None, **unused: Any) -> tf.Tensor:
+        """Draws a kernel of shape [..., inputs, units]."""
+        self.limit = 1 / math.sqrt(math.prod(shape[:-1]))
+        return self.draw(shape, dtype)
+
+    def draw(self, shape: Any, dtype: Any) -> tf.Tensor:
+        """Draws a tensor from the range of the kernel."""
+        return tf.keras.initializers.RandomUniform(-self.limit, self.limit)(shape, dtype)
+
+
+class _SameRange(tf.keras.initializers.Initializer):
+    def __init__(self, kernel: TorchUniform):
+        self._kernel = kernel
+
+    def __call__(self, shape: Any, dtype: Any = None, **unused: Any) -> tf.Tensor:
+        return self._kernel.draw(shape, dtype)
+
+
+def layer_initializers(create: Initializer) -> dict[str, Any]:
+    """Returns the initialisers of a Keras layer, as keyword arguments.
+
+    Biases start at 0, unless the kernel's initialiser has a `bias_initializer`.
+    """
+    kernel = create()
+    bias = getattr(kernel, "bias_initializer", "zeros")
+    return {"kernel_initializer": kernel, "bias_initializer": bias}

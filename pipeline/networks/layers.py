@@ -1,0 +1,42 @@
+"""Checks of the parameters that gin binds to the encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from pipeline.utils.constraints import PositiveInt, check
+from pipeline.utils.errors import UserError
+
+
+def check_layers(
+    encoder: str,
+    units: Sequence[int],
+    activation: str,
+    filters: Sequence[tuple[int, int, int]] = (),
+) -> None:
+    """Checks that Keras can create layers with these parameters.
+
+    Args:
+      encoder: Name of the encoder in gin, for error messages.
+      units: Widths of the dense layers.
+      activation: Keras name of an activation.
+      filters: (channels, kernel, stride) of each convolution.
+
+    Raises:
+      UserError: If a parameter is invalid.
+    """
+    check(f"{encoder}.units", units, Sequence[PositiveInt])
+    for place, sizes in enumerate(filters):
+        name = f"{encoder}.filters[{place}]"
+        check(name, sizes, Sequence[PositiveInt])
+        if len(sizes) != 3:
+            raise UserError(f"{name} = {sizes!r}: must be (channels, kernel, stride).")
+    try:
+        tf.keras.activations.get(activation)
+    except ValueError:
+        raise UserError(
+            f"{encoder}.activation = {activation!r}: Keras has no activation of this name. Use "
+            "'relu', 'tanh', 'elu', 'gelu', 'selu', 'swish' or another of its activations."
+        ) from None

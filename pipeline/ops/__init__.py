@@ -1,0 +1,44 @@
+"""Tensor operations of the agents, and their schedules, optimizers and normalizers."""
+
+from pipeline.ops.natural_gradient import TrustRegion, conjugate_gradient, fisher_vector_product
+from pipeline.ops.normalizers import RewardScaler, RunningMoments
+from pipeline.ops.observations import is_frame_stack, is_image, is_of_bytes
+from pipeline.ops.optimizers import Adam, CenteredRMSprop, RMSprop, build_slots
+from pipeline.ops.randomness import permutations, stateless_seed, stream_key
+from pipeline.ops.returns import (
+    discounted_returns,
+    generalized_advantage_estimation,
+    n_step_targets,
+    one_step_targets,
+    take_rows,
+    valid_mask,
+)
+from pipeline.ops.schedules import Schedule, as_schedule, constant_schedule, linear_schedule
+
+__all__ = [
+    "Adam",
+    "CenteredRMSprop",
+    "RMSprop",
+    "RewardScaler",
+    "RunningMoments",
+    "Schedule",
+    "TrustRegion",
+    "as_schedule",
+    "build_slots",
+    "conjugate_gradient",
+    "constant_schedule",
+    "discounted_returns",
+    "fisher_vector_product",
+    "generalized_advantage_estimation",
+    "is_frame_stack",
+    "is_image",
+    "is_of_bytes",
+    "linear_schedule",
+    "n_step_targets",
+    "one_step_targets",
+    "permutations",
+    "stateless_seed",
+    "stream_key",
+    "take_rows",
+    "valid_mask",
+]

@@ -1,0 +1,124 @@
+"""Parts of a natural-gradient step: flat vectors, conjugate gradients and Fisher products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gin
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from pipeline.utils.constraints import Fraction, Positive, PositiveInt, check_arguments
+
+
+@gin.configurable
+@dataclass(frozen=True, kw_only=True)
+class TrustRegion:
+    """Settings of a policy step of TRPO.
+
+    Attributes:
+      max_kl: Bound on the mean KL divergence of the new policy from the old one, in nats.
+      cg_iterations: Maximum number of conjugate gradient iterations.
+      cg_damping: Value added to the diagonal of the Fisher matrix.
+      fisher_fraction: Fraction of a rollout's rows used for products with the Fisher matrix.
+      line_search_steps: Maximum number of steps that the line search tries.
+      line_search_shrink: Ratio of the length of each tried step to that of the one before.
+
+    Raises:
+      UserError: If a value is out of its range.
+    """
+
+    max_kl: Positive = 0.01
+    cg_iterations: PositiveInt = 15
+    cg_damping: Positive = 0.1
+    fisher_fraction: Fraction = 1.0
+    line_search_steps: PositiveInt = 10
+    line_search_shrink: Fraction = 0.8
+
+    def __post_init__(self):
+        check_arguments(TrustRegion, vars(self))
+
+
+def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates all entries of the tensors into one vector [n]."""
+    return tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
+
+
+def unflatten(vector: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """Splits a vector [n] into tensors with the shapes of `like`; the inverse of `flatten`."""
+    parts = tf.split(vector, [x.shape.num_elements() for x in like])
+    return [tf.reshape(part, x.shape) for part, x in zip(parts, like, strict=True)]
+
+
+def conjugate_gradient(
+    product: Callable[[tf.Tensor], tf.Tensor],
+    b: tf.Tensor,
+    num_iterations: int,
+    tolerance: float = 1e-10,
+) -> tf.Tensor:
+    """Solves A x = b approximately, starting at x = 0 (Hestenes & Stiefel 1952).
+
+    Args:
+      product: Maps v [n] to A v, where A is symmetric and positive definite.
+      b: Right-hand side, [n] float32.
+      num_iterations: Maximum number of iterations.
+      tolerance: The iterations end when the squared residual, relative to that of x = 0, is at
+        most this.
+
+    Returns:
+      x, [n] float32.
+    """
+    initial = tf.tensordot(b, b, 1)
+
+    def unfinished(i, x, residual, direction, squared):
+        return (i < num_iterations) & (squared > tolerance * initial)
+
+    def step(i, x, residual, direction, squared):
+        image = product(direction)
+        length = tf.math.divide_no_nan(squared, tf.tensordot(direction, image, 1))
+        residual = residual - length * image
+        new_squared = tf.tensordot(residual, residual, 1)
+        ratio = tf.math.divide_no_nan(new_squared, squared)
+        return i + 1, x + length * direction, residual, residual + ratio * direction, new_squared
+
+    state = (tf.constant(0), tf.zeros_like(b), b, b, initial)
+    return tf.while_loop(unfinished, step, state, parallel_iterations=1)[1]
+
+
+def fisher_vector_product(
+    mean_kl: Callable[[], tf.Tensor],
+    variables: Sequence[tf.Variable],
+    vector: tf.Tensor,
+    damping: float,
+) -> tf.Tensor:
+    """Computes (F + damping I) v, where F is the Hessian of the mean KL divergence at its minimum.
+
+    Schulman et al. 2015, appendix C.1, by double back-propagation (Pearlmutter 1994).
+
+    Args:
+      mean_kl: Returns the mean KL divergence, a scalar that is 0 at the present values of the
+        variables.
+      variables: The variables that F refers to, with n entries in all.
+      vector: v, [n] float32.
+      damping: Value added to the diagonal of F.
+
+    Returns:
+      The product, [n] float32.
+    """
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            divergence = mean_kl()
+        slope = tf.tensordot(flatten(inner.gradient(divergence, variables)), vector, 1)
+    return flatten(outer.gradient(slope, variables)) + damping * vector
+
+
+def frozen(distribution: tfp.distributions.Distribution) -> tfp.distributions.Distribution:
+    """Returns a copy of the distribution through which no gradient flows."""
+    if isinstance(distribution, tfp.distributions.Categorical):
+        return tfp.distributions.Categorical(
+            tf.stop_gradient(distribution.logits), dtype=distribution.dtype
+        )
+    normal = distribution.distribution
+    fixed = tfp.distributions.Normal(tf.stop_gradient(normal.loc), tf.stop_gradient(normal.scale))
+    return tfp.distributions.Independent(fixed, len(distribution.event_shape))

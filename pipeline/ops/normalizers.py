@@ -1,0 +1,88 @@
+"""Running statistics that normalise observations and rewards; part of the agent's checkpoint."""
+
+from __future__ import annotations
+
+import gin
+import tensorflow as tf
+
+from pipeline.ops.returns import discounted_returns
+
+
+class RunningMoments(tf.Module):
+    """Mean and variance of all values seen, merged batch by batch (Chan et al. 1979).
+
+    Args:
+      shape: Shape of one value.
+      name: Name of the module.
+    """
+
+    def __init__(self, shape: tuple[int, ...], name: str):
+        super().__init__(name=name)
+        self.mean = tf.Variable(tf.zeros(shape, tf.float64), trainable=False)
+        self.variance = tf.Variable(tf.ones(shape, tf.float64), trainable=False)
+        self.count = tf.Variable(tf.zeros((), tf.float64), trainable=False)
+
+    def update(self, values: tf.Tensor, weights: tf.Tensor) -> None:
+        """Updates the moments with `values` [B, *shape], weighted by `weights` [B]."""
+        values = tf.cast(values, tf.float64)
+        weights = tf.reshape(tf.cast(weights, tf.float64), [-1] + [1] * self.mean.shape.rank)
+        batch_count = tf.reduce_sum(weights)
+        batch_mean = tf.math.divide_no_nan(tf.reduce_sum(values * weights, 0), batch_count)
+        squares = tf.reduce_sum(weights * (values - batch_mean) ** 2, 0)
+        total = self.count + batch_count
+        shift = batch_mean - self.mean
+        squares += self.variance * self.count + shift**2 * self.count * batch_count / total
+        self.mean.assign_add(shift * batch_count / total)
+        self.variance.assign(squares / total)
+        self.count.assign(total)
+
+    def normalize(self, values: tf.Tensor, clip: float) -> tf.Tensor:
+        """Returns (values - mean) / std as float32, clipped to [-clip, clip]."""
+        mean, std = tf.cast(self.mean, tf.float32), self.standard_deviation()
+        return tf.clip_by_value((tf.cast(values, tf.float32) - mean) / std, -clip, clip)
+
+    def standard_deviation(self) -> tf.Tensor:
+        """Returns the standard deviation as float32, in the shape of one value."""
+        return tf.cast(tf.sqrt(self.variance + 1e-8), tf.float32)
+
+
+@gin.configurable(denylist=["num_envs", "discount"])
+class RewardScaler(tf.Module):
+    """Divides rewards by the standard deviation of running discounted returns.
+
+    Engstrom et al. 2020, "Implementation matters in deep policy gradients", as in `VecNormalize` of
+    OpenAI Baselines. TF-Agents' PPO uses the variance of the rewards themselves instead.
+    """
+
+    def __init__(self, num_envs: int, discount: float, clip: float = 10.0):
+        """Initializes the scaler.
+
+        Args:
+          num_envs: Number of environments, N.
+          discount: Discount factor of the running returns.
+          clip: Bound on the absolute value of a scaled reward.
+        """
+        super().__init__(name="reward_scaler")
+        self._discount = discount
+        self._clip = clip
+        self._moments = RunningMoments((), "return_moments")
+        self._running_returns = tf.Variable(tf.zeros([num_envs]), trainable=False)
+
+    def scale(self, rewards: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+        """Updates the statistics with `rewards` and returns the rewards scaled.
+
+        Args:
+          rewards: [T, N] float32. They must follow the rewards of the previous call.
+          valid: [T, N] float32, 0 on boundary rows (see `returns.valid_mask`).
+
+        Returns:
+          The scaled rewards, [T, N] float32.
+        """
+        # A discounted sum over the past is a return in reversed time.
+        backwards = discounted_returns(
+            rewards[::-1], self._discount * valid[::-1], self._running_returns
+        )
+        self._running_returns.assign(backwards[0])
+        self._moments.update(tf.reshape(backwards[::-1], [-1]), tf.reshape(valid, [-1]))
+        scaled = rewards / self._moments.standard_deviation()
+        return tf.clip_by_value(scaled, -self._clip, self._clip)

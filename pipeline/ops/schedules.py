@@ -1,0 +1,98 @@
+"""Values that change during training, as pure functions of a counter.
+
+A schedule has no state of its own, so a resumed run continues with exactly the value at which it
+stopped. The parameter that takes a schedule documents its counter (environment steps, updates).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import gin
+import tensorflow as tf
+
+from pipeline.utils.errors import UserError
+
+Schedule = Callable[[tf.Tensor], tf.Tensor]
+"""Maps an int64 counter [] to a float32 value [], in a graph or eagerly."""
+
+
+@gin.configurable
+def linear_schedule(
+    initial: float = gin.REQUIRED,
+    final: float = gin.REQUIRED,
+    num_steps: int = gin.REQUIRED,
+    start: int = 0,
+) -> Schedule:
+    """Returns a schedule that moves linearly from `initial` to `final` and then stays there.
+
+    Args:
+      initial: Value up to the count `start`.
+      final: Value from the count `start + num_steps` on.
+      num_steps: Number of counts from `start` until the value reaches `final`.
+      start: Count at which the change begins.
+
+    Raises:
+      UserError: If `num_steps` is not positive.
+    """
+    if num_steps <= 0:
+        raise UserError(f"linear_schedule.num_steps must be positive, not {num_steps}.")
+
+    def value(counter: tf.Tensor) -> tf.Tensor:
+        # In float32, neighbouring counts above 2**24 cannot be told apart.
+        fraction = tf.cast(counter - start, tf.float64) / num_steps
+        fraction = tf.clip_by_value(fraction, 0.0, 1.0)
+        return tf.cast((1.0 - fraction) * initial + fraction * final, tf.float32)
+
+    return value
+
+
+@gin.configurable
+def constant_schedule(value: float = gin.REQUIRED) -> Schedule:
+    """Returns a schedule with the same value at every count.
+
+    Args:
+      value: The value.
+    """
+    return lambda counter: tf.constant(value, tf.float32)
+
+
+def as_schedule(value: Schedule | float) -> Schedule:
+    """Converts a number to a constant schedule, and returns a schedule unchanged.
+
+    Raises:
+      UserError: If `value` is a function that creates schedules instead of a schedule.
+    """
+    if not callable(value):
+        return constant_schedule(value)
+    try:
+        first = value(tf.constant(0, tf.int64))
+    except (TypeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _makes_schedules(value):
+            raise  # gin raised it because a parameter of the schedule is not bound
+        reason = str(error).partition("\n")[0]
+        raise UserError(_not_a_schedule(value, reason)) from error
+    if callable(first):
+        raise UserError(_not_a_schedule(value, "called with a counter, it returns no number"))
+    return value
+
+
+def _makes_schedules(value: Callable) -> bool:
+    makers = (linear_schedule, constant_schedule)
+    return getattr(value, "__name__", "") in [maker.__name__ for maker in makers]
+
+
+def _not_a_schedule(value: Callable, reason: str) -> str:
+    name = getattr(value, "__name__", repr(value))
+    return (
+        f"@{name} is not a schedule ({reason}). If it creates schedules, write it with "
+        f"parentheses: @{name}(), or @epsilon/{name}() to use the gin scope epsilon."
+    )
+
+
+@gin.configurable
+def whole_run() -> int:
+    """Returns `train.num_env_steps`, for schedules that span the whole run."""
+    # gin resolves a reference to a macro when the reference is deep-copied.
+    return copy.deepcopy(gin.query_parameter("train.num_env_steps"))

@@ -1,0 +1,96 @@
+"""Creates, reads and writes columns of rows in TensorFlow variables that are too large to copy.
+
+A dense read of such a variable, or a slice assignment to it, copies all of it. These functions
+therefore read with `ResourceGather` and write with `ResourceScatterUpdate`, which work in place.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import trajectory
+
+_BLOCK_ROWS = 10_000  # Rows that `bad_columns` reads at a time.
+
+
+def row_bytes(spec: tf.TensorSpec) -> int:
+    """Returns the size of one row of a column in bytes."""
+    return math.prod(spec.shape) * spec.dtype.size
+
+
+def physical_memory() -> int:
+    """Returns the size of this machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def column_names(spec: trajectory.Trajectory) -> list[str]:
+    """Returns a file name for each leaf of `spec`, in the order of `tf.nest.flatten`."""
+    return [
+        f"{field}_{i}"
+        for field, part in zip(spec._fields, spec, strict=True)
+        for i in range(len(tf.nest.flatten(part)))
+    ]
+
+
+def describe_columns(spec: trajectory.Trajectory) -> list[list]:
+    """Returns the name, dtype and shape of each leaf of `spec`, as JSON types."""
+    leaves = zip(column_names(spec), tf.nest.flatten(spec), strict=True)
+    return [[name, leaf.dtype.name, leaf.shape.as_list()] for name, leaf in leaves]
+
+
+def newest_frame_spec(spec: trajectory.Trajectory) -> trajectory.Trajectory:
+    """Returns `spec` with its stack of frames replaced by a single frame."""
+    frames = spec.observation
+    return spec._replace(observation=tf.TensorSpec(frames.shape[1:], frames.dtype))
+
+
+def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
+    """Creates an uninitialized variable [num_rows, *spec.shape] in main memory.
+
+    The pages of a large variable occupy no physical memory until a row is written to them.
+    """
+    shape = [num_rows, *spec.shape]
+    with tf.device("/CPU:0"):
+        return tf.Variable(
+            lambda: tf.raw_ops.Empty(shape=shape, dtype=spec.dtype),
+            trainable=False,
+            dtype=spec.dtype,
+        )
+
+
+def gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
+    """Returns rows of `variable` at `indices` (int64, any shape): [*indices.shape, *row shape]."""
+    return tf.raw_ops.ResourceGather(
+        resource=variable.handle, indices=indices, dtype=variable.dtype
+    )
+
+
+def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
+    """Writes `rows` [*indices.shape, *row shape] to `variable` at `indices` (int64)."""
+    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
+
+
+def bad_columns(
+    names: list[str], columns: list[tf.Variable], counts: np.ndarray, stride: int = 0
+) -> list[str]:
+    """Describes the columns that hold NaN or infinity, one text per column.
+
+    Args:
+      names: Names of the columns.
+      columns: Columns, in the same order.
+      counts: int64 [N], number of rows to check from row 0, stride, 2 * stride, ...
+      stride: Distance between these first rows, in rows.
+    """
+    keys = np.concatenate([i * stride + np.arange(n) for i, n in enumerate(counts)])
+
+    def is_bad(column: tf.Variable) -> bool:
+        blocks = (keys[i : i + _BLOCK_ROWS] for i in range(0, len(keys), _BLOCK_ROWS))
+        return column.dtype.is_floating and not all(
+            tf.reduce_all(tf.math.is_finite(gather(column, block))) for block in blocks
+        )
+
+    bad = [name for name, column in zip(names, columns, strict=True) if is_bad(column)]
+    return [f"{name.removesuffix('_0')} of the rows collected" for name in bad]

@@ -1,0 +1,264 @@
+"""Folder of one run: its files, its lock and its description.
+
+root_dir/
+    operative_config.gin    every binding in force; can be passed to `--gin_file`
+    operative_config.until-N.gin    bindings in force until environment step N, if changed there
+    run.json                command, seed, versions, git revision, processor, threads, resumptions
+    metrics.jsonl           one JSON object per log record
+    eval.jsonl              one JSON object per evaluation
+    events.out.tfevents.*   the same records for TensorBoard
+    checkpoints/            see `pipeline.checkpointing.checkpoints`
+    result.json             written when the run is finished
+    .lock                   locked by the process that trains
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+from pipeline import configuration
+from pipeline.checkpointing.exactness import machine, versions
+from pipeline.runs import source_revision
+from pipeline.utils import files
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import lock, named_errors, write_text
+
+RESTART_BEHAVIORS = ("resume", "restart", "fail")
+_LOCK = ".lock"
+_OTHER_SOURCE = (
+    "this program has changed since the last start; the run continues as if it had never been "
+    "interrupted only if the change does not affect its computations."
+)
+# Types of the values that are read back from the folder's JSON files.
+_KINDS: dict[str, type] = {
+    "command": str,
+    "seed": int,
+    "num_envs": int,
+    "env_steps": int,
+    "resumed_at_env_steps": list,
+    "earlier_starts": list,
+    "inexact_resumes": list,
+    "has_checkpoint": bool,
+    "evaluation": dict,
+}
+
+
+class RunFolder:
+    """Names the files of a run, and applies `--restart_behavior` to a folder that holds a run."""
+
+    def __init__(self, root_dir: str | pathlib.Path):
+        self.path = pathlib.Path(root_dir)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.evaluations = self.path / "eval.jsonl"
+        self._lock_file: IO[str] | None = None
+
+    def open(self, restart_behavior: str, seed: int) -> list[str]:
+        """Makes the folder ready for training.
+
+        Args:
+          restart_behavior: What to do with a run that the folder already holds: "resume" it,
+            "restart" (which moves it aside) or "fail".
+          seed: Seed of the run. A resumed run must have the same seed.
+
+        Returns:
+          Messages for the user.
+
+        Raises:
+          UserError: If the folder holds a run and `restart_behavior` is "fail", the seed differs,
+            the folder holds other files, another process trains there, or the folder cannot be
+            created or written to.
+        """
+        messages: list[str] = []
+        if self._has_run():
+            self._lock()
+            messages = self._reopen(restart_behavior, seed)
+        elif self._has_something():
+            raise UserError(
+                f"{self.path} holds files but no run of this program; choose another --root_dir."
+            )
+        self._lock()
+        return messages
+
+    def _has_something(self) -> bool:
+        with named_errors(self.path):
+            return self.path.is_dir() and any(x.name != _LOCK for x in self.path.iterdir())
+
+    def _lock(self) -> None:
+        """Keeps other processes out until `close` is called or this process ends in any way."""
+        self.close()
+        busy = "another process is training in"
+        self._lock_file = lock(self.path / _LOCK, busy, "--root_dir")
+
+    def close(self) -> None:
+        """Lets other processes train in the folder."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def _has_run(self) -> bool:
+        with named_errors(self.path):
+            return (self.path / "run.json").exists() or self.checkpoints.exists()
+
+    def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
+        if restart_behavior == "fail":
+            raise UserError(
+                f"{self.path} already holds a run. Choose another --root_dir, or pass "
+                "--restart_behavior=resume to continue the run, or =restart to move it aside."
+            )
+        if restart_behavior == "restart":
+            aside = self._free_name()
+            with named_errors(self.path):
+                self.path.rename(aside)
+            return [f"moved the old run to {aside}"]
+        self._check_seed(seed)
+        return []
+
+    def _check_seed(self, seed: int) -> None:
+        saved_seed = self.read_json("run.json").get("seed", seed)
+        if saved_seed != seed:
+            raise UserError(
+                f"{self.path} was begun with --seed={saved_seed}, not {seed}. Resume with that "
+                "seed, or choose another --root_dir."
+            )
+
+    def finished(self, seed: int, num_env_steps: int) -> dict[str, Any] | None:
+        """Returns the contents of result.json if the run has taken `num_env_steps`, else None.
+
+        Raises:
+          UserError: If the run has another seed, or a file is damaged.
+        """
+        self._check_seed(seed)
+        result = self.read_json("result.json")
+        if result and not _is_evaluation(result.get("evaluation", {})):
+            raise UserError(f"{self.path / 'result.json'} is damaged (evaluation); remove it.")
+        return result if result.get("env_steps", 0) >= num_env_steps else None
+
+    def _free_name(self) -> pathlib.Path:
+        if not self.path.name:
+            name = self.path.absolute().name
+            raise UserError(
+                "--root_dir=. cannot be moved aside while it is the working directory: change to "
+                f"the parent folder, and pass --root_dir={name}."
+            )
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        return aside
+
+    def describe(
+        self,
+        seed: int,
+        num_envs: int,
+        settings: dict[str, Any],
+        env_steps: int,
+        inexact: Sequence[str] = (),
+    ) -> list[str]:
+        """Writes run.json and operative_config.gin. Call it once everything is built.
+
+        Args:
+          seed: Seed of the run.
+          num_envs: Number of training environments.
+          settings: Settings of TensorFlow, as returned by `configure_tensorflow`.
+          env_steps: Number of environment steps at which the run begins or continues.
+          inexact: Reasons why the run does not continue bit for bit; empty if it does.
+
+        Returns:
+          Messages for the user: that the run is inexact, or that the configuration or the program
+          has changed.
+        """
+        before = self.read_json("run.json")
+        start = {
+            "command": _command(),
+            "seed": seed,
+            "num_envs": num_envs,
+            **settings,
+            "versions": versions(),
+            **machine(),
+            "git_revision": source_revision.git_revision(),
+            "source_sha256": source_revision.source_sha256(),
+        }
+        earlier = [{name: before[name] for name in start if name in before}] if before else []
+        self.write_json(
+            "run.json",
+            start
+            | {
+                "has_checkpoint": env_steps > 0,
+                "resumed_at_env_steps": before.get("resumed_at_env_steps", [])
+                + [env_steps] * len(earlier),
+                "earlier_starts": before.get("earlier_starts", []) + earlier,
+                "inexact_resumes": before.get("inexact_resumes", [])
+                + [{"env_steps": env_steps, "why": list(inexact)}] * bool(inexact),
+            },
+        )
+        with named_errors(self.path):
+            # A result.json that exists here is obsolete: train.num_env_steps was raised after it.
+            (self.path / "result.json").unlink(missing_ok=True)
+            changes = self._write_config(configuration.operative_config(), env_steps)
+        if before.get("source_sha256", start["source_sha256"]) != start["source_sha256"]:
+            changes.append(f"warning: {_OTHER_SOURCE}")
+        return [*(f"warning: the run is inexact from here on: {why}" for why in inexact), *changes]
+
+    def note_checkpoint(self) -> None:
+        """Records in run.json that the run has a checkpoint.
+
+        Raises:
+          WriteError: If the file cannot be written, for example because the disk is full.
+        """
+        self.write_json("run.json", self.read_json("run.json") | {"has_checkpoint": True})
+
+    def check_none_lost(self) -> None:
+        """Checks that no checkpoint was lost. Call it if the folder holds no checkpoint.
+
+        Raises:
+          UserError: If the run has had a checkpoint.
+        """
+        if self.read_json("run.json").get("has_checkpoint"):
+            raise UserError(
+                f"{self.path / 'run.json'} says that the run has a checkpoint, but "
+                f"{self.checkpoints} holds none. Put the checkpoint back, or start over with "
+                "--restart_behavior=restart, which moves aside what is left of the run."
+            )
+
+    def _write_config(self, text: str, env_steps: int) -> list[str]:
+        path = self.path / "operative_config.gin"
+        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else text
+        changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
+        aside = path.with_name(f"operative_config.until-{env_steps}.gin")
+        if changed and not aside.exists():  # if it exists, `before` was in force for no kept step
+            write_text(aside, before)  # copied, not moved: readers may open `path` at any time
+        write_text(path, text)
+        lines = "\n  ".join(changed)
+        warning = f"warning: the configuration differs from that of the last start:\n  {lines}"
+        return [warning] if changed else []
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Returns the object in a JSON file of the folder, or {} if there is no such file.
+
+        Raises:
+          UserError: If the file is damaged or cannot be read.
+        """
+        return files.read_json(self.path / name, _KINDS)
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Replaces a JSON file of the folder atomically.
+
+        Raises:
+          WriteError: If the file cannot be written, for example because the disk is full.
+        """
+        files.write_json(self.path / name, value)
+
+
+def _is_evaluation(value: dict[str, Any]) -> bool:
+    numbers = [value.get("return_mean"), value.get("return_std")]
+    is_of_numbers = all(isinstance(number, int | float) for number in numbers)
+    return is_of_numbers and isinstance(value.get("returns"), list)
+
+
+def _command() -> str:
+    """Returns the training command, without the path of the program on this machine."""
+    return shlex.join(["python", "-m", "pipeline.train", *sys.argv[1:]])

@@ -1,0 +1,112 @@
+"""Reads a finished or running run from its folder, for programs that do not train.
+
+Imports no TensorFlow, so that a wrong folder or checkpoint is reported at once.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from pipeline import configuration
+from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored
+from pipeline.configuration.statements import Binding, Import, suggest
+from pipeline.runs.run_folder import RunFolder
+from pipeline.utils.errors import UserError
+
+_AGENT = "agent"
+
+
+class SavedRun:
+    """One checkpoint of a run. Nothing is written to the run's folder.
+
+    Attributes:
+      seed: Seed of the run.
+      num_envs: Number of environments that the run trains with.
+    """
+
+    def __init__(self, root_dir: str | pathlib.Path, checkpoint: str | int = "latest"):
+        """Finds the checkpoint.
+
+        Args:
+          root_dir: Folder of the run.
+          checkpoint: "latest" (the newest intact checkpoint), "best" (by evaluation during
+            training), or the number of environment steps of a checkpoint.
+
+        Raises:
+          UserError: If there is no such run or checkpoint.
+        """
+        self._folder = RunFolder(root_dir)
+        if not self._config_path.is_file():
+            raise UserError(_no_run(self._folder.path))
+        description = self._folder.read_json("run.json")
+        try:
+            self.seed, self.num_envs = int(description["seed"]), int(description["num_envs"])
+        except KeyError as error:
+            path = self._folder.path / "run.json"
+            raise UserError(
+                f"{path} lacks {error}: it is damaged, or another version of the program wrote it. "
+                "Train again with --restart_behavior=restart."
+            ) from error
+        self._checkpoint = self._find(str(checkpoint))
+
+    @property
+    def _config_path(self) -> pathlib.Path:
+        return self._folder.path / "operative_config.gin"
+
+    def read_config(
+        self, gin_bindings: list[str], allow_imports: bool = False
+    ) -> list[Import | Binding]:
+        """Returns the run's configuration and then `gin_bindings`, for `configuration.apply`.
+
+        Raises:
+          UserError: If a statement cannot be read; see `configuration.read`.
+        """
+        return configuration.read([str(self._config_path)], gin_bindings, allow_imports)
+
+    def restore(self, agent: Part) -> Restored:
+        """Restores the agent's part of the checkpoint, such as the weights, into `agent`.
+
+        Raises:
+          UserError: If the checkpoint is missing, damaged, or of another agent.
+        """
+        checkpoints = Checkpoints(self._folder.checkpoints, {_AGENT: agent}, writable=False)
+        restored = checkpoints.restore(self._checkpoint, names=[_AGENT])
+        if restored is None:
+            raise UserError(self._no_checkpoint())
+        return restored
+
+    def _find(self, name: str) -> pathlib.Path | None:
+        """Returns the checkpoint's path, or None for the newest intact checkpoint."""
+        checkpoints = Checkpoints(self._folder.checkpoints, {}, writable=False)
+        if name == "latest":
+            if checkpoints.latest() is None:
+                raise UserError(self._no_checkpoint())
+            return None
+        if name == "best":
+            return self._best(checkpoints)
+        digits = name.replace("_", "").replace(",", "")
+        if not digits.isdecimal():
+            raise UserError(
+                f"checkpoint {name!r} must be latest, best, or a number of environment steps."
+            )
+        return checkpoints.at(int(digits))
+
+    def _best(self, checkpoints: Checkpoints) -> pathlib.Path:
+        best = checkpoints.best()
+        if best is None:
+            raise UserError(
+                f"{self._folder.path} has no best checkpoint yet, because it has not been evaluated"
+                " during training (train.eval_interval). Use latest."
+            )
+        return best.path
+
+    def _no_checkpoint(self) -> str:
+        path = self._folder.path
+        return f"{path} has no checkpoint yet: run its training command until it saves one."
+
+
+def _no_run(path: pathlib.Path) -> str:
+    if path.is_dir():
+        return f"{path} holds no run: it has no operative_config.gin."
+    runs = [str(file.parent) for file in path.parent.glob("*/operative_config.gin")]
+    return f"there is no run {path}.{suggest(str(path), runs)}"

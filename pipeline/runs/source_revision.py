@@ -1,0 +1,42 @@
+"""Identification of the program's source by its git revision and by a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import subprocess
+
+from pipeline.configuration.statements import shipped_folder
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+
+def git_revision() -> str | None:
+    """Returns the git revision, with "+" appended if there are uncommitted changes.
+
+    Returns None if the source is not tracked in a git checkout, or if git fails.
+    """
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision + ("+" if changes else "")
+
+
+def source_sha256() -> str:
+    """Returns the SHA-256 of the modules and text files of the package, and of the configs.
+
+    Unlike the git revision, it distinguishes uncommitted changes.
+    """
+    digest = hashlib.sha256()
+    for folder, pattern in ((_PACKAGE, "*.py"), (shipped_folder(), "*.gin")):
+        for path in sorted(folder.rglob(pattern)):
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_PACKAGE), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,295 @@
+"""Asynchronous actors on one machine (Mnih et al. 2016, "Asynchronous methods for deep RL").
+
+Every actor has its own environment and its own copy of the weights. It repeats these steps: copy
+the shared weights, collect a rollout, compute its gradients, apply them to the shared weights with
+the shared optimizer (algorithms 1, S2 and S3). Actors are threads, each inside graph calls in which
+only the environment's step is Python; or they take turns in one thread, which is repeatable.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, Literal, cast
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from pipeline.acting.collect_driver import CollectDriver
+from pipeline.acting.episode_statistics import initial_statistics, with_empty_window
+from pipeline.agents.agent import Agent
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.randomness import stream_key
+from pipeline.ops.schedules import Schedule
+from pipeline.replay import Experience
+from pipeline.training.asynchronous_actors import (
+    Actor,
+    ActorEnvironments,
+    ActorExperience,
+    join_states,
+    split_state,
+    sum_states,
+    with_counts,
+)
+from pipeline.training.components import (
+    Components,
+    build_agent,
+    build_evaluator,
+    build_experience,
+    compile_update,
+    seed_weights,
+)
+from pipeline.training.iteration import Chunk, Halted, LoopState
+from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST
+
+Outcome = tuple[LoopState, list[Exception]]
+
+_NO_LIMIT = tf.int64.max
+
+_split = tf.function(split_state, autograph=False)
+_join = tf.function(join_states, autograph=False)
+_sum = tf.function(sum_states, autograph=False)
+
+_actor_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("actor_key", default=None)
+
+
+@gin.configurable
+def actor_epsilon(
+    values: Sequence[float] = (0.1, 0.01, 0.5),
+    probabilities: Sequence[float] = (0.4, 0.3, 0.3),
+) -> float:
+    """Draws the final epsilon of the actor that is being built (Mnih et al. 2016, section 5.1).
+
+    Returns the mean where no actor is being built, as for the agent that is evaluated.
+
+    Args:
+      values: Final epsilons to draw from.
+      probabilities: Probability of each of them.
+
+    Raises:
+      UserError: If a number is not in [0, 1], or if the probabilities do not match the values.
+    """
+    are_chances = all(0 <= number <= 1 for number in (*values, *probabilities))
+    total = sum(probabilities)
+    if not are_chances or len(values) != len(probabilities) or abs(total - 1) > 1e-6:
+        raise UserError(
+            f"actor_epsilon(values={values}, probabilities={probabilities}): each must be between "
+            "0 and 1, with one probability for each value, which sum to 1."
+        )
+    shares = np.asarray(probabilities) / total
+    key = _actor_key.get()
+    if key is None:
+        return float(np.dot(values, shares))
+    generator = np.random.default_rng(stream_key(key, "epsilon"))
+    return float(generator.choice(values, p=shares))
+
+
+class Actors:
+    """Runs actors in threads or in turns; implements `iteration.Runner`."""
+
+    def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
+        self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
+        self.collect_steps = sum(actor.collect_steps for actor in actors)
+        self.is_repeatable = scheduler == "deterministic"
+        self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}
+        self.train: Chunk = functools.partial(self._run, [actor.train for actor in actors])
+        self.collect_randomly: Chunk = functools.partial(
+            self._run, [actor.collect_randomly for actor in actors]
+        )
+        self._actors = actors
+        self._env_steps = env_steps
+        self._seed = seed
+        self._schedule = self._in_threads if scheduler == "threads" else self._in_turns
+        self.at_once = len(actors) if scheduler == "threads" else 1
+        self._threads = futures.ThreadPoolExecutor(len(actors), "actor")
+
+    def initial_state(self) -> LoopState:
+        """Resets the environments and returns the joint state of all actors."""
+        states = [actor.initial_state() for actor in self._actors]
+        return sum_states(states, initial_statistics(1))
+
+    def measurements(self) -> dict[str, Any]:
+        """Returns statistics of the updates by others between a copy of weights and its update."""
+        counts = sum(actor.staleness.numpy() for actor in self._actors)
+        total = counts.sum()
+        mean = float(counts @ np.arange(len(counts)) / total) if total else None
+        return {"staleness_mean": mean, "staleness_counts": np.trim_zeros(counts, "b").tolist()}
+
+    def close(self) -> None:
+        """Ends the threads and closes the environments."""
+        self._threads.shutdown()
+        for actor in self._actors:
+            actor.close()
+
+    def _run(
+        self,
+        chunks: Sequence[Chunk],
+        state: LoopState,
+        max_iterations: tf.Tensor,
+        until: tf.Tensor,
+    ) -> LoopState:
+        """Runs a chunk of all actors' iterations, after which each is at the end of a rollout.
+
+        Raises:
+          Halted: If an actor failed.
+        """
+        states = _split(state)
+        if max_iterations == 0:  # traces all graphs before there is a thread
+            for chunk, own in zip(chunks, states, strict=True):
+                chunk(own, max_iterations, until)
+            return state
+        states[0] = with_counts(states[0], state)
+        together, errors = self._schedule(chunks, states, int(max_iterations), int(until))
+        if not errors:
+            return together
+        # No state has the steps that the failed call counted before it failed.
+        statistics = together.carry.statistics._replace(env_steps=self._env_steps.read_value())
+        carry = together.carry._replace(statistics=statistics)
+        raise Halted(errors, together._replace(carry=carry))
+
+    def _in_threads(
+        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
+    ) -> Outcome:
+        """Runs all actors at once, for as many steps as `rounds` of all of them take."""
+        taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
+        # Rollouts end with their episodes; a failure takes back rows but no steps.
+        steps_per_row = min(1.0, taken / rows) if rows else 1.0
+        until = min(until, taken + math.ceil(rounds * self.collect_steps * steps_per_row))
+        before = states[0].carry.statistics
+        carry = states[0].carry._replace(statistics=with_empty_window(before))
+        states = [states[0]._replace(carry=carry), *states[1:]]
+        calls = [
+            self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
+            for actor, chunk, state in zip(self._actors, chunks, states, strict=True)
+        ]
+        outcomes = [call.result() for call in calls]
+        errors = [error for _, error in outcomes if error]
+        return _sum([state for state, _ in outcomes], before), errors
+
+    def _in_turns(
+        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
+    ) -> Outcome:
+        """Runs one iteration of each actor per round, in an order that is drawn for every round."""
+        counts = states[0]
+        for _ in range(rounds):
+            if int(self._env_steps) >= until:
+                break
+            for number in self._order(states):
+                state = with_counts(states[number], counts)
+                state, error = _attempt(self._actors[number], chunks[number], state, 1, _NO_LIMIT)
+                counts = states[number] = state
+                if error:
+                    return _join(states, counts), [error]
+        return _join(states, counts), []
+
+    def _order(self, states: Sequence[LoopState]) -> np.ndarray:
+        turn = int(states[0].carry.vector_steps) // self._actors[0].collect_steps
+        generator = np.random.default_rng(stream_key(self._seed, "turns", turn))
+        return generator.permutation(len(self._actors))
+
+
+def _attempt(
+    actor: Actor, chunk: Chunk, state: LoopState, max_iterations: int, until: int
+) -> tuple[LoopState, Exception | None]:
+    """Runs a chunk.
+
+    Returns:
+      The state after it, and None; or the state with the episode cut off, and the error.
+    """
+    limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+    try:
+        return chunk(state, *limits), None
+    except Exception as error:
+        return actor.give_up(state), error
+
+
+@gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])
+def asynchronous_runner(
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    create_experience: Callable[..., Experience],
+    *,
+    num_actors: PositiveInt = 4,
+    scheduler: Literal["threads", "deterministic"] = "threads",
+    use_locking: bool = False,
+) -> Components:
+    """Builds a run of asynchronous actors; bind `train.runner` to it.
+
+    Args:
+      seed: Seed of the run.
+      create_environment: Factory of the environments; every actor has one environment.
+      create_agent: Factory of the agents.
+      create_experience: Factory of the actors' rollouts.
+      num_actors: Number of actors.
+      scheduler: "threads" runs the actors at the same time; "deterministic" lets them take turns,
+        so that the run is resumed bit for bit.
+      use_locking: True to make copies and updates of all weights exclude each other. Without it,
+        as in the paper, an actor may copy weights of which another has updated only some. A
+        single variable is never torn, because TensorFlow's kernels lock each variable that they
+        write. Target networks are outside of the lock.
+
+    Raises:
+      UserError: If a parameter is out of range, if the agent does not learn from whole rollouts,
+        or if threads would run eagerly.
+    """
+    check_arguments(asynchronous_runner, locals())
+    if scheduler == "threads" and tf.config.functions_run_eagerly():
+        raise UserError(
+            "Actors in threads cannot run with --eager: leave it out, or bind "
+            'asynchronous_runner.scheduler = "deterministic".'
+        )
+    seed_weights(seed)
+    keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
+    environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
+    with tf.device(HOST):
+        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    shared = build_agent(environments[0], num_actors, seed, create_agent, env_steps)
+    if not shared.needs_whole_rollouts:
+        raise UserError(
+            "Asynchronous actors make one update of a whole rollout: bind train.create_agent to "
+            "@create_a2c_agent or @create_nstep_q_agent."
+        )
+    lock = tf.CriticalSection() if use_locking else None
+    actors = []
+    for key, environment in zip(keys, environments, strict=True):
+        agent = _build_agent(key, environment, create_agent, env_steps)
+        experience = build_experience(agent, 1, key, create_experience)
+        driver = CollectDriver(environment, seed=key, ends_with_episode=True)
+        actors.append(Actor(shared, agent, experience, driver, env_steps, lock))
+    shared.schedules = {
+        name: _mean([actor.agent.schedules[name] for actor in actors]) for name in shared.schedules
+    }
+    return Components(
+        ActorEnvironments(environments),
+        shared,
+        cast(Experience, ActorExperience(actors)),  # it has all that the host calls
+        Actors(actors, env_steps, scheduler, seed),
+        build_evaluator(shared, seed, create_environment),
+        env_steps,
+    )
+
+
+def _build_agent(
+    key: int,
+    environment: VectorEnvironment,
+    create_agent: Callable[..., Agent],
+    env_steps: tf.Variable,
+) -> Agent:
+    token = _actor_key.set(key)
+    try:
+        agent = build_agent(environment, 1, key, create_agent, env_steps)
+    finally:
+        _actor_key.reset(token)
+    compile_update(agent)
+    return agent
+
+
+def _mean(schedules: Sequence[Schedule]) -> Schedule:
+    return lambda counter: tf.reduce_mean([schedule(counter) for schedule in schedules])

@@ -1,0 +1,246 @@
+"""Asynchronous actors, and their own state as parts of one checkpoint."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from pipeline.acting.collect_driver import Carry, CollectDriver, interrupt_episodes
+from pipeline.acting.episode_statistics import (
+    EpisodeStatistics,
+    initial_statistics,
+    merge_statistics,
+)
+from pipeline.agents.agent import Agent, Gradients
+from pipeline.checkpointing.checkpoints import Part
+from pipeline.checkpointing.saveables import Variables
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.replay import Experience
+from pipeline.training.iteration import Iterations, LoopState, clear_losses
+
+_STALENESS_BINS = 64  # the last bin counts all larger values
+_FROM_ENVIRONMENT = ("observation", "reward")  # columns
+
+
+class Actor(Iterations):
+    """Runs iterations with a copy of the shared weights, and applies its updates to those."""
+
+    def __init__(
+        self,
+        shared: Agent,
+        agent: Agent,
+        experience: Experience,
+        driver: CollectDriver,
+        env_steps: tf.Variable,
+        lock: tf.CriticalSection | None,
+    ):
+        super().__init__(agent, experience, driver, env_steps)
+        self._shared = shared
+        self._lock = lock
+        self._updates_when_copied = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.staleness = tf.Variable(tf.zeros([_STALENESS_BINS], tf.int64), trainable=False)
+        accumulator = {"accumulator": agent.accumulator} if agent.accumulator else {}
+        self._own = Variables(staleness=self.staleness, **accumulator)
+        agent.learn_for(shared, self._send)
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Saves what the actor does not share, without its copy of the weights, which it renews."""
+        parts: dict[str, Part] = {"experience": self.experience, "variables": self._own}
+        for name, part in parts.items():
+            (folder / name).mkdir()
+            part.save(folder / name)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Restores what `save` wrote; raises ValueError if it does not fit."""
+        self.experience.restore(folder / "experience")
+        self._own.restore(folder / "variables")
+
+    def give_up(self, state: LoopState) -> LoopState:
+        """Returns the state after a failed iteration: its rows are dropped, its episode cut off."""
+        self.experience.end(lambda rows: None)
+        self._driver.environment.abandon()
+        return state._replace(carry=interrupt_episodes(state.carry))
+
+    def _train_iteration(self, state: LoopState) -> LoopState:
+        copied = self._exclusively(self._copy, self.agent)
+        # Without this dependency an executor may delay the copy, to which the count belongs.
+        with tf.control_dependencies([copied]):
+            carry = state.carry._replace(vector_steps=tf.identity(state.carry.vector_steps))
+        return super()._train_iteration(state._replace(carry=carry))
+
+    def _copy(self) -> tf.Tensor:
+        updates = self._updates_when_copied.assign(self._shared.train_step_counter)
+        # Counted first, so that an update in between counts as one that the copy missed.
+        with tf.control_dependencies([updates]):
+            self.agent.copy_weights(self._shared)
+        return updates
+
+    def _send(self, gradients: Gradients) -> None:
+        self._exclusively(lambda: self._apply(gradients), self._shared)
+
+    def _apply(self, gradients: Gradients) -> tf.Tensor:
+        with tf.control_dependencies([g for g in tf.nest.flatten(gradients) if g is not None]):
+            by_others = self._shared.train_step_counter - self._updates_when_copied
+        index = tf.minimum(by_others, _STALENESS_BINS - 1)
+        self.staleness.assign_add(tf.one_hot(index, _STALENESS_BINS, dtype=tf.int64))
+        self._shared.apply(gradients)
+        return by_others
+
+    def _exclusively(self, act: Callable[[], tf.Tensor], written: Agent) -> tf.Tensor:
+        if self._lock is None:
+            return act()
+        return self._lock.execute(lambda: _when_written(written, act()))
+
+
+def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:
+    """Returns `value` once all weights are written, so that a lock is held until then."""
+    weights = tf.nest.flatten(agent.gradient_variables())
+    with tf.control_dependencies([x.read_value() for x in (*weights, agent.train_step_counter)]):
+        return tf.identity(value)
+
+
+class _Together:
+    """Saves several parts of a checkpoint as one, each in a numbered folder."""
+
+    def __init__(self, members: Sequence[Part]):
+        self._members = members
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Saves all members."""
+        for number, member in enumerate(self._members):
+            (folder / str(number)).mkdir()
+            member.save(folder / str(number), earlier / str(number) if earlier else None)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Restores all members; raises ValueError if they do not fit."""
+        saved = len([path for path in folder.iterdir() if path.is_dir()])
+        if saved != len(self._members):
+            raise ValueError(f"it was saved with {saved} actors, this run has {len(self._members)}")
+        for number, member in enumerate(self._members):
+            member.restore(folder / str(number))
+
+
+class ActorEnvironments(_Together):
+    """The environments of all actors; implements `TrainingEnvironment`."""
+
+    def __init__(self, environments: Sequence[VectorEnvironment]):
+        super().__init__(environments)
+        self._environments = environments
+        self.batch_size = len(environments)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that all environments have spent in steps and resets."""
+        return sum(environment.seconds for environment in self._environments)
+
+    @property
+    def divergence(self) -> str:
+        """The reason why some episodes could not be continued; "" if all could."""
+        return next((x.divergence for x in self._environments if x.divergence), "")
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line each; empty if none did."""
+        messages = [environment.failure_message() for environment in self._environments]
+        return "\n".join(filter(None, messages))
+
+
+class ActorExperience(_Together):
+    """The rollouts and accumulated gradients of all actors, as the host saves and checks them."""
+
+    def __init__(self, actors: Sequence[Actor]):
+        super().__init__(actors)
+        self._stores = [actor.experience for actor in actors]
+
+    keeps_rows = False
+
+    def truncate(self) -> None:
+        """Does nothing, because there are no rows to cut off between iterations."""
+
+    def check_ready(self) -> None:
+        """Does nothing, because each iteration collects everything that it learns from."""
+
+    def bad_columns(self) -> list[str]:
+        """Returns the names of columns that hold NaN or infinity, of one store that has any.
+
+        Prefers a store that received them from its environment over one that received them from
+        the weights.
+        """
+        bad = [columns for store in self._stores if (columns := store.bad_columns())]
+        return max(bad, key=lambda columns: columns[0].startswith(_FROM_ENVIRONMENT), default=[])
+
+
+def split_state(state: LoopState) -> list[LoopState]:
+    """Splits the joint state into those of the actors, whose counts begin at 0."""
+    carry, nothing = state.carry, _nothing_counted(state)
+
+    def of_actor(number: int) -> LoopState:
+        def own(tensor: tf.Tensor) -> tf.Tensor:
+            return tensor[number : number + 1]
+
+        statistics = nothing.carry.statistics._replace(
+            episode_return=own(carry.statistics.episode_return),
+            episode_length=own(carry.statistics.episode_length),
+        )
+        own_carry = Carry(
+            tf.nest.map_structure(own, carry.time_step),
+            tf.nest.map_structure(own, carry.policy_state),
+            carry.vector_steps[number],
+            statistics,
+        )
+        return nothing._replace(carry=own_carry)
+
+    return [of_actor(number) for number in range(carry.vector_steps.shape[0])]
+
+
+def with_counts(own: LoopState, counts: LoopState) -> LoopState:
+    """Returns the state of one actor with the counts of `counts`."""
+    statistics = counts.carry.statistics._replace(
+        episode_return=own.carry.statistics.episode_return,
+        episode_length=own.carry.statistics.episode_length,
+    )
+    return counts._replace(carry=own.carry._replace(statistics=statistics))
+
+
+def join_states(states: Sequence[LoopState], counts: LoopState) -> LoopState:
+    """Joins the states of all actors into one, with the counts of `counts`."""
+
+    def together(*tensors: tf.Tensor) -> tf.Tensor:
+        return tf.concat(tensors, axis=0)
+
+    carries = [state.carry for state in states]
+    statistics = counts.carry.statistics._replace(
+        episode_return=together(*[carry.statistics.episode_return for carry in carries]),
+        episode_length=together(*[carry.statistics.episode_length for carry in carries]),
+    )
+    carry = Carry(
+        tf.nest.map_structure(together, *[carry.time_step for carry in carries]),
+        tf.nest.map_structure(together, *[carry.policy_state for carry in carries]),
+        tf.stack([carry.vector_steps for carry in carries]),
+        statistics,
+    )
+    return counts._replace(carry=carry)
+
+
+def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopState:
+    """Joins the states of actors that have run at the same time, and adds up their counts.
+
+    Args:
+      states: The first state counts on from `before`, with an empty window; the others from 0.
+      before: Statistics of all actors together before they ran.
+    """
+    statistics = merge_statistics([state.carry.statistics for state in states], before)
+    counts = LoopState(
+        states[0].carry._replace(statistics=statistics),
+        {name: tf.add_n([x.loss_sums[name] for x in states]) for name in states[0].loss_sums},
+        tf.add_n([state.loss_count for state in states]),
+        tf.add_n([state.collect_seconds for state in states]),
+    )
+    return join_states(states, counts)
+
+
+def _nothing_counted(state: LoopState) -> LoopState:
+    carry = state.carry._replace(statistics=initial_statistics(1))
+    seconds = tf.zeros([], tf.float64)
+    return clear_losses(state._replace(carry=carry, collect_seconds=seconds))

@@ -1,0 +1,209 @@
+"""Builds the components of a run from gin's bindings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import tensorflow as tf
+
+from pipeline.acting.collect_driver import CollectDriver
+from pipeline.acting.evaluation import Evaluator
+from pipeline.agents.agent import Agent
+from pipeline.environments import TrainingEnvironment
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.randomness import stream_key
+from pipeline.replay import Experience
+from pipeline.training.iteration import Iterations, Runner
+from pipeline.utils.constraints import NonNegativeInt, check_arguments
+from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu
+
+EVALUATION = "evaluation"  # gin scope and random stream of evaluation
+
+
+@gin.configurable(denylist=["execution"])
+def configure_tensorflow(
+    intra_op: NonNegativeInt = 0,
+    inter_op: NonNegativeInt = 0,
+    onednn: bool = True,
+    use_gpu: bool = True,
+    *,
+    execution: Execution = Execution.GRAPH,
+) -> dict[str, Any]:
+    """Configures TensorFlow's threads, oneDNN, GPU and execution mode.
+
+    Call it before the first operation runs; only `execution` can be changed later.
+
+    Args:
+      intra_op: Threads that share one operation; 0 leaves the choice to TensorFlow.
+      inter_op: Operations that run at the same time; 0 leaves the choice to TensorFlow.
+      onednn: True to use oneDNN's kernels, which are faster for images and wide layers and slower
+        for small networks. TensorFlow reads this setting when it is imported, so the binaries
+        look up the binding before that; here it is only declared.
+      use_gpu: True to run networks and updates on the first GPU, if there is one.
+      execution: Eagerly or as a graph.
+
+    Returns:
+      The settings in force, for run.json.
+
+    Raises:
+      UserError: If a number of threads is negative, or if TensorFlow already runs with other
+        settings.
+    """
+    # TensorFlow accepts any number here, and aborts the process when it starts that many threads.
+    check_arguments(configure_tensorflow, locals())
+    threading = tf.config.threading
+    try:
+        if threading.get_intra_op_parallelism_threads() != intra_op:
+            threading.set_intra_op_parallelism_threads(intra_op)
+        if threading.get_inter_op_parallelism_threads() != inter_op:
+            threading.set_inter_op_parallelism_threads(inter_op)
+        device = configure_gpu(use_gpu)
+    except RuntimeError as error:
+        raise UserError(
+            f"configure_tensorflow({intra_op=}, {inter_op=}, {use_gpu=}) comes too late: "
+            "TensorFlow has already run in this process with other settings. Start a new process."
+        ) from error
+    del onednn
+    execution.configure()
+    return {
+        "execution": execution.value,
+        "device": device,
+        "threads": {"intra_op": intra_op, "inter_op": inter_op},
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
+    }
+
+
+class Components(NamedTuple):
+    """The components of a run."""
+
+    environment: TrainingEnvironment
+    agent: Agent
+    experience: Experience
+    runner: Runner
+    evaluator: Evaluator
+    env_steps: tf.Variable
+
+    def close(self) -> None:
+        """Closes all environments and ends the threads of the runner."""
+        self.evaluator.close()
+        self.runner.close()
+
+
+def build(
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    create_experience: Callable[..., Experience],
+) -> Components:
+    """Builds the components of a run; a checkpoint may be restored into them."""
+    seed_weights(seed)
+    environment = create_environment(stream_key(seed, "training"))
+    with tf.device(HOST):
+        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
+    compile_update(agent)
+    experience = build_experience(agent, environment.batch_size, seed, create_experience)
+    evaluator = build_evaluator(agent, seed, create_environment)
+    driver = CollectDriver(environment, seed=seed)
+    runner = Iterations(agent, experience, driver, env_steps)
+    return Components(environment, agent, experience, runner, evaluator, env_steps)
+
+
+def seed_weights(seed: int) -> None:
+    """Seeds the weights that Keras draws when networks are built."""
+    tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
+
+
+def build_agent(
+    environment: VectorEnvironment,
+    num_envs: int,
+    seed: int,
+    create_agent: Callable[..., Agent],
+    env_steps: tf.Variable,
+) -> Agent:
+    """Builds the agent for the specs of an environment; `num_envs` is that of training."""
+    with tf.device(accelerator()):
+        return create_agent(
+            environment.time_step_spec(),
+            environment.action_spec(),
+            num_envs=num_envs,
+            seed=seed,
+            env_steps=env_steps,
+        )
+
+
+@gin.configurable(denylist=["agent"])
+def compile_update(agent: Agent, jit_compile: bool = False) -> None:
+    """Lets XLA compile the gradients of an agent's update.
+
+    It has no effect with --eager and --exact_graph. Of TRPO only the fit of the value function is
+    compiled.
+
+    Args:
+      agent: The agent whose gradients are compiled.
+      jit_compile: True to compile. The gradients then differ from those of the default graph by
+        rounding, and XLA draws other random numbers (the noise of SAC's actions). On a GPU, XLA
+        cannot read the environment steps, which an annealed `create_ppo_agent.clip_ratio` needs.
+    """
+    if jit_compile:
+        agent.compile()
+
+
+def build_experience(
+    agent: Agent, num_envs: int, seed: int, create_experience: Callable[..., Experience]
+) -> Experience:
+    """Builds the store for what `num_envs` environments collect for an agent.
+
+    Raises:
+      UserError: If the agent cannot learn from what this store hands out.
+    """
+    experience = create_experience(
+        agent.collect_data_spec,
+        num_envs,
+        sequence_length=agent.train_sequence_length,
+        training_spec=agent.training_data_spec,
+        seed=seed,
+    )
+    _check_experience(agent, experience)
+    return experience
+
+
+def _check_experience(agent: Agent, experience: Experience) -> None:
+    length = agent.train_sequence_length or 1
+    if length > 1 and not experience.keeps_rows:
+        raise UserError(
+            f"This agent learns from sequences of {length} rows: bind train.create_experience = "
+            "@ReplayBuffer."
+        )
+    if agent.needs_whole_rollouts and (experience.keeps_rows or experience.num_batches != 1):
+        raise UserError(
+            "This agent makes one update of a whole rollout: bind train.create_experience = "
+            "@Rollout, Rollout.minibatch_size = None and Rollout.num_epochs = 1."
+        )
+    if agent.training_data_spec != agent.collect_data_spec and experience.keeps_rows:
+        raise UserError(
+            "This agent learns from values that are computed over a whole rollout, such as "
+            "advantages: bind train.create_experience = @Rollout."
+        )
+
+
+def build_evaluator(
+    agent: Agent, seed: int, create_environment: Callable[..., VectorEnvironment]
+) -> Evaluator:
+    """Builds the evaluator of an agent, with environments of its own."""
+    environment = build_evaluation_environment(seed, create_environment)
+    return Evaluator(
+        environment, agent.policy, agent.collect_policy, seed=stream_key(seed, EVALUATION)
+    )
+
+
+def build_evaluation_environment(
+    seed: int, create_environment: Callable[..., VectorEnvironment], **kwargs
+) -> VectorEnvironment:
+    """Builds an environment in gin's scope `evaluation`, with seeds that training never uses."""
+    with gin.config_scope(EVALUATION):
+        return create_environment(stream_key(seed, EVALUATION), **kwargs)

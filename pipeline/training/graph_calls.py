@@ -1,0 +1,99 @@
+"""Graph calls of training: how many iterations each makes, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+
+import tensorflow as tf
+
+from pipeline.environments import TrainingEnvironment
+from pipeline.training.iteration import Chunk, LoopState, Runner
+
+SECONDS_PER_CALL = 0.5  # the progress line and Ctrl-C wait for a call's end
+
+
+class GraphCalls:
+    """Calls chunks of iterations, as many per call as take about half a second, and times them.
+
+    Speeds and shares cover the calls since the last `restart_timing`; time that the host spends
+    between calls, as in evaluations, does not count.
+    """
+
+    def __init__(self, runner: Runner, environment: TrainingEnvironment):
+        """Initializes the calls, none of which is made yet.
+
+        Args:
+          runner: Runs the iterations.
+          environment: The environments that the iterations step.
+        """
+        self._collect_steps = runner.collect_steps
+        self._at_once = runner.at_once
+        self._environment = environment
+        self._traced: Chunk | None = None
+        self._iterations_per_call = 1
+        self._seconds = self._environment_seconds = self._collect_seconds = 0.0
+        self._env_steps = 0
+
+    def is_traced(self, chunk: Chunk) -> bool:
+        """Returns True if `chunk` is the one that was traced last."""
+        return chunk == self._traced
+
+    def trace(self, chunk: Chunk, state: LoopState) -> None:
+        """Traces the graph of `chunk`, and starts again with one iteration per call."""
+        no_iterations = tf.zeros([], tf.int64)
+        chunk(state, no_iterations, no_iterations)
+        self._traced = chunk
+        self._iterations_per_call = 1
+
+    def run(self, chunk: Chunk, state: LoopState, until: int) -> LoopState:
+        """Makes one call, which ends early if the run reaches `until` environment steps.
+
+        Returns:
+          The state after it.
+        """
+        before = _total(state.carry.vector_steps)
+        started = time.perf_counter()
+        state = chunk(
+            state,
+            tf.constant(self._iterations_per_call, tf.int64),
+            tf.constant(until, tf.int64),
+        )
+        vector_steps = _total(state.carry.vector_steps)
+        seconds = time.perf_counter() - started
+        self._seconds += seconds
+        iterations = (vector_steps - before) // self._collect_steps
+        fitting = int(iterations * SECONDS_PER_CALL / seconds)
+        self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
+        return state
+
+    def restart_timing(self, state: LoopState) -> None:
+        """Begins a new interval of timing at `state`."""
+        self._seconds = 0.0
+        self._environment_seconds = self._environment.seconds
+        self._collect_seconds = float(state.collect_seconds)
+        self._env_steps = int(state.carry.statistics.env_steps)
+
+    def env_steps_per_second(self, state: LoopState) -> float:
+        """Returns the environment steps per second of the calls up to `state`."""
+        steps = int(state.carry.statistics.env_steps) - self._env_steps
+        return steps / self._seconds if self._seconds else 0.0
+
+    def shares(self, state: LoopState) -> dict[str, float]:
+        """Returns the shares of the calls' time: environments, rest of collecting, updates.
+
+        The seconds of iterations that run at the same time are shared among them.
+        """
+        if not self._seconds:
+            return {}
+        seconds = self._seconds * self._at_once
+        environment = (self._environment.seconds - self._environment_seconds) / seconds
+        collect = (float(state.collect_seconds) - self._collect_seconds) / seconds
+        return {
+            "environment_share": environment,
+            "policy_share": max(collect - environment, 0.0),
+            "update_share": max(1.0 - collect, 0.0),
+        }
+
+
+def _total(vector_steps: tf.Tensor) -> int:
+    return int(tf.reduce_sum(vector_steps))

@@ -1,0 +1,336 @@
+"""The host's side of training: graph calls, and logs, evaluations and checkpoints between them.
+
+All of these depend on counters alone, never on the clock. An interval is due at the first iteration
+that crosses a multiple of it; the counts at which things were done last are part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.acting.collect_driver import interrupt_episodes
+from pipeline.acting.episode_statistics import metrics_record
+from pipeline.checkpointing.checkpoints import Checkpoints, Part
+from pipeline.checkpointing.exactness import Circumstances
+from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
+from pipeline.environments.failures import (
+    hinting,
+    named_failures,
+    named_write_errors,
+    resume_hint,
+    untold,
+)
+from pipeline.environments.watchdog import Watchdog
+from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.run_logs import RunLogs
+from pipeline.training.components import Components
+from pipeline.training.graph_calls import GraphCalls
+from pipeline.training.intervals import Plan
+from pipeline.training.iteration import Chunk, Halted, LoopState, clear_losses
+from pipeline.training.nan_checks import check_losses, check_weights, unsound_weights
+from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP, Progress
+from pipeline.utils.retry import Patience
+from pipeline.utils.shutdown import Stopped, StopSignal
+
+
+class HostLoop:
+    """Drives one run from its newest checkpoint to its end.
+
+    Call `restore` first, then `collect_randomly`, then `train`.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        plan: Plan,
+        folder: RunFolder,
+        progress: Progress,
+        stop: StopSignal,
+        circumstances: Circumstances | None = None,
+    ):
+        """Initializes the loop; resets the environments.
+
+        Args:
+          components: What the run consists of, freshly built.
+          plan: The length of the run and its intervals.
+          folder: The folder of the run, open for writing.
+          progress: Shows progress and messages.
+          stop: Polled between graph calls.
+          circumstances: Compared with those of the checkpoint before anything is restored.
+        """
+        self._parts = components
+        self._plan = plan
+        self._folder = folder
+        self._progress = progress
+        self._stop = stop
+        self._runner = components.runner
+        self._calls = GraphCalls(components.runner, components.environment)
+        with named_failures(components.environment):
+            self._state = self._runner.initial_state()
+        self._host = HostState(
+            wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
+        )
+        parts: dict[str, Part] = {
+            **({"circumstances": circumstances} if circumstances else {}),
+            "agent": Variables(agent=components.agent),
+            "experience": components.experience,
+            "environment": components.environment,
+            "loop": Tensors(lambda: self._state, self._set_state),
+            "host": self._host,
+        }
+        with named_write_errors(folder.path):
+            self._checkpoints = Checkpoints(folder.checkpoints, parts)
+        self._resume_hint = functools.partial(resume_hint, self._checkpoints.latest)
+        self._logs = RunLogs(folder)
+        self._flush = hinting(self._resume_hint)(self._logs.flush)
+        environments = [driver.environment for driver in self._runner.drivers]
+        environments.append(components.evaluator.environment)
+        self._watchdog = Watchdog(environments, self._resume_hint)
+        # Two, because a record may fit on a disk where a checkpoint does not.
+        self._log_patience = Patience(progress.message, self._check_stop)
+        self._save_patience = Patience(progress.message, self._check_stop)
+        self._clock = time.monotonic()
+        self._returned: tuple[int, float] | None = None  # env_steps and mean of an evaluation
+
+    @property
+    def env_steps(self) -> int:
+        """The environment steps taken so far, over all processes of the run."""
+        return int(self._state.carry.statistics.env_steps)
+
+    def restore(self) -> bool:
+        """Restores the newest intact checkpoint.
+
+        Returns:
+          True if there was one.
+
+        Raises:
+          UserError: If all checkpoints are damaged or gone, or if the checkpoint is of another
+            configuration.
+        """
+        restored = self._checkpoints.restore()
+        if not restored:
+            self._folder.check_none_lost()
+        for warning in restored.warnings if restored else []:
+            self._progress.message(f"warning: {warning}")
+        if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
+            for driver in self._runner.drivers:
+                driver.environment.abandon()
+            self._parts.experience.truncate()
+            self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
+        self._calls.restart_timing(self._state)
+        self._clock = time.monotonic()
+        return restored is not None
+
+    def cut_logs(self) -> None:
+        """Removes the records that were logged after the restored checkpoint."""
+        newest = self.env_steps or -1  # without a checkpoint nothing stays
+        self._logs.truncate_after(self._host["logged"], self._host["evaluated"], newest)
+
+    def collect_randomly(self, until: int) -> None:
+        """Collects with a random policy until the run has taken `until` environment steps.
+
+        Does nothing if the run has already taken them. Saves a checkpoint afterwards, because the
+        warm-up may have been long.
+
+        Raises:
+          Stopped, UserError: See `train`.
+        """
+        is_cold = self.env_steps < until
+        while self.env_steps < until:
+            self._call(self._runner.collect_randomly, until, WARMING_UP)
+        if is_cold:
+            self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
+            self._calls.restart_timing(self._state)
+        self._parts.experience.check_ready()  # first: its advice may be another configuration
+        if is_cold:
+            self._save_patience.attempt(self._save)
+
+    def train(self) -> dict[str, Any]:
+        """Trains to the end and evaluates the final weights.
+
+        Returns:
+          The contents of result.json, which it writes.
+
+        Raises:
+          Stopped: If a signal came; a checkpoint has been written.
+          UserError: If a loss is not finite, an environment failed, or the disk has been full for
+            too long.
+        """
+        self._handle_due()
+        while self.env_steps < self._plan.num_env_steps:
+            self.advance()
+        return self._finish()
+
+    def advance(self) -> None:
+        """Makes one graph call of training; then logs, evaluates and saves what is due.
+
+        Raises:
+          Stopped, UserError: See `train`.
+        """
+        until = self._plan.next_stop(self.env_steps)
+        self._call(self._runner.train, until, TRAINING)
+        if self.env_steps >= until:
+            self._handle_due()
+
+    def record(self) -> dict[str, Any]:
+        """Returns the record of metrics.jsonl for this moment."""
+        state, count = self._state, float(self._state.loss_count)
+        losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
+        counter = self._parts.env_steps
+        return metrics_record(
+            state.carry.statistics,
+            updates=int(self._parts.agent.train_step_counter),
+            wall_seconds=self._wall_seconds(),
+            env_steps_per_second=self._calls.env_steps_per_second(state),
+            **losses,
+            **{name: float(value(counter)) for name, value in self._parts.agent.schedules.items()},
+            **self._calls.shares(state),
+            **self._runner.measurements(),
+        )
+
+    def close(self) -> None:
+        """Closes the files of the loop; the caller closes the components."""
+        self._watchdog.close()
+        self._logs.close()
+
+    def _wall_seconds(self) -> float:
+        """Returns the seconds that the run has taken, over all its processes."""
+        now = time.monotonic()
+        self._host["wall_seconds"] += now - self._clock
+        self._clock = now
+        return self._host["wall_seconds"]
+
+    def _set_state(self, state: LoopState) -> None:
+        self._state = state
+        self._parts.env_steps.assign(state.carry.statistics.env_steps)
+
+    def _call(self, chunk: Chunk, until: int, phase: str) -> None:
+        """Makes one graph call of `chunk`, which ends once the run has taken `until` steps."""
+        if not self._calls.is_traced(chunk):
+            if not tf.config.functions_run_eagerly():
+                self._progress.message(f"building the graph for {phase} ...")
+            self._calls.trace(chunk, self._state)
+        self._check_stop()
+        with hinting(self._resume_hint), self._failing_well():
+            self._state = self._calls.run(chunk, self._state, until)
+            self._check_losses()
+        self._progress.update(self.record(), phase)
+        self._log_patience.retry(self._flush)
+        self._save_patience.retry(self._save)
+
+    @contextlib.contextmanager
+    def _failing_well(self) -> Iterator[None]:
+        """Names what fails, and saves what other actors did before one of them failed."""
+        parts = self._parts
+        with named_failures(parts.environment, lambda: unsound_weights(parts.agent)):
+            try:
+                yield
+            except Halted as halted:
+                self._set_state(halted.state)
+                self._check_losses()  # environments refuse what weights that are NaN do
+                try:
+                    self._save()
+                except UserError as error:
+                    self._progress.message(f"no checkpoint could be made of what is left: {error}")
+                environments = [driver.environment for driver in self._runner.drivers]
+                for other in untold(halted.errors, environments):
+                    self._progress.message(f"another failure: {other}")
+                raise halted.errors[0] from halted.errors[0].__cause__
+
+    def _check_losses(self) -> None:
+        parts = self._parts
+        check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps)
+
+    def _due(self, name: str, interval: int) -> bool:
+        return bool(interval) and self.env_steps // interval > self._host[name] // interval
+
+    def _handle_due(self) -> None:
+        """Logs, evaluates and checkpoints, in this order, what is due."""
+        is_unlogged_end = self._host["logged"] < self.env_steps >= self._plan.num_env_steps
+        if is_unlogged_end or self._due("logged", self._plan.log_interval):
+            self._log()
+        if self._due("evaluated", self._plan.eval_interval):
+            self._evaluate()
+        if self._due("checkpointed", self._plan.checkpoint_interval):
+            self._save_patience.attempt(self._save)
+
+    def _log(self) -> None:
+        self._logs.add_metrics(self.record())
+        self._log_patience.attempt(self._flush)
+        self._host["logged"] = self.env_steps
+        self._state = clear_losses(self._state)
+        self._calls.restart_timing(self._state)
+
+    def _evaluate(self) -> None:
+        result = self._play(self._plan.num_eval_episodes)
+        self._logs.add_evaluation({"env_steps": self.env_steps, **result})
+        self._log_patience.attempt(self._flush)
+        self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
+        self._returned = self.env_steps, result["return_mean"]
+        self._save_patience.attempt(lambda: self._save_if_best(result["return_mean"]))
+
+    def _save_if_best(self, return_mean: float) -> None:
+        with hinting(self._resume_hint):
+            best = self._checkpoints.best()
+        # Also retry an earlier failed save.
+        if best is None or return_mean > best.return_mean or self._save_patience.is_failing:
+            self._save()
+
+    def _play(self, num_episodes: int) -> dict[str, Any]:
+        length = self._parts.evaluator.length(num_episodes)
+
+        def look_around(done: int) -> bool:
+            self._progress.update({}, EVALUATING, (done, length))
+            return self._stop.requested
+
+        with hinting(self._resume_hint):
+            result = self._parts.evaluator.run(num_episodes, self._host["evaluations"], look_around)
+        self._check_stop()
+        assert result is not None  # it is None only if a stop was requested
+        self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
+        return result
+
+    def _save(self) -> None:
+        with hinting(self._resume_hint):
+            check_weights(self._parts.agent, self.env_steps)
+            self._logs.sync()  # or a resume from this checkpoint would miss records
+        of, mean = self._returned or (None, None)
+        before = self._host["checkpointed"]
+        self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
+        try:
+            self._checkpoints.save(self.env_steps, mean if of == self.env_steps else None)
+            if not before:
+                self._folder.note_checkpoint()
+        except WriteError:
+            self._host["checkpointed"] = before
+            raise
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            if self._host["checkpointed"] != self.env_steps:
+                self._save()
+            raise Stopped
+
+    def _finish(self) -> dict[str, Any]:
+        self._log_patience.insist(self._flush)
+        if self._host["checkpointed"] != self.env_steps:
+            self._save_patience.insist(self._save)
+        evaluation = self._play(self._plan.num_final_episodes)
+        result = {
+            "evaluation": evaluation,
+            "env_steps": self.env_steps,
+            "updates": int(self._parts.agent.train_step_counter),
+            "episodes": int(self._state.carry.statistics.episodes),
+            "wall_seconds": self._wall_seconds(),
+            "weights_sha256": weights_sha256(self._parts.agent.trained),
+            **self._runner.description,
+        }
+        self._save_patience.insist(lambda: self._folder.write_json("result.json", result))
+        return result

@@ -1,0 +1,87 @@
+"""How long a run is, and at which environment steps the host takes over."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import gin
+
+from pipeline.replay import Experience
+from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
+from pipeline.utils.errors import UserError
+
+
+class Plan(NamedTuple):
+    """The length of a run and its intervals.
+
+    Attributes:
+      num_env_steps: Environment steps of the whole run, warm-up included.
+      log_interval: Environment steps between records of metrics.jsonl.
+      eval_interval: Environment steps between evaluations; 0 evaluates only at the end.
+      checkpoint_interval: Environment steps between checkpoints; 0 saves only after the warm-up
+        and at the end.
+      num_eval_episodes: Episodes of an evaluation during training.
+      num_final_episodes: Episodes of the evaluation of the final weights.
+    """
+
+    num_env_steps: PositiveInt
+    log_interval: NonNegativeInt
+    eval_interval: NonNegativeInt
+    checkpoint_interval: NonNegativeInt
+    num_eval_episodes: PositiveInt
+    num_final_episodes: PositiveInt
+
+    def check(self) -> None:
+        """Checks that every value is a whole number and large enough.
+
+        Raises:
+          UserError: If a value is not.
+        """
+        check_arguments(Plan, self._asdict(), "train")
+
+    def next_stop(self, env_steps: int) -> int:
+        """Returns the next multiple of an interval after `env_steps`, or the end of the run."""
+        intervals = (self.log_interval, self.eval_interval, self.checkpoint_interval)
+        stops = [(env_steps // i + 1) * i for i in intervals if i]
+        return min([self.num_env_steps, *stops])
+
+
+@gin.configurable("initialize_replay_buffer")
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """The warm-up, which fills the replay buffer by a random policy before training.
+
+    Gin calls it `initialize_replay_buffer`.
+
+    Attributes:
+      num_env_steps: Environment steps of the warm-up; 0 for on-policy agents, which need none.
+    """
+
+    num_env_steps: NonNegativeInt = 0
+
+    def check(self, plan: Plan) -> None:
+        """Checks that the warm-up leaves environment steps of `plan` to train.
+
+        Raises:
+          UserError: If it does not, or if it is not a whole number.
+        """
+        check_arguments(WarmUp, vars(self), "initialize_replay_buffer")
+        if self.num_env_steps >= plan.num_env_steps:
+            raise UserError(
+                f"train.num_env_steps = {plan.num_env_steps:_} includes the warm-up, and "
+                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_} leaves nothing "
+                "to train: raise the former or lower the latter."
+            )
+
+    def check_fits(self, experience: Experience) -> None:
+        """Checks that `experience` keeps the rows of the warm-up until they are learnt from.
+
+        Raises:
+          UserError: If it does not.
+        """
+        if self.num_env_steps and not experience.keeps_rows:
+            raise UserError(
+                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_}, but a rollout "
+                "is not a replay buffer: bind it to 0 for an on-policy agent."
+            )

@@ -1,0 +1,254 @@
+"""The iteration that all agents share, in graph functions that run chunks of iterations.
+
+An iteration is `collect`, then `update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+
+from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
+from pipeline.acting.policies import RandomPolicy
+from pipeline.agents.agent import Agent
+from pipeline.replay import Experience
+from pipeline.utils.execution import HOST, accelerator
+
+
+class LoopState(NamedTuple):
+    """The state that one iteration hands to the next outside of variables.
+
+    It is part of a checkpoint.
+
+    Attributes:
+      carry: Carry of the collect driver.
+      loss_sums: Sums of the losses over the batches since the last log, float32 [] by name.
+      loss_count: Number of those batches, float32 [].
+      collect_seconds: Wall time spent collecting, float64 []; for display only.
+    """
+
+    carry: Carry
+    loss_sums: dict[str, tf.Tensor]
+    loss_count: tf.Tensor
+    collect_seconds: tf.Tensor
+
+
+def clear_losses(state: LoopState) -> LoopState:
+    """Returns `state` with its losses cleared, as after a log."""
+    zeros = {name: tf.zeros([], tf.float32) for name in state.loss_sums}
+    return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.float32))
+
+
+class Halted(Exception):
+    """Raised when some actors of a run failed and all others came to rest.
+
+    Attributes:
+      errors: The errors of the failed actors.
+      state: The state of the train loop, from which a checkpoint can be made.
+    """
+
+    def __init__(self, errors: list[Exception], state: LoopState):
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+        self.state = state
+
+
+class Chunk(Protocol):
+    """A function that runs several iterations in one call."""
+
+    def __call__(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor, /
+    ) -> LoopState:
+        """Runs iterations from `state` on, and returns the state after them.
+
+        A call of no iterations traces the graph.
+
+        Args:
+          state: The state to go on from.
+          max_iterations: Most iterations to run, int64 [].
+          until: Environment steps of the run at which to end, int64 [].
+        """
+
+
+class Runner(Protocol):
+    """The interface of what runs iterations for the host loop.
+
+    `Iterations` implements it for one agent and its environments.
+
+    Attributes:
+      train: Runs iterations.
+      collect_randomly: Collects with a random policy and makes no updates.
+      collect_steps: Vector steps of an iteration.
+      at_once: Number of iterations that run at the same time.
+      is_repeatable: True if the seed decides everything that it does.
+      drivers: The collect drivers.
+      description: Entries of result.json about the runner.
+    """
+
+    train: Chunk
+    collect_randomly: Chunk
+    collect_steps: int
+    at_once: int
+    is_repeatable: bool
+    drivers: Sequence[CollectDriver]
+    description: Mapping[str, Any]
+
+    def initial_state(self) -> LoopState:
+        """Resets the environments and returns the state before the first iteration."""
+
+    def measurements(self) -> dict[str, Any]:
+        """Returns entries of metrics.jsonl beside the losses: numbers, or counts in a list."""
+
+    def close(self) -> None:
+        """Closes the environments and ends all threads."""
+
+
+class Iterations:
+    """Runs chunks of iterations of one agent, each chunk one call of a `tf.function` traced once.
+
+    A chunk ends after `max_iterations`, at the first iteration that reaches `until` environment
+    steps, or at the first iteration with a loss that is not finite. Nothing else moves its end.
+    """
+
+    at_once = 1
+    is_repeatable = True
+    description: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        agent: Agent,
+        experience: Experience,
+        driver: CollectDriver,
+        env_steps: tf.Variable,
+    ):
+        """Initializes the runner.
+
+        Args:
+          agent: Collects and is trained.
+          experience: Stores what is collected.
+          driver: Steps the environments.
+          env_steps: Counts the environment steps of the run, int64 []; every iteration adds its
+            own at its end.
+        """
+        self.drivers: Sequence[CollectDriver] = (driver,)
+        self._driver = driver
+        self.collect_steps = experience.collect_steps
+        self.agent = agent
+        self.experience = experience
+        self._env_steps = env_steps
+        policy = agent.collect_policy
+        self._random_policy = RandomPolicy(
+            policy.time_step_spec, policy.action_spec, policy.info_spec
+        )
+        self.train = tf.function(self._train_chunk, autograph=False)
+        self.collect_randomly = tf.function(self._random_chunk, autograph=False)
+
+    def initial_state(self) -> LoopState:
+        """Resets the environments and returns the state before the first iteration."""
+        carry = initial_carry(self._driver.environment, self.agent.collect_policy)
+        loss_sums = dict.fromkeys(self.agent.loss_names)
+        return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+
+    def measurements(self) -> dict[str, Any]:
+        """Returns no entries."""
+        return {}
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._driver.environment.close()
+
+    def _train_chunk(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        return self._repeat(self._train_iteration, state, max_iterations, until)
+
+    def _random_chunk(
+        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        return self._repeat(self._random_iteration, state, max_iterations, until)
+
+    def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
+        def unfinished(count, state):
+            finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
+            return (count < max_iterations) & (self._env_steps < until) & finite
+
+        def body(count, state):
+            before = state.carry.statistics.env_steps
+            state = iteration(state)
+            # Not earlier, because schedules read the count before this iteration's own steps.
+            self._env_steps.assign_add(state.carry.statistics.env_steps - before)
+            return count + 1, state
+
+        with tf.device(HOST):
+            # A loop would keep variables on a GPU if they were made there.
+            state, max_iterations, until = tf.nest.map_structure(
+                tf.identity, (state, max_iterations, until)
+            )
+            count = tf.zeros([], tf.int64)
+            _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
+        return state
+
+    def _random_iteration(self, state: LoopState) -> LoopState:
+        return self.collect(state, self._random_policy, verify=True)
+
+    def _train_iteration(self, state: LoopState) -> LoopState:
+        return self.update(self.collect(state, self.agent.collect_policy))
+
+    def collect(
+        self, state: LoopState, policy: tf_policy.TFPolicy, verify: bool = False
+    ) -> LoopState:
+        """Collects `collect_steps` vector steps with `policy`, the first half of an iteration.
+
+        With `verify`, as in the warm-up, the experience checks that it can hand the rows out again.
+        """
+        started = tf.timestamp()
+        with tf.control_dependencies([started]):
+            carry, rows = self._driver.run(policy, state.carry, self.collect_steps)
+        with tf.control_dependencies([carry.time_step.observation]):
+            seconds = tf.timestamp() - started
+        self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
+        return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
+
+    def update(self, state: LoopState) -> LoopState:
+        """Makes the updates of one iteration from what was collected, the second half of it."""
+        self.begin_updates(state)
+        if self.experience.num_batches == 1:
+            loss_sums = self._update_once(state.loss_sums)
+        else:
+            _, loss_sums = tf.while_loop(
+                lambda update, _: update < self.experience.num_batches,
+                lambda update, sums: (update + 1, self._update_once(sums)),
+                (tf.constant(0), state.loss_sums),
+                parallel_iterations=1,
+            )
+        self.end_updates()
+        count = state.loss_count + float(self.experience.num_batches)
+        return state._replace(loss_sums=loss_sums, loss_count=count)
+
+    def begin_updates(self, state: LoopState) -> None:
+        """Lets the agent prepare what was collected, before `experience.next_batch`."""
+        final_time_step = state.carry.time_step
+        self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
+
+    def end_updates(self) -> None:
+        """Lets the agent finish with what was collected, after the last batch."""
+        self.experience.end(_accelerated(self.agent.finish))
+
+    def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        batch, weights, keys = self.experience.next_batch()
+        loss_info = _accelerated(self.agent.train)(batch, weights)
+        self.experience.feedback(keys, loss_info)
+        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+
+
+def _accelerated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` with its operations on the accelerator."""
+
+    def on_accelerator(*args: Any) -> Any:
+        with tf.device(accelerator()):
+            return function(*args)
+
+    return on_accelerator

@@ -1,0 +1,81 @@
+"""Names the first tensor of training that is NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from pipeline.agents.agent import Agent
+from pipeline.replay import Experience
+from pipeline.utils.errors import UserError
+
+_ADVICE = "lower the learning rate, or clip gradients or rewards"
+
+
+def _bad_weights(agent: Agent) -> list[str]:
+    """Names the first trained variable of each network that holds NaN or infinity."""
+    first = {name: _first_bad(network) for name, network in agent.trained.items()}
+    return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
+
+
+def unsound_weights(agent: Agent) -> str:
+    """Returns a sentence about weights that are not finite, or "" if all are finite.
+
+    The sentence completes the error of an environment in which the agent acts.
+    """
+    bad = _bad_weights(agent)
+    if not bad:
+        return ""
+    return (
+        f". The agent that acted is broken: {' and '.join(bad)} hold NaN or infinity. "
+        f"{_ADVICE.capitalize()}."
+    )
+
+
+def check_losses(
+    loss_sums: Mapping[str, tf.Tensor], agent: Agent, experience: Experience, env_steps: int
+) -> None:
+    """Checks that all losses are finite.
+
+    Raises:
+      UserError: If one is not; it names first what feeds the losses.
+    """
+    bad = [name for name, total in loss_sums.items() if not math.isfinite(float(total))]
+    if bad:
+        raise _not_finite([*experience.bad_columns(), *bad, *_bad_weights(agent)], agent, env_steps)
+
+
+def check_weights(agent: Agent, env_steps: int) -> None:
+    """Checks that all weights are finite.
+
+    A loss is computed before its update, so weights may be NaN although all losses are finite.
+
+    Raises:
+      UserError: If one is not.
+    """
+    if bad := _bad_weights(agent):
+        raise _not_finite(bad, agent, env_steps)
+
+
+def _not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
+    """Returns the error that ends a run.
+
+    Args:
+      bad: Names of what is not finite, each the cause of the next.
+      agent: Counts the updates.
+      env_steps: Environment steps that the run has taken.
+    """
+    first, *others = bad
+    then = f", then {', '.join(others)}" if others else ""
+    return UserError(
+        f"NaN or infinite after {env_steps:_} environment steps and "
+        f"{int(agent.train_step_counter):_} updates: {first}{then}. If the environment's "
+        f"observations and rewards are sound, {_ADVICE}."
+    )
+
+
+def _first_bad(module: tf.Module) -> str:
+    bad = (v.name for v in module.trainable_variables if not tf.reduce_all(tf.math.is_finite(v)))
+    return next(bad, "")

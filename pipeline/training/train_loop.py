@@ -1,0 +1,187 @@
+"""Builds a run from gin's bindings and trains it to its end.
+
+`iteration.py` holds the iteration that all agents share; `host_loop.py` holds what the host does
+between graph calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+from pipeline import configuration
+from pipeline.agents.agent import Agent
+from pipeline.checkpointing.exactness import (
+    DEFAULT_EXACTNESS,
+    Circumstances,
+    Exactness,
+    configured_otherwise,
+)
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.watchdog import Watchdog
+from pipeline.replay import Experience
+from pipeline.runs.run_folder import RunFolder
+from pipeline.training.components import Components, build, configure_tensorflow
+from pipeline.training.host_loop import HostLoop
+from pipeline.training.intervals import Plan, WarmUp
+from pipeline.utils.errors import UserError
+from pipeline.utils.execution import Execution
+from pipeline.utils.progress import Progress
+from pipeline.utils.retry import Patience
+from pipeline.utils.shutdown import StopSignal
+
+BUILDERS = ("create_environment", "create_agent", "create_experience")
+
+
+@gin.configurable(
+    denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness", "execution"]
+)
+def train(
+    root_dir: str,
+    seed: int,
+    restart_behavior: str,
+    stop: StopSignal,
+    dry_run: bool = False,
+    exactness: Exactness = DEFAULT_EXACTNESS,
+    execution: Execution = Execution.GRAPH,
+    *,
+    create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
+    create_agent: Callable[..., Agent] = gin.REQUIRED,
+    create_experience: Callable[..., Experience] = gin.REQUIRED,
+    runner: Callable[..., Components] = build,
+    num_env_steps: int = gin.REQUIRED,
+    log_interval: int = 1_000,
+    eval_interval: int = 10_000,
+    checkpoint_interval: int = 10_000,
+    num_eval_episodes: int = 10,
+    num_final_episodes: int = 100,
+) -> dict[str, Any]:
+    """Trains a run to its end, from its newest checkpoint if it has one.
+
+    Args:
+      root_dir: Folder of the run.
+      seed: Seed of everything random.
+      restart_behavior: "resume", "restart" or "fail", for a folder that already holds a run.
+      stop: Polled between graph calls.
+      dry_run: Builds everything and calls every configurable once, but trains and writes nothing.
+      exactness: What to do with a run that cannot be resumed bit for bit.
+      execution: Eagerly or as a graph; a resumed run must go on as it was begun.
+      create_environment: Factory of the training and evaluation environments.
+      create_agent: Factory of the agent.
+      create_experience: Factory of the replay buffer or the rollout.
+      runner: Builds the run from these factories; `asynchronous_runner` builds many actors.
+      num_env_steps: See `Plan`, as for all that follow.
+
+    Returns:
+      The contents of result.json, also for a run that was already finished; an empty dict if
+      `dry_run`.
+
+    Raises:
+      UserError: If a binding is wrong or read by nothing, if the folder holds another run, or see
+        `HostLoop.train`.
+      Stopped: If a signal came; a checkpoint has been written.
+    """
+    plan = Plan(
+        num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
+        num_final_episodes,
+    )  # fmt: skip
+    plan.check()
+    warm_up = WarmUp()
+    warm_up.check(plan)
+    may_be_finished = not dry_run and restart_behavior == "resume"
+    if may_be_finished and (result := _finished(RunFolder(root_dir), seed, num_env_steps)):
+        return result
+    settings = configure_tensorflow(execution=execution)
+    components = runner(seed, create_environment, create_agent, create_experience)
+    with contextlib.closing(components):
+        warm_up.check_fits(components.experience)
+        _call_what_training_calls()
+        if dry_run:
+            return {}
+        _check_bindings()
+        exactness.check_runner(components.runner.is_repeatable)
+        folder = RunFolder(root_dir)
+        with Progress(num_env_steps) as progress, contextlib.closing(folder):
+            for message in folder.open(restart_behavior, seed):
+                progress.message(message)
+            circumstances = Circumstances(settings, seed, folder.path, exactness)
+            loop = HostLoop(components, plan, folder, progress, stop, circumstances)
+            with contextlib.closing(loop):
+                _restore(loop, components, folder, progress, circumstances)
+                loop.collect_randomly(warm_up.num_env_steps)
+                return loop.train()
+
+
+def _call_what_training_calls() -> None:
+    # gin knows which bindings a run reads only once the configurables have been called.
+    Patience(print, lambda: None)
+    Watchdog([], str).close()
+
+
+def _check_bindings() -> None:
+    """Refuses bindings that nothing reads, once every configurable of a run has been called."""
+    if message := configuration.ignored():
+        raise UserError(f"{message} --explain lists what is read.")
+
+
+def bound(name: str) -> Callable[..., Any]:
+    """Returns the factory that gin has bound `train.<name>` to, for a name of `BUILDERS`.
+
+    Raises:
+      UserError: If nothing is bound.
+    """
+    bindings = gin.get_bindings(train)
+    if name not in bindings:
+        raise UserError(f"nothing binds train.{name}: give a config that does.")
+    return bindings[name]
+
+
+def build_bound(seed: int) -> Components:
+    """Builds what `train` would build from gin's bindings; raises what `bound` raises."""
+    runner = gin.get_bindings(train).get("runner", build)
+    return runner(seed, *map(bound, BUILDERS))
+
+
+def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any] | None:
+    """Returns the contents of result.json if the run is finished, and tells the user so."""
+    result = folder.finished(seed, num_env_steps)
+    if not result:
+        return None
+    if differences := configured_otherwise(folder.path / "operative_config.gin"):
+        lines = "\n  ".join(differences)
+        raise UserError(
+            f"{folder.path} holds a finished run of another configuration:\n  {lines}\n"
+            "Choose another --root_dir, or --restart_behavior=restart, which moves it aside."
+        )
+    print(
+        f"{folder.path} is already finished, after {result['env_steps']:_} environment steps. "
+        "Raise train.num_env_steps to go on (with --allow_inexact_resume where a schedule spans "
+        "the whole run), or start over with --restart_behavior=restart."
+    )
+    return result
+
+
+def _restore(
+    loop: HostLoop,
+    components: Components,
+    folder: RunFolder,
+    progress: Progress,
+    circumstances: Circumstances,
+) -> None:
+    """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
+    if loop.restore():
+        progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
+    divergence = components.environment.divergence
+    circumstances.exactness.check_episodes(divergence)
+    loop.cut_logs()
+    for message in folder.describe(
+        circumstances.seed,
+        components.environment.batch_size,
+        circumstances.settings,
+        loop.env_steps,
+        [*circumstances.differences, *([divergence] if divergence else [])],
+    ):
+        progress.message(message)

@@ -1,0 +1,127 @@
+"""Types for parameters with a limited range, and the check of a call against them.
+
+def create_agent(*, discount: Probability = 0.99, n_step: PositiveInt = 1):
+    check_arguments(create_agent, locals())
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ForwardRef, Literal, Union, get_args, get_origin
+
+from pipeline.utils.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; without `low` itself if `is_open`."""
+
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f" above {self.low}" if self.is_open else f", at least {self.low}"
+        return low + (f", at most {self.high}" if self.high < math.inf else "")
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, is_open=True)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1, is_open=True)]
+Probability = Annotated[float, Range(0, 1)]
+
+
+def check_arguments(
+    function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None
+) -> None:
+    """Checks the arguments of a call against the ranges in the annotations of its parameters.
+
+    Parameters without a range are not checked. Values of schedules are not checked.
+
+    Args:
+      function: The function that is called.
+      arguments: Its arguments by name; others are ignored.
+      name: Name of the function in messages; None for its own name.
+
+    Raises:
+      UserError: If an argument is out of its range; it names the parameter and the range.
+    """
+    target = inspect.unwrap(function)
+    for parameter in inspect.signature(target).parameters.values():
+        if parameter.name in arguments:
+            annotation = resolved(target, parameter.annotation)
+            full_name = f"{name or target.__name__}.{parameter.name}"
+            check(full_name, arguments[parameter.name], annotation)
+
+
+def check(name: str, value: object, annotation: Any) -> None:
+    """Checks the value of the parameter `name` against its annotation.
+
+    Raises:
+      UserError: If the value is out of the range of the annotation.
+    """
+    members = union_members(annotation)
+    if value is None and types.NoneType in members:
+        return
+    if callable(value) and any(is_callable(member) for member in members):
+        return
+    for member in members:
+        if get_origin(member) is Literal:
+            none = [None] if types.NoneType in members else []
+            _check_choice(name, value, [*get_args(member), *none])
+        if get_origin(member) is Annotated:
+            number, *constraints = get_args(member)
+            for allowed in (x for x in constraints if isinstance(x, Range)):
+                _check_number(name, value, number, allowed)
+        if get_origin(member) is Sequence and isinstance(value, list | tuple):
+            for place, item in enumerate(value):
+                check(f"{name}[{place}]", item, get_args(member)[0])
+
+
+def _check_number(name: str, value: Any, number: type, allowed: Range) -> None:
+    is_number = type(value) is int or (number is float and type(value) is float)
+    if not is_number or value not in allowed:
+        kind = "a number" if number is float else "a whole number"
+        raise UserError(f"{name} = {value!r}: must be {kind}{allowed}.")
+
+
+def _check_choice(name: str, value: object, choices: list[object]) -> None:
+    if value not in choices:
+        *others, last = ("None" if choice is None else f'"{choice}"' for choice in choices)
+        raise UserError(f"{name} = {value!r}: must be {', '.join(others)} or {last}.")
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """Returns the members of a union, or the annotation itself as the only one."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def is_callable(annotation: Any) -> bool:
+    """Returns True for `Callable`, with or without its arguments."""
+    return annotation is Callable or get_origin(annotation) is get_origin(Callable[[], Any])
+
+
+def resolved(target: Any, annotation: Any) -> Any:
+    """Evaluates an annotation of `target` that is a text.
+
+    Returns None if the text uses names that its module does not have at run time.
+    """
+    if isinstance(annotation, ForwardRef):  # of a NamedTuple
+        annotation = annotation.__forward_arg__
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, vars(sys.modules[target.__module__]))
+    except (AttributeError, NameError):
+        return None

@@ -1,0 +1,69 @@
+"""Configures how and where TensorFlow runs a `tf.function`: eagerly or as a graph, CPU or GPU."""
+
+from __future__ import annotations
+
+import enum
+
+import tensorflow as tf
+
+#: Device of environments, replay buffers, counters and statistics.
+HOST = "/CPU:0"
+
+
+def accelerator() -> str:
+    """Returns the device of networks and updates: the GPU in use, or `HOST` if there is none."""
+    return "/GPU:0" if tf.config.get_visible_devices("GPU") else HOST
+
+
+def configure_gpu(use_gpu: bool) -> str:
+    """Configures the first GPU for full float32 precision, determinism and memory growth.
+
+    Call it before the first operation runs. Other GPUs are not used.
+
+    Args:
+      use_gpu: Whether to use a GPU if there is one.
+
+    Returns:
+      Properties of the compute device that affect the exact bits of results: the name of the GPU
+      and the versions of CUDA and cuDNN, or "CPU".
+
+    Raises:
+      RuntimeError: If TensorFlow has already run with other settings.
+    """
+    gpus = tf.config.list_physical_devices("GPU")[:1] if use_gpu else []
+    if tf.config.get_visible_devices("GPU") != gpus:
+        tf.config.set_visible_devices(gpus, "GPU")
+    if not gpus:
+        return "CPU"
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.experimental.enable_op_determinism()
+    name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+    build = tf.sysconfig.get_build_info()
+    return f"{name}, CUDA {build['cuda_version']}, cuDNN {build['cudnn_version']}"
+
+
+class Execution(enum.Enum):
+    """Modes in which TensorFlow runs a `tf.function`.
+
+    The mode affects the exact bits of results, and the speed. `EAGER` and `EXACT_GRAPH` compute
+    the same bits on the CPU.
+    """
+
+    GRAPH = "graph"
+    EAGER = "eager"
+    EXACT_GRAPH = "exact graph"
+
+    @staticmethod
+    def is_exact() -> bool:
+        """Returns True if `EAGER` or `EXACT_GRAPH` is in force."""
+        options = tf.config.optimizer.get_experimental_options()
+        return tf.config.functions_run_eagerly() or options.get("disable_meta_optimizer", False)
+
+    def configure(self) -> None:
+        """Applies this mode to every later call of a `tf.function`, whenever it was traced."""
+        tf.config.run_functions_eagerly(self is Execution.EAGER)
+        # Disable the whole optimizer: if only constant folding and arithmetic optimization are
+        # disabled, remapping still changes the bits of some networks.
+        options = {"disable_meta_optimizer": self is Execution.EXACT_GRAPH}
+        tf.config.optimizer.set_experimental_options(options)

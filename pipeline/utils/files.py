@@ -1,0 +1,202 @@
+"""Reads, writes and locks the small files of a run safely.
+
+Writers leave either the complete old file or the complete new one, even after a crash or a power
+failure. Readers raise only ValueError or UserError, whatever a damaged file holds: JSON and npz
+files can be damaged in more ways than their own readers document.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from pipeline.utils.errors import UserError, WriteError
+
+
+def sync(path: pathlib.Path) -> None:
+    """Blocks until the file's contents, or the folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Creates the folder and its parents where they are missing.
+
+    Raises:
+      OSError: If there is a file of that name, permission is denied, ...
+    """
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # The parent may be writable but not readable.
+        sync(path.parent)
+
+
+def replace(temporary: pathlib.Path, path: pathlib.Path) -> None:
+    """Renames the file `temporary` to `path` in one step.
+
+    A reader finds either the old file or the new one, even after a crash.
+
+    Raises:
+      OSError: If the disk is full, not writable, ...
+    """
+    sync(temporary)
+    temporary.rename(path)
+    sync(path.parent)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Replaces a text file in one step.
+
+    Raises:
+      WriteError: If the disk is full, not writable, ...
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise WriteError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_object(path: pathlib.Path, *keys: str) -> dict[str, Any]:
+    """Returns the JSON object in a file, which must have these keys and may have others.
+
+    Raises:
+      ValueError: If the file is missing or holds something else.
+    """
+    try:
+        return parse_object(path.read_bytes(), *keys)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+
+
+def parse_object(text: bytes, *keys: str) -> dict[str, Any]:
+    """Returns the JSON object in `text`, which must have these keys and may have others.
+
+    Raises:
+      ValueError: If `text` is something else.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    return value
+
+
+def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the arrays in an npz file by name.
+
+    Raises:
+      ValueError: If the file is missing or holds something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as bundle:
+            return dict(bundle)
+    # Damaged zip, zlib and NumPy headers raise many kinds of errors, and absurd sizes MemoryError.
+    except Exception as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+
+
+def counts(value: Any, *shape: int) -> np.ndarray:
+    """Converts `value` to an int64 array of non-negative integers of the given shape.
+
+    Raises:
+      ValueError: If `value` is something else.
+    """
+    array = np.array(value)
+    if array.dtype.kind != "i" or array.shape != shape or (array < 0).any():
+        raise ValueError(f"expected non-negative integers of shape {shape}, got {value!r:.100}")
+    return array.astype(np.int64)
+
+
+def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
+    """Locks `path` until the returned file is closed or this process ends.
+
+    Creates the folder of `path` if it is missing.
+
+    Args:
+      path: Path of the lock file.
+      busy: What another process that holds the lock is doing. The error message begins with it,
+        and the folder's name follows.
+      flag: Command-line flag that names the folder.
+
+    Raises:
+      UserError: If another process holds the lock, or the folder cannot be created or written to.
+    """
+    folder = path.parent
+    with named_errors(folder, flag):
+        make_folder(folder)
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
+            ) from error
+    return file
+
+
+@contextlib.contextmanager
+def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
+    """Converts an OSError within the context to a UserError that names `flag` and `folder`.
+
+    Raises:
+      UserError: If the folder cannot be written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+
+
+def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Returns the object in a JSON file, or an empty dictionary if there is no such file.
+
+    Args:
+      path: Path of the file.
+      kinds: Required types of the values of some keys. The keys may be missing.
+
+    Raises:
+      UserError: If the file is damaged or cannot be read.
+    """
+    try:
+        value = parse_object(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to continue.") from error
+    wrong = [k for k, kind in kinds.items() if not isinstance(value.get(k, kind()), kind)]
+    if wrong:
+        raise UserError(f"{path} is damaged ({', '.join(wrong)}); delete it to continue.")
+    return value
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Replaces a JSON file in one step.
+
+    Raises:
+      WriteError: If the disk is full, not writable, ...
+    """
+    write_text(path, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,128 @@
+"""Reads and writes logs with one JSON object per line.
+
+This module does not import TensorFlow, so that reading a log is quick.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.utils import errors, files
+
+
+def plain(value: Any) -> Any:
+    """Converts `value` to the types of JSON.
+
+    Tensors and arrays become numbers or lists. NaN and infinity become None.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain(np.asarray(value).tolist())
+
+
+def read_jsonl(path: pathlib.Path, *keys: str) -> list[dict[str, Any]]:
+    """Returns the records of a log, oldest first. A missing file has none.
+
+    A last line without its newline is left out: its writer is still writing it, or was killed.
+
+    Raises:
+      UserError: If a line is not a JSON object with these keys, or the file cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise errors.UserError(f"cannot read {path}: {error.strerror}") from error
+    return [_parse(path, number, line, keys) for number, line in enumerate(lines, start=1)]
+
+
+def _parse(path: pathlib.Path, number: int, line: bytes, keys: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        return files.parse_object(line, *keys)
+    except ValueError as error:
+        raise errors.UserError(f"{path}, line {number}: {error}; fix or delete the line") from None
+
+
+class JsonlLog:
+    """Log file to which records are appended, one JSON object per line.
+
+    Each record is passed to the operating system at once.
+    """
+
+    def __init__(self, path: pathlib.Path | str) -> None:
+        self._path = pathlib.Path(path)
+        self._file: io.FileIO | None = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends `record`.
+
+        Scalars and arrays may be TensorFlow's or NumPy's. NaN and infinity are written as null.
+
+        Raises:
+          OSError: If the record cannot be written. No part of it is left in the file.
+        """
+        line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:  # A disk that fills up accepts a part of the line and refuses the rest.
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(size)
+            raise
+
+    def truncate_after(self, env_steps: int) -> None:
+        """Removes the records with more than `env_steps` environment steps, and a torn last line.
+
+        A resumed run calls it with the checkpoint's count, so that what it logs again is logged
+        only once. The file is replaced in one step: a crash leaves either the old file or the new
+        one.
+
+        Raises:
+          UserError: If a line other than the last is not a JSON object with a number `env_steps`,
+            or the disk is full or not writable.
+        """
+        self.close()
+        if not self._path.exists():
+            return
+        records = read_jsonl(self._path, "env_steps")
+        try:
+            kept = [record for record in records if record["env_steps"] <= env_steps]
+        except TypeError as error:
+            raise errors.UserError(
+                f"{self._path}: env_steps is not a number ({error}); fix or delete the line"
+            ) from error
+        files.write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def sync(self) -> None:
+        """Blocks until everything written so far is on the disk.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            files.sync(self._path.parent)
+
+    def close(self) -> None:
+        """Closes the file. The next `write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,139 @@
+"""Stops a run on Ctrl-C and SIGTERM, even while the main thread is inside a graph call.
+
+Exit codes of the binaries: a run that stops cleanly after the first signal returns
+`128 + stop.signal` (130 for Ctrl-C, 143 for SIGTERM), as a shell reports a process that the signal
+ended. A process that a second signal ends at once returns 128 plus the number of that signal. A run
+that reaches its end returns 0, even if a signal arrived when there was nothing left to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# `timeout` sends its signal to the process and then to its group, and a terminal's Ctrl-C reaches
+# forked children too. Within this many seconds of the first signal, another is only an echo of it.
+ECHO_SECONDS = 0.3
+MESSAGE = "stopping: writing a checkpoint (Ctrl-C again to exit at once)"
+
+_active: StopSignal | None = None
+
+
+class Stopped(Exception):
+    """Raised after a signal has asked the run to stop and its checkpoint has been written."""
+
+
+class StopSignal:
+    """Context manager in which the first SIGINT or SIGTERM only sets a flag.
+
+    A second signal ends the process at once, without any cleanup. Python runs its signal handlers
+    only when the main thread returns to bytecode, which may take seconds. Therefore the number of a
+    signal is also written to a socket (`signal.set_wakeup_fd`), and a thread reads it there. The
+    thread needs the GIL, which TensorFlow and NumPy release during long calls.
+
+    On exit, the previous handlers and file descriptor are restored. Only the main thread may set
+    handlers: in another thread, the object installs nothing and `requested` stays False. A forked
+    child ignores Ctrl-C, which the terminal also sends to it, and is ended by SIGTERM.
+
+    Attributes:
+      requested: True if a signal has arrived. Poll it between graph calls, because no
+        KeyboardInterrupt is raised.
+      signal: Number of the first signal, or None.
+    """
+
+    def __init__(self, message: str = MESSAGE) -> None:
+        """Initializes the context manager.
+
+        Args:
+          message: Text that is written to standard error when the first signal arrives.
+        """
+        self.requested = False
+        self.signal: int | None = None
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+        # A separate thread prints, because blocked output must not delay the second signal.
+        self._announcer = threading.Thread(target=_announce, args=[message], daemon=True)
+
+    def __enter__(self) -> StopSignal:
+        global _active
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, _wake_up)
+            # Restart system calls, because C libraries may not expect them to be interrupted.
+            signal.siginterrupt(number, False)
+        self._thread = threading.Thread(target=self._watch, name="stop-signal", daemon=True)
+        self._thread.start()
+        _active = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        global _active
+        if not self._previous:
+            return
+        _active = None
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+        signal.set_wakeup_fd(self._previous_fd)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
+        if self.requested:
+            self._announcer.join(timeout=1)
+
+    def _watch(self) -> None:
+        while numbers := self._reader.recv(64):
+            for number in numbers:
+                # Other signals that Python handles arrive here too.
+                if number in SIGNALS:
+                    self._receive(number)
+
+    def _receive(self, number: int) -> None:
+        if not self.requested:
+            self._since = time.monotonic()
+            self.signal = number
+            self.requested = True
+            self._announcer.start()
+        elif time.monotonic() - self._since > ECHO_SECONDS:
+            exit_at_once(128 + number)
+
+
+def _wake_up(number: int, frame: types.FrameType | None) -> None:
+    """Does nothing. Python writes to the wakeup descriptor only if a handler exists."""
+
+
+def _announce(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def exit_at_once(code: int) -> None:
+    """Ends the process without any cleanup, but leaves the terminal usable."""
+    stdout = sys.__stdout__
+    if stdout is not None and stdout.isatty():
+        os.write(stdout.fileno(), b"\x1b[?25h\n")  # A live display has hidden the cursor.
+    os._exit(code)
+
+
+def _leave_to_parent() -> None:
+    """Resets signal handling in a forked child.
+
+    The child shares the socket, so whatever it wrote there would stop the parent.
+    """
+    if _active is not None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,111 @@
+"""Imports TensorFlow and TF-Agents in the way that TF-Agents 0.19 needs on a current TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+
+from pipeline.utils.errors import UserError
+
+LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow's switch: "1" makes tf.keras Keras 2 (tf-keras)
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Lines that TensorFlow's libraries print while loading, before they read TF_CPP_MIN_LOG_LEVEL.
+_START_UP_LINES = r"^(WARNING: All log messages before absl::InitializeLog|[IWE]0000 )"
+
+KERAS_3_MESSAGE = (
+    "TF-Agents needs Keras 2, and tf.keras is Keras 3 in this process. Set the environment "
+    f"variable {LEGACY_KERAS}=1 before TensorFlow is imported; for Keras 3 models of your own, "
+    "use `import keras` instead of tf.keras."
+)
+NO_TF_AGENTS_MESSAGE = (
+    "TF-Agents is not installed. This package cannot require it, because TF-Agents' own "
+    "requirements are outdated. Install it with: pip install --no-deps tf-agents==0.19.0"
+)
+
+
+def import_tensorflow(onednn: bool | None = None) -> None:
+    """Imports TensorFlow, with Keras 2 as `tf.keras`, and all of TF-Agents.
+
+    Call it before importing any module of this package that uses TensorFlow. Environment variables
+    that the user has set take precedence. After a successful call, another one does nothing.
+
+    Args:
+      onednn: Whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which
+        depends on the kind of processor.
+
+    Raises:
+      UserError: If `tf.keras` is Keras 3, because the program imported TensorFlow before or the
+        environment asks for it, or if TF-Agents is not installed.
+    """
+    if importlib.util.find_spec("tf_agents") is None:
+        raise UserError(NO_TF_AGENTS_MESSAGE)
+    if "tensorflow" not in sys.modules:
+        os.environ.setdefault(LEGACY_KERAS, "1")
+        if onednn is not None:
+            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
+        with _without_start_up_lines():
+            import tensorflow  # noqa: F401
+    import tensorflow as tf
+    import tf_keras
+
+    if tf.keras.Model is not tf_keras.Model:
+        raise UserError(KERAS_3_MESSAGE)
+    if "tf_agents" not in sys.modules:
+        _import_tf_agents()
+
+
+def _import_tf_agents() -> None:
+    """Imports TF-Agents with all its subpackages, without the legacy gym.
+
+    TF-Agents imports gym in one unguarded place but does not need it here. An empty module replaces
+    gym only during the import, so that no other library takes it for the real one.
+    """
+    with contextlib.ExitStack() as stack:
+        if "gym" not in sys.modules:
+            sys.modules["gym"] = types.ModuleType("gym")
+            stack.callback(sys.modules.pop, "gym")
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", SyntaxWarning)  # TF-Agents compares literals by `is`.
+        from tf_agents.networks import categorical_projection_network
+
+    # This module calls int() on an array with one number, which NumPy 2.4 does not allow.
+    categorical_projection_network.int = lambda array: int(array.item())
+
+
+@contextlib.contextmanager
+def _without_start_up_lines() -> Iterator[None]:
+    """Keeps TensorFlow's start-up lines off standard error, and lets everything else pass."""
+    with contextlib.ExitStack() as stack:
+        wants_lines = os.environ.setdefault(_LOG_LEVEL, "3") != "3"
+        with contextlib.suppress(OSError):  # Standard error or grep may be missing.
+            if not wants_lines:
+                _filter_standard_error(stack)
+        yield
+
+
+def _filter_standard_error(stack: contextlib.ExitStack) -> None:
+    """Sends file descriptor 2 through grep until `stack` unwinds.
+
+    A separate process filters, so that the output of a crash during the import is not lost.
+    """
+    standard_error = os.dup(2)
+    stack.callback(os.close, standard_error)
+    command = ["grep", "--text", "--line-buffered", "-vE", _START_UP_LINES]
+    grep = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=standard_error)
+    assert grep.stdin is not None
+    os.dup2(grep.stdin.fileno(), 2)
+    grep.stdin.close()
+
+    def wait() -> None:
+        # grep runs on if a process that another thread started meanwhile still writes through it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            grep.wait(timeout=1)
+
+    stack.callback(wait)
+    stack.callback(os.dup2, standard_error, 2)

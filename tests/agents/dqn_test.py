@@ -1,0 +1,362 @@
+"""DQN against plain NumPy, and against TF-Agents' own where that is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy_references import (
+    FIRST,
+    FOUR_ACTIONS,
+    GO_ON,
+    LAST,
+    LOSE_LIFE,
+    MID,
+    TERMINATE,
+    THREE_NUMBERS,
+    TRUNCATE,
+    TWO_MOTORS,
+    Array,
+    as_float32,
+    assert_close,
+    assert_same,
+    bound,
+    dense_layers,
+    env_steps,
+    float64,
+    half_square,
+    huber,
+    numeric_gradients,
+    random_events,
+    random_sequences,
+    randomize,
+    specs,
+    tensors,
+    values_of,
+)
+from tf_agents.agents.dqn import dqn_agent as stock_dqn
+from tf_agents.trajectories import Trajectory, restart
+from tf_agents.utils import common
+
+from pipeline.agents.dqn import DqnAgent, create_dqn_agent
+from pipeline.agents.q_learning import huber_loss, select_action, squared_loss
+from pipeline.networks.encoders import HeadedNetwork, QHead, mlp_encoder
+from pipeline.ops.schedules import linear_schedule
+from pipeline.utils.errors import UserError
+
+GAMMA = 0.9
+SGD = tf.keras.optimizers.legacy.SGD
+REFERENCE_LOSSES = {huber_loss: huber, squared_loss: half_square}
+
+
+def create(steps: tf.Variable | None = None, **kwargs: Any) -> DqnAgent:
+    counter = env_steps() if steps is None else steps
+    settings = {"discount": GAMMA, "num_envs": 1, "seed": 0, "env_steps": counter} | kwargs
+    agent = create_dqn_agent(specs(), FOUR_ACTIONS, **settings)
+    rng = np.random.default_rng(7)
+    randomize(rng, [*agent.q_network.variables, *agent.target_q_network.variables])
+    return agent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_networks() -> Iterator[None]:
+    with bound({"mlp_encoder.units": (5,)}):
+        yield
+
+
+@functools.cache
+def agent_of(n_step: int, double_q: bool = False, td_loss: Any = huber_loss) -> DqnAgent:
+    return create(n_step=n_step, double_q=double_q, td_loss=td_loss)
+
+
+def random_batch(rng: np.random.Generator, n_step: int, batch_size: int = 24) -> Trajectory:
+    events = random_events(rng, (batch_size, n_step + 1))
+    starts = rng.choice([FIRST, MID, LAST], batch_size)
+    return random_sequences(rng, FOUR_ACTIONS, events, starts)
+
+
+def bootstrap_value(agent: DqnAgent, observation: Array) -> float:
+    q_values, target_q_values = (
+        dense_layers(observation, float64(network.variables))
+        for network in (agent.q_network, agent.target_q_network)
+    )
+    return target_q_values[np.argmax(q_values)] if agent._double_q else target_q_values.max()
+
+
+def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int) -> float:
+    """Walks along one sequence as an agent would live it."""
+    total, weight = 0.0, 1.0
+    for t in range(n_step):
+        total += weight * rows.reward[t]
+        weight *= GAMMA
+        if rows.discount[t] == 0.0:
+            return total
+        if rows.step_type[t + 1] == LAST or t + 1 == n_step:
+            return total + weight * bootstrap_value(agent, rows.observation[t + 1])
+    raise AssertionError
+
+
+def sequence(batch: Trajectory, index: int) -> Trajectory:
+    return tf.nest.map_structure(lambda x: x[index], batch)
+
+
+def reference_targets(agent: DqnAgent, batch: Trajectory, n_step: int) -> Array:
+    """[B], NaN where the sequence starts with a boundary row."""
+    starts = batch.step_type[:, 0]
+    return np.array(
+        [
+            np.nan if start == LAST else reference_target(agent, sequence(batch, b), n_step)
+            for b, start in enumerate(starts)
+        ]
+    )
+
+
+def reference_loss(
+    td_loss: Any, targets: Array, batch: Trajectory, weights: Sequence[Array]
+) -> float:
+    valid = ~np.isnan(targets)
+    q_values = dense_layers(batch.observation[valid, 0], weights)
+    errors = targets[valid] - q_values[np.arange(valid.sum()), batch.action[valid, 0]]
+    return REFERENCE_LOSSES[td_loss](errors).mean()
+
+
+@pytest.mark.parametrize("td_loss", [huber_loss, squared_loss])
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_loss_and_gradients(n_step: int, double_q: bool, td_loss: Any) -> None:
+    agent = agent_of(n_step, double_q, td_loss)
+    weights = float64(agent.q_network.trainable_weights)
+    for seed in range(3):
+        batch = random_batch(np.random.default_rng(seed), n_step)
+        assert {0, 1, 2} == set(batch.step_type[:, 0])
+        gradients, loss_info = agent.gradients(tensors(batch), tf.ones(24))
+        targets = reference_targets(agent, batch, n_step)
+
+        def loss(weights: list[Array], targets=targets, batch=batch) -> float:
+            return reference_loss(td_loss, targets, batch, weights)
+
+        expected = numeric_gradients(loss, weights)
+        assert_close(loss_info.loss, loss(weights))
+        assert_close(gradients, expected, 1e-4)
+        norm = np.sqrt(sum(np.sum(g**2) for g in expected))
+        assert_close(loss_info.extra["gradient_norm"], norm, 1e-4)
+        assert set(agent.loss_names) <= loss_info.extra.keys()
+
+
+def test_double_q_and_plain_targets_differ() -> None:
+    batch = random_batch(np.random.default_rng(0), 1)
+    plain, double = (reference_targets(agent_of(1, d), batch, 1) for d in (False, True))
+    assert np.nanmax(plain - double) > 0.01
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([1, 3]))
+def test_nothing_after_an_episode_moves_the_loss(seed: int, n_step: int) -> None:
+    """Neither does anything of a sequence that starts at a boundary row."""
+    rng, agent = np.random.default_rng(seed), agent_of(n_step)
+    batch, noise = random_batch(rng, n_step), random_batch(rng, n_step)
+    over = np.cumsum(batch.step_type == LAST, axis=1) > 0
+    seen = over & (np.cumsum(over, axis=1) == 1) & (batch.step_type[:, :1] != LAST)
+
+    def change(old: Array, new: Array, where: Array) -> Array:
+        return np.where(where.reshape(where.shape + (1,) * (old.ndim - 2)), new, old)
+
+    changed = batch.replace(
+        observation=change(batch.observation, noise.observation, over & ~seen),
+        action=change(batch.action, noise.action, over),
+        reward=change(batch.reward, 100.0 + noise.reward, over),
+        discount=change(batch.discount, noise.discount, over),
+    )
+    losses = [agent.gradients(tensors(b), tf.ones(24)) for b in (batch, changed)]
+    assert_same(losses[0][0], losses[1][0])
+    assert_same(losses[0][1].loss, losses[1][1].loss)
+
+
+@pytest.mark.parametrize(("event", "bootstraps"), [(TRUNCATE, True), (TERMINATE, False)])
+def test_only_truncation_bootstraps_with_the_final_observation(
+    event: int, bootstraps: bool
+) -> None:
+    agent, rng = agent_of(3), np.random.default_rng(1)
+    batch = random_sequences(rng, FOUR_ACTIONS, np.array([[GO_ON, event, GO_ON, GO_ON]]), [MID])
+    error = agent.gradients(tensors(batch), tf.ones(1))[1].extra["td_error"][0]
+    q_taken = dense_layers(batch.observation[0, 0], float64(agent.q_network.variables))
+    value = bootstrap_value(agent, batch.observation[0, 2])
+    target = batch.reward[0, 0] + GAMMA * batch.reward[0, 1] + bootstraps * GAMMA**2 * value
+    assert_close(error, target - q_taken[batch.action[0, 0]])
+
+
+def test_a_batch_of_boundary_rows_teaches_nothing() -> None:
+    rng = np.random.default_rng(2)
+    batch = random_sequences(rng, FOUR_ACTIONS, np.full((4, 2), GO_ON), np.full(4, LAST))
+    gradients, loss_info = agent_of(1).gradients(tensors(batch), tf.ones(4))
+    assert loss_info.loss == 0.0
+    assert not any(np.any(g) for g in gradients)
+
+
+def test_weights_weigh_rows() -> None:
+    batch = random_batch(np.random.default_rng(3), 1)
+    weights = as_float32(np.random.default_rng(4).uniform(size=24))
+    weights[:6] = 0.0
+    agent = agent_of(1)
+    loss_info = agent.gradients(tensors(batch), tf.constant(weights))[1]
+    valid = batch.step_type[:, 0] != LAST
+    losses = REFERENCE_LOSSES[huber_loss](loss_info.extra["td_error"].numpy())
+    assert_close(loss_info.loss, np.average(losses[valid], weights=weights[valid]))
+
+
+def stock_agent(agent: DqnAgent, n_step: int) -> stock_dqn.DqnAgent:
+    """TF-Agents' own with the same weights."""
+
+    def network(name: str) -> HeadedNetwork:
+        encoder = tf.keras.Sequential(mlp_encoder())
+        return HeadedNetwork(THREE_NUMBERS, encoder, QHead(4), name)
+
+    stock = stock_dqn.DqnAgent(
+        specs(),
+        FOUR_ACTIONS,
+        q_network=network("q"),
+        target_q_network=network("target_q"),
+        optimizer=SGD(),
+        gamma=GAMMA,
+        n_step_update=n_step,
+        td_errors_loss_fn=common.element_wise_huber_loss,
+    )
+    stock._q_network.set_weights(agent.q_network.get_weights())
+    stock._target_q_network.set_weights(agent.target_q_network.get_weights())
+    return stock
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_stock_loss_is_the_same_within_an_episode(n_step: int) -> None:
+    agent, rng = agent_of(n_step), np.random.default_rng(5)
+    events = rng.choice([GO_ON, LOSE_LIFE], (24, n_step + 1))
+    batch = random_sequences(rng, FOUR_ACTIONS, events, np.full(24, MID))
+    ours = agent.gradients(tensors(batch), tf.ones(24))[1].loss
+    assert_close(stock_agent(agent, n_step)._loss(tensors(batch), gamma=GAMMA).loss, ours)
+
+
+def test_stock_n_step_loss_is_wrong_where_an_episode_is_truncated() -> None:
+    agent, rng = agent_of(3), np.random.default_rng(6)
+    events = np.tile([GO_ON, TRUNCATE, GO_ON, GO_ON], (24, 1))
+    batch = random_sequences(rng, FOUR_ACTIONS, events, np.full(24, MID))
+    targets = reference_targets(agent, batch, 3)
+    expected = reference_loss(huber_loss, targets, batch, float64(agent.q_network.variables))
+    assert_close(agent.gradients(tensors(batch), tf.ones(24))[1].loss, expected)
+    stock = stock_agent(agent, 3)._loss(tensors(batch), gamma=GAMMA).loss
+    assert abs(stock - expected) > 0.02
+
+
+def test_target_network_is_copied_at_every_period_exactly() -> None:
+    agent = create(target_update_period=3, optimizer=SGD, learning_rate=0.1)
+    batch = tensors(random_batch(np.random.default_rng(0), 1))
+    train = tf.function(agent.train, autograph=False)
+    target = values_of(agent.target_q_network.variables)
+    for update in range(1, 8):
+        before = values_of(agent.q_network.variables)
+        train(batch, tf.ones(24))
+        online = values_of(agent.q_network.variables)
+        assert any(np.any(x != y) for x, y in zip(before, online, strict=True))
+        if update % 3 == 0:
+            target = online
+        assert_same(values_of(agent.target_q_network.variables), target)
+    assert agent.train_step_counter == 7
+
+
+def test_target_network_moves_by_tau() -> None:
+    agent = create(target_update_tau=0.25)
+    target = values_of(agent.target_q_network.variables)
+    agent.train(tensors(random_batch(np.random.default_rng(0), 1)), tf.ones(24))
+    online = values_of(agent.q_network.variables)
+    expected = [0.75 * t + 0.25 * w for t, w in zip(target, online, strict=True)]
+    assert_close(values_of(agent.target_q_network.variables), expected, 1e-6)
+
+
+def all_variables(agent: DqnAgent) -> list[tf.Variable]:
+    return [*agent.variables, *agent._optimizer.variables()]
+
+
+def test_gradients_change_nothing_and_train_applies_them() -> None:
+    first, second = create(n_step=3, double_q=True), create(n_step=3, double_q=True)
+    batch = tensors(random_batch(np.random.default_rng(0), 3))
+    before = values_of(all_variables(first))
+    gradients, loss_info = first.gradients(batch, tf.ones(24))
+    assert_same(values_of(all_variables(first)), before)
+    first.apply(gradients)
+    other_info = second.train(batch, tf.ones(24))
+    assert_same(values_of(all_variables(first)), values_of(all_variables(second)))
+    assert_same(loss_info, other_info)
+    assert any(np.any(x != y) for x, y in zip(values_of(all_variables(first)), before, strict=True))
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_a_step_follows_the_schedule_and_the_clipped_gradient(clip: float | None) -> None:
+    steps = env_steps(0)
+    rate = linear_schedule(0.5, 0.0, num_steps=10)
+    agent = create(steps, learning_rate=rate, optimizer=SGD, gradient_clip_norm=clip)
+    batch = tensors(random_batch(np.random.default_rng(0), 1))
+    train = tf.function(agent.train, autograph=False)
+    for count in (0, 4, 10):
+        steps.assign(count)
+        gradients, loss_info = agent.gradients(batch, tf.ones(24))
+        norm = loss_info.extra["gradient_norm"].numpy()
+        scale = 1.0 if clip is None else clip / norm
+        assert clip is None or norm > clip
+        before = values_of(agent.q_network.variables)
+        train(batch, tf.ones(24))
+        expected = [
+            w - 0.05 * (10 - count) * scale * g for w, g in zip(before, gradients, strict=True)
+        ]
+        assert_close(values_of(agent.q_network.variables), expected)
+
+
+def test_epsilon_follows_environment_steps() -> None:
+    steps = env_steps(0)
+    agent = create(steps, epsilon=linear_schedule(1.0, 0.0, num_steps=100))
+    observation = as_float32(np.random.default_rng(0).normal(size=(4000, 3)))
+    time_step = restart(tf.constant(observation), 4000)
+    greedy = agent.policy.action(time_step).action.numpy()
+    q_values = dense_layers(observation, float64(agent.q_network.variables))
+    np.testing.assert_array_equal(greedy, q_values.argmax(axis=-1))
+    act = tf.function(lambda: agent.collect_policy.action(time_step, (), tf.constant([1, 2])))
+    for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0), (500, 0.0)):
+        steps.assign(count)
+        share = np.mean(act().action.numpy() != greedy)
+        # A random action is the greedy one in a quarter of the cases.
+        assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
+        assert agent.schedules["epsilon"](steps).numpy() == as_float32(epsilon)
+
+
+def test_select_action() -> None:
+    q_values = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    assert_same(select_action(q_values, tf.constant([1, 0])), [2.0, 3.0])
+
+
+def test_continuous_actions_are_refused() -> None:
+    with pytest.raises(UserError, match=r"DQN needs discrete .*float32, shape \(2,\).*agents/sac"):
+        create_dqn_agent(specs(), TWO_MOTORS, num_envs=1, seed=0, env_steps=env_steps())
+
+
+@pytest.mark.parametrize("periods", [(None, None), (5, 100)])
+def test_it_is_clear_when_the_target_network_moves(periods) -> None:
+    updates, steps = periods
+    with pytest.raises(UserError, match="Bind one of create_dqn_agent.target_update_period"):
+        create(target_update_period=updates, target_update_env_steps=steps)
+
+
+@pytest.mark.parametrize("value", [0, 2.5])
+def test_a_period_that_is_no_count_is_refused(value: Any) -> None:
+    message = f"create_dqn_agent.target_update_env_steps = {value}: must be a whole number"
+    with pytest.raises(UserError, match=message):
+        create(target_update_period=None, target_update_env_steps=value)
+
+
+def test_a_share_that_would_be_ignored_is_refused() -> None:
+    message = "create_dqn_agent.target_update_tau = 0.01, but with target_update_env_steps"
+    with pytest.raises(UserError, match=message):
+        create(target_update_period=None, target_update_env_steps=9, target_update_tau=0.01)

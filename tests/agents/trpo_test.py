@@ -1,0 +1,376 @@
+"""TRPO against an explicit Fisher matrix, a direct solver, and its own promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy_references import (
+    FIRST,
+    FOUR_ACTIONS,
+    GO_ON,
+    LAST,
+    MID,
+    PIXELS,
+    THREE_NUMBERS,
+    TWO_MOTORS,
+    Array,
+    as_float32,
+    as_float64,
+    assert_close,
+    assert_same,
+    bound,
+    env_steps,
+    random_leaf,
+    random_sequences,
+    randomize,
+    specs,
+    tensors,
+    values_of,
+)
+from tf_agents.trajectories import Trajectory
+
+from pipeline.agents.trpo import TRPOAgent, create_trpo_agent
+from pipeline.networks.actor_critic import OnPolicyInfo
+from pipeline.networks.encoders import GaussianHead
+from pipeline.ops.natural_gradient import (
+    conjugate_gradient,
+    fisher_vector_product,
+    flatten,
+    frozen,
+    unflatten,
+)
+from pipeline.utils.errors import UserError
+
+ROWS = 40
+SGD = tf.keras.optimizers.legacy.SGD
+ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
+
+
+@pytest.fixture(params=ACTION_SPECS)
+def action_spec(request):
+    return ACTION_SPECS[request.param]
+
+
+def create(
+    action_spec=FOUR_ACTIONS,
+    seed: int = 7,
+    region=None,
+    observation_spec=THREE_NUMBERS,
+    **kwargs: Any,
+) -> TRPOAgent:
+    given = {"num_envs": 1, "seed": 0, "env_steps": env_steps(), "optimizer": SGD} | kwargs
+    region = {f"TrustRegion.{name}": value for name, value in (region or {}).items()}
+    networks: dict[str, Any] = {"mlp_encoder.units": (3,), "small_cnn_encoder.units": (3,)}
+    networks |= {"small_cnn_encoder.filters": ((2, 3, 2),), "ActorCritic.share_encoder": False}
+    with bound(networks | region):
+        agent = create_trpo_agent(specs(observation_spec), action_spec, **given)
+    randomize(np.random.default_rng(seed), agent.actor_critic.trainable_variables)
+    return agent
+
+
+def rollout(agent: TRPOAgent, action_spec, seed: int = 0) -> tuple[Trajectory, Array]:
+    """Prepared rows [ROWS, 1] that the agent's policy has collected; which are transitions."""
+    rng = np.random.default_rng(seed)
+    starts = rng.choice([FIRST, MID, LAST], ROWS)
+    rows = random_sequences(rng, action_spec, np.full((ROWS, 1), GO_ON), starts)
+    valid = starts != LAST
+    advantage = rng.normal(size=ROWS)
+    advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
+    distribution, value = agent.actor_critic(tf.constant(rows.observation[:, 0]))
+    action = distribution.sample(seed=[seed, 1]).numpy()
+    info = OnPolicyInfo(
+        distribution.log_prob(action).numpy()[:, None],
+        value.numpy()[:, None],
+        as_float32(advantage)[:, None],
+        as_float32(rng.normal(size=(ROWS, 1))),
+    )
+    return rows.replace(action=action[:, None], policy_info=info), valid
+
+
+def policy_parameters(agent: TRPOAgent, observation: Array) -> tuple[Array, Array | None]:
+    """Probabilities [B, n], or means [B, A] and the standard deviation, in float64."""
+    distribution = agent.actor_critic.distribution(tf.constant(observation))
+    if isinstance(agent.actor_critic.policy_head, GaussianHead):
+        normal = distribution.distribution
+        return as_float64(normal.loc), as_float64(normal.scale)
+    logits = as_float64(distribution.logits)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True), None
+
+
+def mean_kl(old: tuple[Array, Array | None], new: tuple[Array, Array | None]) -> float:
+    if old[1] is None:
+        each = np.sum(old[0] * np.log(old[0] / new[0]), -1)
+    else:
+        assert new[1] is not None
+        squares = (old[1] ** 2 + (old[0] - new[0]) ** 2) / (2 * new[1] ** 2)
+        each = np.sum(np.log(new[1] / old[1]) + squares - 0.5, -1)
+    return float(each.mean())
+
+
+def explicit_fisher(agent: TRPOAgent, observation: Array) -> Array:
+    """The mean over states of the expected outer product of grad log pi, [n, n] float64."""
+    variables = agent._policy_variables
+    probabilities, std = policy_parameters(agent, observation)
+    with tf.GradientTape() as tape:
+        distribution = agent.actor_critic.distribution(tf.constant(observation))
+        if std is None:
+            outputs = tf.nn.log_softmax(distribution.logits)
+        else:
+            outputs = distribution.distribution.loc
+    blocks = tape.jacobian(outputs, variables, unconnected_gradients="zero")
+    # [B, outputs, n]
+    jacobian = np.concatenate([as_float64(b).reshape(*outputs.shape, -1) for b in blocks], -1)
+    weights = probabilities if std is None else std**-2.0
+    fisher = np.einsum("bin,bi,bim->nm", jacobian, weights, jacobian) / len(observation)
+    if std is not None:  # the second derivative by each log standard deviation is 2
+        names = [v is agent.actor_critic.policy_head.log_std for v in variables]
+        sizes = [v.shape.num_elements() for v in variables]
+        fisher += np.diag(2.0 * np.repeat(names, sizes))
+    return fisher
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 8))
+def test_conjugate_gradient_solves_as_numpy_does(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(size, size))
+    matrix = as_float32(root @ root.T + np.eye(size))
+    b = as_float32(rng.normal(size=size))
+    found = conjugate_gradient(
+        lambda v: tf.linalg.matvec(matrix, v), tf.constant(b), 3 * size, 1e-12
+    )
+    assert_close(found, np.linalg.solve(as_float64(matrix), as_float64(b)), 1e-3)
+
+
+def test_conjugate_gradient_of_nothing_is_nothing() -> None:
+    assert_same(conjugate_gradient(lambda v: v, tf.zeros(3), 5), np.zeros(3, np.float32))
+
+
+def test_flat_vectors_take_their_shapes_again() -> None:
+    variables = [tf.Variable(tf.random.stateless_normal(s, [1, 2])) for s in ([2, 3], [4], [])]
+    assert_same(unflatten(flatten(variables), variables), values_of(variables))
+
+
+@pytest.mark.parametrize(
+    ("damping", "observation_spec"), [(0.0, THREE_NUMBERS), (0.3, THREE_NUMBERS), (0.3, PIXELS)]
+)
+def test_fisher_vector_products_equal_an_explicit_matrix(
+    action_spec, damping: float, observation_spec
+) -> None:
+    agent = create(action_spec, observation_spec=observation_spec)
+    rng = np.random.default_rng(1)
+    observation = random_leaf(rng, observation_spec, (9,))
+    old = frozen(agent.actor_critic.distribution(tf.constant(observation)))
+
+    def divergence() -> tf.Tensor:
+        new = agent.actor_critic.distribution(tf.constant(observation))
+        return tf.reduce_mean(old.kl_divergence(new))
+
+    fisher = explicit_fisher(agent, observation)
+    matrix = fisher + damping * np.eye(len(fisher))
+    for _ in range(3):
+        vector = as_float32(rng.normal(size=len(fisher)))
+        product = fisher_vector_product(
+            divergence, agent._policy_variables, tf.constant(vector), damping
+        )
+        assert_close(product, matrix @ vector, 1e-4)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float) -> None:
+    region = {"cg_iterations": 60, "cg_damping": 0.1, "max_kl": 0.02, "fisher_fraction": fraction}
+    agent = create(action_spec, region=region)
+    rows, valid = rollout(agent, action_spec)
+    observation = rows.observation[:, 0]
+    advantage = rows.policy_info.advantage[:, 0]
+    with tf.GradientTape() as tape:
+        log_prob = agent.actor_critic.distribution(observation).log_prob(rows.action[:, 0])
+        surrogate = tf.reduce_mean((log_prob * advantage)[valid])
+    gradient = as_float64(flatten(tape.gradient(surrogate, agent._policy_variables)))
+    first = slice(round(fraction * ROWS))
+    fisher = explicit_fisher(agent, observation[first][valid[first]])
+    matrix = fisher + 0.1 * np.eye(len(fisher))
+    direction = np.linalg.solve(matrix, gradient)
+    longest = np.sqrt(2 * 0.02 / (direction @ matrix @ direction)) * direction
+    before = as_float64(flatten(agent._policy_variables))
+    old = policy_parameters(agent, observation[valid])
+    extra = agent.train(tensors(rows), tf.ones(ROWS)).extra
+    assert extra["accepted"] == 1.0
+    taken = float(extra["step_fraction"])
+    moved = as_float64(flatten(agent._policy_variables)) - before
+    assert_close(moved, taken * longest, 1e-3)
+    assert any(abs(taken - 0.8**i) < 1e-6 for i in range(10))
+    # The try before it, if there was one, was outside the bound; there is one with few states.
+    assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
+    if taken < 1:
+        longer = unflatten(as_float32(before + taken / 0.8 * longest), agent._policy_variables)
+        for variable, value in zip(agent._policy_variables, longer, strict=True):
+            variable.assign(value)
+        assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
+
+
+@pytest.mark.parametrize("offset", [0.0, 2.0])  # beside 0 the surrogate is not 0 before the step
+def test_accepted_steps_improve_within_the_bound(action_spec, offset: float) -> None:
+    agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
+    train = tf.function(agent.train, autograph=False)
+    for seed in range(6):
+        rows, valid = rollout(agent, action_spec, seed)
+        rows.policy_info.advantage[:] += offset
+        observation = rows.observation[:, 0]
+        old = policy_parameters(agent, observation[valid])
+        extra = train(tensors(rows), tf.ones(ROWS)).extra
+        assert extra["accepted"] == 1.0
+        kl = mean_kl(old, policy_parameters(agent, observation[valid]))
+        assert 0.0 < kl <= 0.05 * (1 + 1e-4)
+        assert_close(extra["kl"], kl, 1e-4)
+        advantage = rows.policy_info.advantage[:, 0]
+        log_prob = agent.actor_critic.distribution(observation).log_prob(rows.action[:, 0])
+        ratio = np.exp(log_prob - rows.policy_info.log_probability[:, 0])
+        improvement = np.mean((ratio * advantage)[valid]) - np.mean(advantage[valid])
+        assert improvement > 0
+        assert_close(extra["surrogate"], improvement, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("improvement", "kl", "tries"),
+    [
+        (lambda x: 1.0, lambda x: x, 7),  # 0.8^6 is the first within a bound of 0.3
+        (lambda x: 0.5 - x, lambda x: 0.0, 5),  # 0.8^4 the first below a half
+        (lambda x: 0.5 - x, lambda x: x, 7),
+        (lambda x: 0.0, lambda x: 0.0, None),
+        (lambda x: 1.0, lambda x: 0.31, None),
+    ],
+)
+def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
+    improvement: Any, kl: Any, tries: int | None
+) -> None:
+    agent = create(region={"max_kl": 0.3})
+    before = flatten(agent._policy_variables)
+    longest, seen = tf.one_hot(4, len(before)), []
+
+    def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
+        seen.append((flatten(agent._policy_variables) - before)[4])
+        return tf.constant(improvement(seen[-1])), tf.constant(kl(seen[-1]))
+
+    outcome = agent._search(longest, evaluate)
+    assert_close(seen, [0.8**i for i in range(tries or 10)])
+    assert outcome.accepted == (tries is not None)
+    assert_close(outcome.fraction, seen[-1] if tries else 0.0)
+    assert_same(flatten(agent._policy_variables), before + outcome.fraction * longest)
+
+
+def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
+    # The Fisher matrix sees states of zeros alone, so that along the other weights the step is far
+    # too long; two tries are not enough to shorten it.
+    region = {"fisher_fraction": 0.1, "cg_damping": 1e-4, "line_search_steps": 2}
+    agent = create(action_spec, region=region)
+    rows, _ = rollout(agent, action_spec)
+    rows.observation[: ROWS // 10] = 0.0
+    rows.step_type[: ROWS // 10] = MID
+    rows.observation[ROWS // 10 :] *= 100.0
+    before = values_of(agent._policy_variables)
+    value_before = values_of(agent.gradient_variables())
+    extra = tf.function(agent.train, autograph=False)(tensors(rows), tf.ones(ROWS)).extra
+    assert extra["accepted"] == 0.0
+    assert extra["kl"] == extra["surrogate"] == extra["step_fraction"] == 0.0
+    assert_same(values_of(agent._policy_variables), before)
+    assert any(
+        np.any(x != y)
+        for x, y in zip(values_of(agent.gradient_variables()), value_before, strict=True)
+    )
+
+
+def test_without_advantages_nothing_moves() -> None:
+    agent = create()
+    rows, _ = rollout(agent, FOUR_ACTIONS)
+    info = rows.policy_info._replace(advantage=np.zeros((ROWS, 1), np.float32))
+    before = values_of(agent._policy_variables)
+    assert (
+        agent.train(tensors(rows.replace(policy_info=info)), tf.ones(ROWS)).extra["accepted"] == 0
+    )
+    assert_same(values_of(agent._policy_variables), before)
+
+
+def test_boundary_rows_never_enter(action_spec) -> None:
+    first, second = (create(action_spec, value_minibatch_size=ROWS) for _ in range(2))
+    rows, valid = rollout(first, action_spec)
+    assert not valid.all()
+    first.train(tensors(rows), tf.ones(ROWS))
+    info = tf.nest.map_structure(
+        lambda x: np.where(valid[:, None], x, np.float32(3.0)), rows.policy_info
+    )
+    garbage = np.where(valid[:, None, None], rows.observation, np.float32(5.0))
+    second.train(tensors(rows.replace(observation=garbage, policy_info=info)), tf.ones(ROWS))
+    assert_same(
+        values_of(first.actor_critic.trainable_variables),
+        values_of(second.actor_critic.trainable_variables),
+    )
+
+
+def test_the_value_function_learns_by_minibatches() -> None:
+    agent = create(value_epochs=3, value_minibatch_size=12, learning_rate=0.05)
+    rows, _ = rollout(agent, FOUR_ACTIONS)
+    losses = [
+        float(agent.train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)
+    ]
+    # Three epochs of 40 // 12 minibatches; and a step of the policy, unless it is rejected.
+    assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_minibatch_of_all_rows_is_a_plain_gradient_step() -> None:
+    agent = create(value_epochs=1, value_minibatch_size=1000, learning_rate=0.1)
+    rows, valid = rollout(agent, FOUR_ACTIONS)
+    with tf.GradientTape() as tape:
+        value = agent.actor_critic.value(rows.observation[:, 0])
+        errors = rows.policy_info.value_target[:, 0] - value
+        loss = tf.reduce_mean((errors**2)[valid])
+    gradients = tape.gradient(loss, agent.gradient_variables())
+    before = values_of(agent.gradient_variables())
+    agent.train(tensors(rows), tf.ones(ROWS))
+    expected = [w - 0.1 * g for w, g in zip(before, gradients, strict=True)]
+    assert_close(values_of(agent.gradient_variables()), expected)
+
+
+def test_user_errors() -> None:
+    shared = {"num_envs": 1, "seed": 0, "env_steps": env_steps()}
+    with (
+        bound({"ActorCritic.share_encoder": True}),
+        pytest.raises(UserError, match="ActorCritic.share_encoder = False"),
+    ):
+        create_trpo_agent(specs(), FOUR_ACTIONS, **shared)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_kl", (0, -0.1, None)),
+        ("cg_iterations", (0, 2.5)),
+        ("cg_damping", (-1, 0)),
+        ("fisher_fraction", (0, 1.5)),
+        ("line_search_steps", (0, None)),
+        ("line_search_shrink", (0, 1.5)),
+    ],
+)
+def test_a_trust_region_that_makes_no_sense_is_refused(name: str, values: tuple) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"TrustRegion.{name} = {value}: must be a "):
+            create(region={name: value})
+
+
+@pytest.mark.parametrize("name", ["value_epochs", "value_minibatch_size"])
+@pytest.mark.parametrize("value", [0, -4, None])
+def test_a_fit_that_makes_no_sense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} = {value}: must be a whole number"):
+        create(**{name: value})
+
+
+def test_gradients_are_not_accumulated() -> None:
+    with pytest.raises(UserError, match="collect a longer rollout"):
+        create(accumulate_updates=2)

@@ -1,0 +1,155 @@
+import importlib.resources
+import re
+
+import numpy as np
+import pytest
+from benchmark_records import make_games, make_record
+
+from pipeline.benchmarks import figures, published_scores, results
+from pipeline.benchmarks.results import Group
+
+
+def group_of(records) -> Group:
+    (group,) = results.groups(records)
+    return group
+
+
+def curves_of(records, environment="CartPole-v1") -> figures.Figure:
+    drawn = figures.learning_curves(group_of(records), environment)
+    assert drawn is not None
+    return drawn
+
+
+def series(drawing: str) -> list[tuple[int, float]]:
+    """The series and width of everything that is drawn with a line."""
+    pattern = r"stroke: var\(--series-(\d)\);[^\"]*stroke-width: ([\d.]+)"
+    return [(int(number), float(width)) for number, width in re.findall(pattern, drawing)]
+
+
+def test_every_seed_is_a_thin_line_and_their_middle_a_thick_one():
+    agents = [make_record(name, seed=seed) for name in ("dqn", "sac") for seed in (1, 2, 3)]
+    drawn = curves_of(agents)
+    for place in (0, 2):
+        widths = [width for number, width in series(drawn.svg) if number == place]
+        assert widths.count(0.6) == 3
+        assert widths.count(1.8) >= 1
+    assert "DQN, IQM of 3 runs" in drawn.svg
+    assert "RL Zoo DQN, 500.0 at 50,000" in drawn.description
+
+
+def test_agents_keep_their_colours_whoever_else_is_there():
+    assert {number for number, _ in series(curves_of([make_record("ppo")]).svg)} == {1}
+    both = curves_of([make_record("ppo"), make_record("a2c")])
+    assert {number for number, _ in series(both.svg)} == {1, 3}
+    assert series(curves_of([make_record("mine")]).svg)
+
+
+def test_partial_data_is_labelled():
+    assert "DQN, 1 of 4 runs" in curves_of([make_record(seed=2, num_seeds=4)]).svg
+
+
+def test_budgets_far_apart_need_a_logarithmic_axis():
+    for budget, is_logarithmic in ((200_000, False), (1_000_000, True)):
+        drawn = curves_of([make_record("dqn"), make_record("ppo", num_env_steps=budget)])
+        assert ("(logarithmic)" in drawn.svg) is is_logarithmic
+
+
+def test_published_scores_are_drawn_under_the_same_protocol_only():
+    drawn = curves_of([make_record(protocol="by ear")])
+    assert "RL Zoo" not in drawn.svg + drawn.description
+
+
+def test_dopamines_curve_is_drawn_as_far_as_ours_goes():
+    drawn = curves_of(make_games("dqn", {"pong": 1.0}), "pong")
+    assert "Dopamine (JAX) DQN, 1.1 at 2,500,000" in drawn.description
+    assert "TensorFlow" not in drawn.description
+
+
+@pytest.mark.parametrize(
+    ("records", "label"),
+    [
+        (
+            make_games("dqn", {"pong": 1.0}, score="iteration", iterations=[[2_500_000, 2.0]]),
+            "DQN, mean of an iteration",
+        ),
+        ([make_record(evaluation_returns=[7.0])], "DQN, final evaluation"),
+    ],
+)
+def test_scores_that_are_no_points_of_the_curve_are_drawn_too(records, label):
+    assert label in curves_of(records, records[0]["environment"]).svg
+    training = make_games("dqn", {"pong": 1.0})
+    assert label not in curves_of(training, "pong").svg
+
+
+def test_no_curve_no_figure():
+    group = group_of([make_record(curve=[[5, 1.0]], evaluation_returns=[])])
+    assert figures.learning_curves(group, "CartPole-v1") is None
+    assert figures.environment_profiles(group, "CartPole-v1") is None
+    assert figures.normalized_curves(group_of(make_games("dqn", {"pong": 1.0}))) is None
+    assert figures.profiles(group_of(make_games("dqn", {"pong": 1.0}, curve=[]))) is None
+
+
+def test_profile_tells_how_many_runs_beat_a_human():
+    human = published_scores.human_score("pong")
+    ends = [human - 1, human + 1, human + 2, human - 2]
+    records = [
+        make_games("dqn", {"pong": 0.0}, [seed], curve=[[1, 0.0], [2_500_000, end]])[0]
+        for seed, end in enumerate(ends, start=1)
+    ]
+    drawn = figures.profiles(group_of(records))
+    assert drawn is not None
+    assert drawn.description == "DQN, 4 runs: 50% above 1."
+
+
+def test_profiles_of_an_environment_are_of_its_own_scores():
+    of_dqn = [make_record(seed=seed, evaluation_returns=[x]) for seed, x in enumerate((1, 5, 3), 1)]
+    of_ppo = [make_record("ppo", evaluation_returns=[-7.0])]
+    drawn = figures.environment_profiles(group_of([*of_dqn, *of_ppo]), "CartPole-v1")
+    assert drawn is not None
+    assert drawn.description == "DQN, 3 runs: median 3.0; PPO, 1 run: median -7.0."
+
+
+def test_normalized_curve_ends_at_the_middle_of_all_runs():
+    ends = {"pong": [1.0, 3.0], "breakout": [10.0, 40.0]}
+    records = [
+        make_games("dqn", {game: 0.0}, [seed], curve=[[1, 0.0], [2_500_000, end]])[0]
+        for game, of in ends.items()
+        for seed, end in enumerate(of, start=1)
+    ]
+    drawn = figures.normalized_curves(group_of(records))
+    assert drawn is not None
+    normalized = published_scores.human_normalized
+    runs = sorted(normalized(game, end) for game, of in ends.items() for end in of)
+    assert f"ends at {np.mean(runs[1:3]):.2f}" in drawn.description
+
+
+def test_colours_are_the_pages_and_ids_differ():
+    drawings = [curves_of([make_record(name)]).svg for name in ("dqn", "ppo")]
+    for drawing in drawings:
+        assert not re.search(r"(stroke|fill): #", drawing)
+        assert "var(--ink)" in drawing and "var(--faint)" in drawing
+    games = make_games("dqn", {"pong": 1.0, "breakout": 2.0})
+    ids = [
+        set(re.findall(r'\bid="([^"]+)"', curves_of(games, x).svg)) for x in ("pong", "breakout")
+    ]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#14171b"])
+def test_lines_can_be_told_from_the_paper(paper):
+    page = (importlib.resources.files("pipeline.benchmarks") / "page.html").read_text()
+    light, dark = re.findall(r"--paper: (#\w{6});.*?(?=--paper|\* \{)", page, re.DOTALL)
+    assert {light, dark} >= {paper}
+    colours = re.findall(r"--series-\d: (#\w{6})", page)
+    half = colours[:7] if paper == light else colours[7:]
+    assert len(colours) == 14
+    for colour in half:
+        high, low = sorted((luminance(colour), luminance(paper)), reverse=True)
+        # WCAG 2.1, 1.4.11: graphics need 3 to 1.
+        assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def luminance(colour: str) -> float:
+    channels = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -1,0 +1,154 @@
+import json
+
+import pytest
+from tiny_benchmarks import (
+    PATIENCE,
+    is_alive,
+    make_suite,
+    recorded,
+    run,
+    starts,
+    waiting_processes,
+)
+
+from pipeline.benchmarks import runner
+from pipeline.benchmarks.suite_folder import SuiteFolder
+from pipeline.utils.errors import UserError
+
+# To the end.
+
+
+def test_runs_all_records_them_and_repeats_nothing(tmp_path, capsys):
+    assert run(tmp_path, make_suite(2)) == (4, [], 0)
+    by_run = recorded(tmp_path)
+    assert by_run.keys() == {("A-v1", 1), ("B-v1", 1), ("A-v1", 2), ("B-v1", 2)}
+    assert {record["status"] for record in by_run.values()} == {"finished"}
+    assert by_run["B-v1", 2]["evaluation_returns"] == [2.0, 4.0]
+    assert set(starts(tmp_path).values()) == {1}
+    assert "dqn-B-v1 seed 2: finished (evaluation 3.0) after 0:0" in capsys.readouterr().out
+    before = (tmp_path / "tiny.jsonl").read_text()
+    assert run(tmp_path, make_suite(2)) == (4, [], 0)
+    assert (tmp_path / "tiny.jsonl").read_text() == before
+    assert set(starts(tmp_path).values()) == {1}
+
+
+def test_more_seeds_go_on_with_the_others(tmp_path):
+    run(tmp_path, make_suite(1))
+    assert run(tmp_path, make_suite(2)) == (4, [], 0)
+    assert set(starts(tmp_path).values()) == {1}
+    # The first seed of every experiment comes before the second of any.
+    assert [seed for _, seed in recorded(tmp_path)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_so_many_run_at_once(tmp_path, workers):
+    run(tmp_path, make_suite(2, "fake.seconds = '0.3'"), workers)
+    texts = [path.read_text() for path in tmp_path.glob("tiny/*/times.jsonl")]
+    events = [json.loads(line) for line in "".join(texts).splitlines()]
+    changes = [change for _, change in sorted((when, change) for _, change, when in events)]
+    assert max(sum(changes[: end + 1]) for end in range(len(changes))) == workers
+
+
+def test_a_run_that_nobody_recorded_is_recorded_without_running_again(tmp_path):
+    run(tmp_path, make_suite())
+    before = recorded(tmp_path)
+    (tmp_path / "tiny.jsonl").unlink()
+    run(tmp_path, make_suite())
+    assert recorded(tmp_path) == before
+    assert set(starts(tmp_path).values()) == {1}
+
+
+def test_a_record_is_enough_for_a_run_whose_folder_is_gone(tmp_path):
+    run(tmp_path, make_suite())
+    folder = tmp_path / "tiny" / "dqn-A-v1" / "seed-1"
+    folder.rename(tmp_path / "elsewhere")
+    assert run(tmp_path, make_suite()) == (2, [], 0)
+    assert not folder.exists()
+
+
+# Failures.
+
+
+def test_a_failed_run_is_recorded_and_tried_again(tmp_path, capsys):
+    broken = tmp_path / "broken"
+    broken.touch()
+    suite = make_suite(2, "fake.failing = '2'", f"fake.broken = '{broken}'")
+    outcome = run(tmp_path, suite)
+    reason = "exit code 2: error: the loss is NaN"
+    assert (outcome.finished, outcome.left) == (2, 0)
+    assert {run.name: why for run, why in outcome.failed} == {
+        "dqn-A-v1 seed 2": reason,
+        "dqn-B-v1 seed 2": reason,
+    }
+    record = recorded(tmp_path)["A-v1", 2]
+    assert record["status"] == "failed"
+    assert record["error"] == "exit code 2\nstarted 2\na line\nerror: the loss is NaN"
+    assert f"dqn-A-v1 seed 2: failed ({reason})" in capsys.readouterr().out
+
+    # The log keeps both attempts, the record tells of the last.
+    run(tmp_path, suite)
+    assert recorded(tmp_path)["A-v1", 2] == record
+
+    broken.unlink()
+    assert run(tmp_path, suite) == (4, [], 0)
+    assert recorded(tmp_path)["A-v1", 2]["status"] == "finished"
+    assert len((tmp_path / "tiny.jsonl").read_text().splitlines()) == 4
+    assert (starts(tmp_path)["dqn-A-v1/seed-1"], starts(tmp_path)["dqn-A-v1/seed-2"]) == (1, 3)
+
+
+def test_a_damaged_result_stops_nobody_else(tmp_path):
+    run(tmp_path, make_suite())
+    (tmp_path / "tiny.jsonl").unlink()
+    damaged = tmp_path / "tiny" / "dqn-A-v1" / "seed-1" / "result.json"
+    damaged.write_text("{")
+    outcome = run(tmp_path, make_suite())
+    ((failed, reason),) = outcome.failed
+    assert (outcome.finished, failed.name) == (1, "dqn-A-v1 seed 1")
+    assert reason.startswith(f"{damaged} is damaged")
+
+
+def test_a_run_that_cannot_be_started_stops_nobody_else(tmp_path):
+    (tmp_path / "tiny" / "dqn-A-v1" / "seed-1.log").mkdir(parents=True)
+    outcome = run(tmp_path, make_suite())
+    ((failed, reason),) = outcome.failed
+    assert (outcome.finished, outcome.left, failed.name) == (1, 0, "dqn-A-v1 seed 1")
+    assert reason.startswith("it cannot be started: ") and "seed-1.log" in reason
+
+
+def test_a_run_with_a_result_has_finished_however_its_process_ended(tmp_path):
+    assert run(tmp_path, make_suite(1, "fake.exit_code = '139'")) == (2, [], 0)
+
+
+def test_no_process_outlives_an_error_here(tmp_path, monkeypatch):
+    def full(self, record):
+        waiting_processes(tmp_path, 1)
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(SuiteFolder, "add", full)
+    first, second = make_suite().experiments
+    suite = make_suite()._replace(experiments=(first, second._replace(bindings=(PATIENCE,))))
+    with pytest.raises(UserError, match="the disk is full"):
+        run(tmp_path, suite, workers=2)
+    (process_id,) = waiting_processes(tmp_path, 1)
+    assert not is_alive(process_id)
+
+
+# The terminal.
+
+
+def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, capsys):
+    class StopLater:
+        """Requested once two runs have taken half of their steps."""
+
+        @property
+        def requested(self) -> bool:
+            return len(list(tmp_path.glob("tiny/*/*/process_id"))) == 2
+
+    monkeypatch.setattr(runner, "_SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_PLAIN_SECONDS", 0.0)
+    assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=StopLater()) == (0, [], 4)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 runs to go, 0 are over; 2 at once"
+    assert lines[1] == "tiny: 0 finished, 2 running, 0 failed, 2 left, 0% of 400 steps"
+    # Two of four runs have taken 50 of 100 steps.
+    assert "tiny: 0 finished, 2 running, 0 failed, 2 left, 25% of 400 steps" in lines

@@ -1,0 +1,117 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_benchmarks import (
+    PATIENCE,
+    is_alive,
+    make_suite,
+    recorded,
+    run,
+    start_program,
+    waiting_processes,
+)
+
+from pipeline.benchmarks import train_process
+from pipeline.benchmarks.planned_runs import plan
+from pipeline.benchmarks.suite_folder import SuiteFolder
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A benchmark with two of its four runs under way; killed when the test ends."""
+    process = start_program(tmp_path)
+    waiting_processes(tmp_path, 2)
+    yield process
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def wait_until_dead(process_ids: list[int]) -> None:
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, process_ids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_runs_and_the_next_call_goes_on(program, tmp_path, number):
+    running = waiting_processes(tmp_path, 2)
+    program.send_signal(number)
+    stdout, stderr = program.communicate(timeout=30)
+    assert (program.returncode, stderr) == (0, b"stopping\n")
+    assert stdout.endswith(b"0 finished, 4 left\n")
+    assert not any(map(is_alive, running))
+    # They had the half second that a checkpoint takes, and nothing else was begun.
+    assert len(list(tmp_path.glob("tiny/*/seed-1/checkpoint"))) == 2
+    assert not list(tmp_path.glob("tiny/*/seed-2"))
+    assert recorded(tmp_path) == {}
+    assert run(tmp_path, make_suite(1, PATIENCE)) == (2, [], 0)
+
+
+def test_kill_takes_the_runs_with_it(program, tmp_path):
+    running = waiting_processes(tmp_path, 2)
+    assert all(map(is_alive, running))
+    program.kill()
+    program.communicate(timeout=30)
+    wait_until_dead(running)
+    with SuiteFolder(tmp_path, "tiny"):  # nobody holds the lock
+        assert recorded(tmp_path) == {}
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(program, tmp_path):
+    running = waiting_processes(tmp_path, 2)
+    program.send_signal(signal.SIGINT)
+    time.sleep(0.4)  # sooner, it would pass for an echo of the first
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=30)
+    assert program.returncode == 128 + signal.SIGINT
+    wait_until_dead(running)
+    assert not list(tmp_path.glob("tiny/*/*/checkpoint"))
+
+
+def test_the_terminals_ctrl_c_reaches_the_benchmark_alone(program, tmp_path):
+    groups = {os.getpgid(process_id) for process_id in waiting_processes(tmp_path, 2)}
+    assert os.getpgid(program.pid) not in groups
+
+
+def test_a_run_that_somebody_else_kills_has_failed(program, tmp_path):
+    for count in (2, 4):
+        for process_id in filter(is_alive, waiting_processes(tmp_path, count)):
+            os.kill(process_id, signal.SIGKILL)
+    program.communicate(timeout=30)
+    errors = {record["error"] for record in recorded(tmp_path).values()}
+    assert errors == {f"ended by signal 9 (Killed)\nstarted {seed}" for seed in (1, 2)}
+
+
+def test_a_process_that_is_to_die_with_its_parent_starts_nothing_for_a_parent_that_has_died(
+    tmp_path,
+):
+    leash = [sys.executable, "-m", "pipeline.benchmarks.die_with_parent"]
+    for parent, is_started in ((os.getpid(), True), (1, False)):
+        path = tmp_path / str(parent)
+        subprocess.run([*leash, str(parent), "/usr/bin/env", "touch", str(path)], check=True)
+        assert path.exists() == is_started
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (None, 0),
+        ("", 0),
+        ('{"env_steps": 10}\n', 10),
+        ('{"env_steps": 10}\n{"env_steps": 20', 10),
+        ("x" * 100_000 + '\n{"env_steps": 30}\n', 30),
+        ("nonsense\n", 0),
+        ('{"env_steps": null}\n', 0),
+    ],
+)
+def test_progress_is_the_last_whole_record(tmp_path, metrics, expected):
+    run_ = plan(make_suite(), tmp_path)[0]
+    run_.folder.mkdir(parents=True)
+    if metrics is not None:
+        (run_.folder / "metrics.jsonl").write_text(metrics)
+    assert train_process.env_steps(run_) == expected

@@ -1,0 +1,174 @@
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import cli
+
+PROGRAM = """
+'''Says hello.'''
+import atexit, os, signal, sys
+from absl import flags
+from pipeline import cli
+from pipeline.utils import errors, progress
+NAME = cli.define_path("root_dir", None, "Folder of the run.")
+NUMBER = flags.DEFINE_integer("num_episodes", 3, "Episodes.", lower_bound=1)
+def main(argv):
+    if NAME.value == "missing":
+        raise errors.UserError("no folder 'missing'; make it")
+    if NAME.value == "defect":
+        raise RuntimeError("a defect")
+    if NAME.value == "interrupt":
+        # A shell starts background jobs with SIGINT ignored, and so, perhaps, these tests.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.kill(os.getpid(), signal.SIGINT)
+    if NAME.value == "late":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+    if NAME.value == "expendable":
+        with cli.expendable_output(), progress.Progress(2) as shown:
+            print("begins", flush=True)
+            shown.message("goes on")
+            shown.update({"env_steps": 1})
+            print("x" * 100_000)
+    else:
+        print("ran", NAME.value, NUMBER.value, flush=True)
+    return 143 if NAME.value == "stopped" else None
+cli.run(main)
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def assert_fails(arguments: list[str], message: str) -> None:
+    ended = run(*arguments)
+    assert ended.stderr == f"error: {message}\n"
+    assert ended.stdout == ""
+    assert ended.returncode == 2
+
+
+def test_success_and_the_exit_code_of_main() -> None:
+    ended = run("--root_dir=x", "--num_episodes=5")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran x 5\n", "")
+    assert run("--root_dir=stopped").returncode == 143
+
+
+def test_ctrl_c_while_python_winds_up_shows_no_traceback() -> None:
+    ended = run("--root_dir=late")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "ran late 3\n", "")
+
+
+def closed_pipe() -> int:
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize("output", [closed_pipe, full_disk])
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}])
+def test_what_cannot_be_shown_ends_no_program_whose_results_are_files(output, environment):
+    command = [sys.executable, "-c", PROGRAM, "--root_dir"]
+    ways = {"stdout": output(), "stderr": subprocess.PIPE, "env": os.environ | environment}
+    ended = subprocess.run([*command, "expendable"], **ways, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    ended = subprocess.run([*command, "x"], **ways, timeout=60)  # its result is what it prints
+    assert ended.returncode not in (0, 2)
+    os.close(ways["stdout"])
+
+
+def test_what_is_shown_is_shown_where_it_may_be_lost():
+    ended = run("--root_dir=expendable")
+    assert ended.stdout.startswith("begins\ngoes on\ntraining: 1/2 steps  50%\nxxx")
+    assert len(ended.stdout) > 100_000
+
+
+def test_a_user_error_that_cannot_be_shown_keeps_its_exit_code():
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=missing"]
+    assert subprocess.run(command, stderr=full_disk(), timeout=60).returncode == 2
+
+
+def test_user_error_is_its_message() -> None:
+    assert_fails(["--root_dir=missing"], "no folder 'missing'; make it")
+
+
+def test_defect_keeps_its_traceback() -> None:
+    ended = run("--root_dir=defect")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert "RuntimeError: a defect" in ended.stderr
+
+
+def test_interrupt_outside_a_stop_signal() -> None:
+    ended = run("--root_dir=interrupt")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("root_dri", "did you mean --root_dir?"),
+        ("num", "did you mean --num_episodes?"),
+        ("xyzzy", "--help lists the flags"),
+    ],
+)
+def test_unknown_flag_names_the_nearest(flag: str, hint: str) -> None:
+    assert_fails([f"--{flag}=x"], f"unknown flag --{flag}; {hint}")
+
+
+def test_bad_flag_value_is_named() -> None:
+    ended = run("--num_episodes=0")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: flag --num_episodes=0: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_path_may_begin_in_the_user_s_home() -> None:
+    ended = run("--root_dir=~/runs")
+    assert ended.stdout == f"ran {os.path.expanduser('~')}/runs 3\n"
+
+
+def test_a_path_that_cannot_be_looked_at_is_named() -> None:
+    name = "x" * 300
+    assert_fails([f"--root_dir={name}"], f"flag --root_dir={name}: File name too long")
+
+
+def test_positional_argument_is_refused() -> None:
+    assert_fails(["runs/x"], "unexpected argument 'runs/x': flags are written --name=value")
+
+
+def test_help_succeeds() -> None:
+    ended = run("--help")
+    assert ended.returncode == 0
+    assert "--root_dir: Folder of the run." in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("no_color", "label"), [("", "\x1b[1;31merror:\x1b[0m "), ("1", "error: ")]
+)
+def test_label_is_red_on_a_terminal(no_color: str, label: str) -> None:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=missing"]
+    process = subprocess.Popen(command, stderr=terminal, env={**os.environ, "NO_COLOR": no_color})
+    assert process.wait(timeout=60) == 2
+    os.close(terminal)
+    assert os.read(controller, 1000).decode() == f"{label}no folder 'missing'; make it\r\n"
+    os.close(controller)
+
+
+def test_python_is_named_as_the_user_would_type_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.python_command() == ".venv/bin/python"
+    monkeypatch.chdir("/")
+    assert cli.python_command() == str(tmp_path / ".venv" / "bin" / "python").lstrip("/")

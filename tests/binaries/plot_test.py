@@ -1,0 +1,240 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from PIL import Image
+
+from pipeline import plot
+from pipeline.utils import errors
+
+
+def make_run(
+    folder: pathlib.Path,
+    curve: dict[int, float | None],
+    evaluations: dict[int, tuple[float, float]] | None = None,
+    command: str | None = None,
+) -> plot.Run:
+    folder.mkdir()
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step, mean in curve.items():
+            file.write(json.dumps({"env_steps": step, "return_mean_100": mean}) + "\n")
+        file.write('{"env_steps": 99')  # the run is writing this very moment
+    if evaluations is not None:
+        with (folder / "eval.jsonl").open("w") as file:
+            for step, (mean, std) in evaluations.items():
+                record = {"env_steps": step, "return_mean": mean, "return_std": std, "returns": []}
+                file.write(json.dumps(record) + "\n")
+    if command is not None:
+        (folder / "run.json").write_text(json.dumps({"command": command}))
+    return plot.read_run(folder)
+
+
+def lines(figure: Figure) -> dict[str, np.ndarray]:
+    """The curves by label; those without one are numbered."""
+    drawn = figure.axes[0].get_lines()
+    return {str(line.get_label()): np.asarray(line.get_xydata()) for line in drawn}
+
+
+def evaluation_bars(figure: Figure) -> list[list[list[float]]]:
+    """The two ends of each error bar of the one group that was evaluated."""
+    (container,) = figure.axes[0].containers
+    assert isinstance(container, ErrorbarContainer)
+    return [segment.tolist() for segment in container.lines[2][0].get_segments()]
+
+
+def legend(figure: Figure) -> list[str]:
+    drawn = figure.axes[0].get_legend()
+    assert drawn is not None
+    return [text.get_text() for text in drawn.get_texts()]
+
+
+def test_single_run_is_its_curve_and_its_evaluations(tmp_path: pathlib.Path) -> None:
+    run = make_run(
+        tmp_path / "a",
+        {0: None, 1000: 10.0, 2000: 20.0},
+        {1000: (12.0, 3.0)},
+        "python train.py --gin_file=dqn_cartpole.gin",
+    )
+    figure = plot.draw([run])
+    axes = figure.axes[0]
+    assert lines(figure)["a"].tolist() == [[1000, 10], [2000, 20]]
+    assert evaluation_bars(figure) == [[[1000, 9], [1000, 15]]]
+    assert axes.get_title() == "dqn_cartpole"
+    assert axes.get_xlabel() == "environment steps"
+    assert legend(figure) == ["a"]
+
+
+def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Path) -> None:
+    runs = [
+        make_run(tmp_path / "dqn_seed1", {0: 0.0, 200: 20.0}, {100: (1.0, 0.0), 200: (5.0, 0.0)}),
+        make_run(
+            tmp_path / "dqn_seed2", {100: 30.0, 300: 50.0}, {160: (1.0, 0.0), 202: (7.0, 9.0)}
+        ),
+        make_run(tmp_path / "ppo", {100: 1.0, 200: 2.0}),
+    ]
+    figure = plot.draw(runs)
+    drawn = figure.axes[0].get_lines()
+    assert [line.get_linewidth() for line in drawn[:3]] == [0.8, 0.8, 2.2]
+    assert len({line.get_color() for line in drawn[:-1]}) == 1
+    assert drawn[-1].get_color() != drawn[0].get_color()
+    mean = lines(figure)["dqn (mean of 2 runs)"]
+    assert mean.tolist() == [[100, 20.0], [200, 30.0]]
+    # The first evaluations were not due at the same time; the second were, give or take a step.
+    assert evaluation_bars(figure) == [[[201, 5.0], [201, 7.0]]]
+    assert legend(figure) == ["dqn (mean of 2 runs)", "ppo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("dqn_seed3", "dqn"),
+        ("dqn-seed-3", "dqn"),
+        ("dqn_cartpole-12", "dqn_cartpole"),
+        ("dqn_cartpole_2", "dqn_cartpole"),
+        ("dqn3", "dqn3"),
+        ("ppo_pong", "ppo_pong"),
+        ("_5", "_5"),
+        ("5", "5"),
+        ("seed", "seed"),
+        ("seed-3", ""),
+        ("seed3", ""),
+    ],
+)
+def test_group_is_the_folder_without_the_seed(name: str, group: str) -> None:
+    run = plot.Run(pathlib.Path("/runs", name), "", np.zeros([0, 2]), np.zeros([0, 3]))
+    assert run.group == pathlib.Path("/runs", group)
+    assert run.name == (name if group else f"runs/{name}")
+
+
+def test_seeds_of_different_experiments_are_not_mixed(tmp_path: pathlib.Path) -> None:
+    runs = []
+    for experiment, value in (("dqn-CartPole-v1", 500.0), ("ppo-Acrobot-v1", -80.0)):
+        (tmp_path / experiment).mkdir()
+        for seed in (1, 2):
+            runs.append(make_run(tmp_path / experiment / f"seed-{seed}", {100: value, 200: value}))
+    runs.append(make_run(tmp_path / "dqn-CartPole-v1" / "other", {100: 1.0, 200: 1.0}))
+    figure = plot.draw(runs)
+    named = {label: ends[:, 1].tolist() for label, ends in lines(figure).items() if "v1" in label}
+    assert named == {
+        "dqn-CartPole-v1 (mean of 2 runs)": [500, 500],
+        "ppo-Acrobot-v1 (mean of 2 runs)": [-80, -80],
+    }
+    assert plot.draw(runs[:1]).axes[0].get_lines()[0].get_label() == "dqn-CartPole-v1/seed-1"
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        ("python a.py --gin_file=dqn_cartpole --seed=1", "dqn_cartpole"),
+        ("python a.py --gin_file='my runs/x.gin'", "x"),
+        ("a.py --gin_file agents/dqn -gin_file=environments/gymnasium", "dqn + gymnasium"),
+        ("python a.py --gin_bindings='train.num_env_steps = 5'", ""),
+    ],
+)
+def test_title_is_the_config(tmp_path: pathlib.Path, command: str, config: str) -> None:
+    run = make_run(tmp_path / "a", {1: 1.0}, command=command)
+    assert run.config == config
+    assert plot.draw([run]).axes[0].get_title() == config
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (500, "500"), (2500, "2.5k"), (500_000, "500k"), (1e6, "1M"), (2e9, "2G")],
+)
+def test_ticks_are_short(value: float, text: str) -> None:
+    assert plot.short(value) == text
+
+
+def test_folder_without_a_finished_episode(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.UserError, match="no folder .*missing"):
+        plot.read_run(tmp_path / "missing")
+    with pytest.raises(errors.UserError, match="metrics.jsonl has no finished episode"):
+        plot.read_run(tmp_path)
+    with pytest.raises(errors.UserError, match="metrics.jsonl has no finished episode"):
+        make_run(tmp_path / "begun", {100: None})
+
+
+def make_timed_run(folder: pathlib.Path) -> pathlib.Path:
+    """Of 10 environment steps a second at first, then 5; a return from the second record on."""
+    make_run(folder, {0: 1.0}, {150: (12.0, 3.0)})
+    records = [
+        {"env_steps": 100, "wall_seconds": 10.0, "speed": 10, "note": "text"},
+        {"env_steps": 200, "wall_seconds": 30.0, "speed": 5, "return_mean_100": 20.0},
+        {"env_steps": 300, "wall_seconds": 50.0, "speed": None, "return_mean_100": 30.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in records))
+    return folder
+
+
+def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), x="wall_seconds")])
+    assert lines(figure)["a"].tolist() == [[30, 20], [50, 30]]
+    assert evaluation_bars(figure) == [[[20, 9], [20, 15]]]
+    assert figure.axes[0].get_xlabel() == "seconds of training"
+
+
+def test_an_evaluation_after_the_last_record_is_where_it_was(tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "a", {100: 10.0, 200: 20.0}, {50: (4.0, 1.0), 250: (12.0, 3.0)})
+    assert run.evaluations[:, 0].tolist() == [50, 250]
+
+
+def test_any_number_of_the_log_is_drawn_without_evaluations(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([plot.read_run(make_timed_run(tmp_path / "a"), y="speed")])
+    assert lines(figure)["a"].tolist() == [[100, 10], [200, 5]]
+    assert not figure.axes[0].containers
+    assert figure.axes[0].get_ylabel() == "speed"
+    assert figure.axes[0].get_ylim()[0] == 0
+
+
+def test_what_goes_below_zero_is_drawn_to_its_own_scale(tmp_path: pathlib.Path) -> None:
+    figure = plot.draw([make_run(tmp_path / "a", {0: -21.0, 1000: -10.0})])
+    assert figure.axes[0].get_ylim()[0] < -21
+
+
+def test_what_is_no_number_of_the_log_is_named(tmp_path: pathlib.Path) -> None:
+    folder = make_timed_run(tmp_path / "a")
+    numbers = "env_steps, return_mean_100, speed, wall_seconds"
+    for y in ("note", "losses"):
+        with pytest.raises(errors.UserError, match=f"has no numeric field '{y}'; it has {numbers}"):
+            plot.read_run(folder, y=y)
+
+
+def run_binary(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pipeline.plot", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path / "a", {1000: 1.0, 2000: 2.0})
+    output = tmp_path / "new" / "curve.png"
+    ended = run_binary(f"--root_dir={tmp_path / 'a'}", f"--output={output}")
+    assert (ended.returncode, ended.stdout) == (0, f"wrote {output}\n")
+    assert Image.open(output).size == (900, 500)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no run to draw"),
+        (["--root_dir=missing/run"], "no folder missing/run"),
+        (["--root_dir={run}", "--y=speed"], "{run}/metrics.jsonl has no numeric field 'speed'"),
+        (["--root_dir={run}", "--output=curve.gif2"], "--output=curve.gif2: the name must end in"),
+        (
+            ["--root_dir={run}", "--output=/proc/x/curve.png"],
+            "cannot write --output=/proc/x/curve.png: ",
+        ),
+    ],
+)
+def test_binary_names_the_mistake(
+    tmp_path: pathlib.Path, arguments: list[str], message: str
+) -> None:
+    make_run(tmp_path / "a", {1000: 1.0})
+    ended = run_binary(*(argument.format(run=tmp_path / "a") for argument in arguments))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {message}".format(run=tmp_path / "a"))
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,251 @@
+import inspect
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, user_environment
+from gymnasium.spaces import Box, Discrete
+from scripted_environments import EchoEnv, environment
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import policy_step
+
+import pipeline
+from pipeline import configuration
+from pipeline.checkpointing import manifest
+from pipeline.saved_policy import SavedPolicy
+from pipeline.utils.errors import UserError
+from pipeline.utils.tensorflow_import import LEGACY_KERAS
+
+
+@pytest.fixture(scope="module")
+def policy(finished_run):
+    return pipeline.load_policy(finished_run.root_dir)
+
+
+@pytest.fixture(scope="module")
+def observations():
+    return np.random.default_rng(0).normal(0, 2, (64, 4)).astype(np.float32)
+
+
+class FirstNumberPolicy(tf_policy.TFPolicy):
+    """The action is the sum of the observation; counts how often it is traced."""
+
+    traces = 0
+
+    def _variables(self):
+        return []
+
+    def _action(self, time_step, policy_state, seed):
+        self.traces += 1
+        flat = tf.reshape(time_step.observation, [tf.shape(time_step.step_type)[0], -1])
+        sums = tf.reduce_sum(tf.cast(flat, self.action_spec.dtype), axis=1)
+        shape = [-1] + [1] * self.action_spec.shape.rank
+        action = tf.reshape(sums, shape) + tf.zeros(self.action_spec.shape, self.action_spec.dtype)
+        return policy_step.PolicyStep(action, policy_state, ())
+
+
+def summing(observation_space, action_space):
+    env = environment(EchoEnv(observation_space, action_space))
+    policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
+    return SavedPolicy(policy, policy, env.action_space, env_steps=0), policy
+
+
+# From a run.
+
+
+def documented_example():
+    paragraphs = (inspect.getdoc(pipeline.load_policy) or "").split("\n\n")
+    examples = [text for text in paragraphs if text.startswith("Example:\n")]
+    return textwrap.dedent(examples[0].removeprefix("Example:\n"))
+
+
+def test_example_of_the_documentation(finished_run, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "dqn_cartpole").symlink_to(finished_run.root_dir)
+    monkeypatch.chdir(tmp_path)
+    code = documented_example()
+    assert 'load_policy("runs/dqn_cartpole")' in code
+    assert code in (ROOT / "README.md").read_text().replace("\n\n", "\n")
+    assert len([line for line in code.splitlines() if not line.startswith("import")]) == 6
+    names: dict = {}
+    exec(code, names)
+    assert names["env"].unwrapped.steps_beyond_terminated is not None or names["truncated"]
+
+
+def test_greedy_actions_are_the_agents(finished_run, observations, policy):
+    """By the weights of the checkpoint and NumPy alone."""
+    newest = max((finished_run.root_dir / "checkpoints").glob("step-*"))
+    reader = tf.train.load_checkpoint(str(newest / "agent" / "variables"))
+    names = reader.get_variable_to_shape_map()
+
+    def layer(kind):
+        found = [x for x in names if "/_q_network/" in x and kind in x and "SLOT" not in x]
+        return [reader.get_tensor(name) for name in sorted(found)]
+
+    # In order of name: the encoder's layer, then the head's.
+    values, (*kernels, last), (*biases, last_bias) = observations, layer("kernel"), layer("bias")
+    for kernel, bias in zip(kernels, biases, strict=True):
+        values = np.maximum(values @ kernel + bias, 0)
+    q_values = values @ last + last_bias
+    assert len({*np.argmax(q_values, 1)}) == 2
+    np.testing.assert_array_equal(policy.predict(observations), np.argmax(q_values, 1))
+
+
+def test_one_observation_or_a_batch(policy, observations):
+    batch = policy.predict(observations)
+    assert (batch.shape, batch.dtype) == ((64,), np.int64)
+    for observation, action in zip(observations[:8], batch[:8], strict=True):
+        one = policy.predict(observation)
+        assert (np.shape(one), one) == ((), action)
+        assert policy.action_space.contains(one)
+
+
+def test_actions_go_straight_into_the_environment(policy):
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    assert env.step(policy.predict(observation))[0].shape == (4,)
+    vector_env = gymnasium.make_vec("CartPole-v1", 3)
+    observation, _ = vector_env.reset(seed=1)
+    assert vector_env.step(policy.predict(observation))[0].shape == (3, 4)
+
+
+def test_seed_draws_from_the_policy_that_collected(policy, observations):
+    batch = np.repeat(observations[:1], 2000, axis=0)
+    drawn = [policy.predict(batch, seed=seed) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+    # Epsilon falls from 1 to 0.04 in 8,000 environment steps; half of the random actions are it.
+    epsilon = 1 - 0.96 * policy.env_steps / 8_000
+    other = np.mean(drawn[0] != policy.predict(batch))
+    assert other == pytest.approx(epsilon / 2, abs=0.05)
+
+
+def test_checkpoint_is_chosen(finished_run, policy):
+    steps = [int(path.name[5:15]) for path in finished_run.root_dir.glob("checkpoints/step-*")]
+    assert policy.env_steps == max(steps)
+    first = pipeline.load_policy(finished_run.root_dir, checkpoint=min(steps))
+    assert first.env_steps == min(steps) < max(steps)
+
+
+def test_the_best_checkpoint_need_not_be_the_newest(finished_run, tmp_path):
+    run = shutil.copytree(finished_run.root_dir, tmp_path / "run")
+    oldest, *_, newest = sorted(run.glob("checkpoints/step-*"))
+    header = manifest.header_of(oldest) | {"return_mean": 501.0}
+    (oldest / "manifest.json").unlink()
+    manifest.seal(oldest, header)
+    assert pipeline.load_policy(str(run), "best").env_steps == int(oldest.name[5:15])
+    assert pipeline.load_policy(str(run)).env_steps == int(newest.name[5:15])
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_no_run(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"there is no run .*{folder}|{folder} holds no run"):
+        pipeline.load_policy(tmp_path / folder)
+
+
+def test_weights_of_another_network_are_refused(finished_run, tmp_path):
+    run = shutil.copytree(finished_run.root_dir, tmp_path / "run")
+    config = run / "operative_config.gin"
+    changed = config.read_text().replace("mlp_encoder.units = (8,)", "mlp_encoder.units = (9,)")
+    config.write_text(changed)
+    with pytest.raises(UserError, match=r"does not fit.*\[8\].* \[9\]"):
+        pipeline.load_policy(run)
+
+
+def test_gin_is_left_as_it_was(finished_run):
+    configuration.load(["ppo_cartpole"], ["train.num_env_steps = 7"])
+    config, explained = gin.config_str(), configuration.explain()
+    pipeline.load_policy(finished_run.root_dir)
+    assert (gin.config_str(), configuration.explain()) == (config, explained)
+    with gin.unlock_config():
+        gin.clear_config()
+    gin.finalize()
+    with pytest.raises(UserError):
+        pipeline.load_policy(finished_run.root_dir, checkpoint=1)
+    pipeline.load_policy(finished_run.root_dir)
+    assert gin.config_is_locked()
+    assert gin.config_str() == ""
+    gin.clear_config()
+
+
+def test_nothing_is_written(finished_run):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.root_dir.rglob("*")}
+    pipeline.load_policy(finished_run.root_dir)
+    assert {p: p.stat().st_mtime_ns for p in finished_run.root_dir.rglob("*")} == before
+
+
+def test_import_is_light_and_loading_is_silent(finished_run, tmp_path):
+    code = (
+        "import sys, pipeline\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        f"pipeline.load_policy({str(finished_run.root_dir)!r})\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env=user_environment(PYTHONPATH=str(ROOT), **{LEGACY_KERAS: "1"}),
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+# Spaces.
+
+
+def test_discrete_actions_start_where_their_space_starts():
+    policy, _ = summing(Box(0, 9, (), np.float32), Discrete(5, start=-2))
+    np.testing.assert_array_equal(policy.predict(np.arange(5.0)), [-2, -1, 0, 1, 2])
+    assert policy.predict(4.0) == 2
+    assert policy.action_space.contains(policy.predict(4.0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_continuous_actions_are_clipped(shape):
+    space = Box(-1, 2, shape, np.float32)
+    policy, _ = summing(Box(-9, 9, (2,), np.float32), space)
+    actions = policy.predict([[-5, 0], [0, 0.5], [1, 5]])
+    assert (actions.shape, actions.dtype) == ((3, *shape), np.float32)
+    np.testing.assert_array_equal(actions.reshape(3, -1)[:, 0], [-1, 0.5, 2])
+    one = np.asarray(policy.predict([1, 5]))
+    assert space.contains(one)
+
+
+def test_images_keep_their_dtype():
+    policy, _ = summing(Box(0, 255, (4, 84, 84), np.uint8), Discrete(3))
+    image = np.zeros((4, 84, 84), np.uint8)
+    image[0, 0, 0] = 2
+    assert policy.predict(image) == 2
+    assert policy.predict(image[None]).shape == (1,)
+    with pytest.raises(ValueError, match="dtype float64; the agent takes uint8"):
+        policy.predict(image / 255)
+
+
+def test_traced_once_for_all_batches():
+    policy, agents_policy = summing(Box(-9, 9, (2,), np.float32), Discrete(9))
+    for observation in (np.zeros(2), np.zeros((1, 2)), np.zeros((7, 2), int), [0, 0]):
+        policy.predict(observation)
+    assert agents_policy.traces == 1
+    policy.predict(np.zeros(2), seed=1)
+    policy.predict(np.zeros((3, 2)), seed=2)
+    assert agents_policy.traces == 2
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (np.zeros(3), r"shape \(3,\); the agent takes \(4,\), or a batch \(any, 4\)"),
+        (np.zeros((2, 3)), r"shape \(2, 3\)"),
+        (np.zeros((1, 1, 4)), r"shape \(1, 1, 4\)"),
+        (np.float32(1), r"shape \(\)"),
+        (np.zeros(4, complex), "dtype complex128; the agent takes float32"),
+        (np.array(list("word")), "dtype <U1; the agent takes float32"),
+    ],
+)
+def test_other_observations_are_refused(policy, observation, message):
+    with pytest.raises(ValueError, match=message):
+        policy.predict(observation)

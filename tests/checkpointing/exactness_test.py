@@ -1,0 +1,163 @@
+import os
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from pipeline import configuration
+from pipeline.checkpointing import exactness as exactness_module
+from pipeline.checkpointing.exactness import Circumstances, Exactness, configured_otherwise
+from pipeline.utils.errors import UserError
+
+ANY = Exactness(allow_inexact=True)
+CONFIG = """
+atari_environment.num_threads = {threads}
+evaluation/atari_environment.num_threads = {threads}
+atari_environment.num_envs = {envs}
+train.num_env_steps = {steps}
+"""
+
+
+def circumstances(
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: str = "",
+    seed: int = 1,
+    exactness: Exactness = ANY,
+    **values: Any,
+):
+    text = CONFIG.format(**{"threads": 1, "envs": 8, "steps": 100, **values}) + schedule
+    monkeypatch.setattr(configuration, "operative_config", lambda: text)
+    settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
+    return Circumstances(settings, seed, pathlib.Path("runs/mine"), exactness)
+
+
+SPREAD = "linear_schedule.num_steps = @whole_run()\n"
+
+
+@pytest.mark.parametrize(
+    "now, schedule, differ",
+    [
+        ({"threads": 2}, "", []),  # of emulators, in training and in evaluation
+        ({"envs": 4}, "", ["atari_environment.num_envs: 8 in the checkpoint, 4 here"]),
+        ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
+        ({"steps": 200}, "", []),
+        ({"steps": 200}, SPREAD, ["train.num_env_steps: 100 in the checkpoint, 200 here"]),
+    ],
+)
+def test_only_what_moves_bits_is_compared(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    now: dict[str, Any],
+    schedule: str,
+    differ: list[str],
+) -> None:
+    circumstances(monkeypatch, schedule).save(tmp_path)
+    resumed = circumstances(monkeypatch, schedule, **now)
+    assert resumed.differences == []  # nothing was restored yet
+    resumed.restore(tmp_path)
+    assert resumed.differences == differ
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("versions", {"numpy": "9"}, "version of numpy: .* in the checkpoint, 9 here"),
+        ("_instructions", ["avx9"], "processor's instructions: .* in the checkpoint, avx9 here"),
+    ],
+)
+def test_another_machine_is_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    monkeypatch.setattr(exactness_module, name, lambda: value)
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert any(re.fullmatch(said, line) for line in resumed.differences)
+
+
+@pytest.mark.parametrize(
+    "setting, now, said",
+    [
+        ("threads", {"intra_op": 0}, "threads.intra_op: 1 in the checkpoint, 3 here"),
+        ("execution", "eager", "execution (--eager, --exact_graph): graph in the checkpoint, "),
+        ("onednn", "0", "oneDNN: 1 in the checkpoint, 0 here"),
+        ("device", "NVIDIA H100", "device: CPU in the checkpoint, NVIDIA H100 here"),
+    ],
+)
+def test_other_settings_of_tensorflow_are_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, setting: str, now: object, said: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
+    circumstances(monkeypatch).save(tmp_path)
+    resumed = circumstances(monkeypatch)
+    resumed.settings[setting] = now
+    resumed.restore(tmp_path)
+    (line,) = resumed.differences
+    assert line.startswith(said)
+
+
+def test_the_processor_s_instructions_are_those_that_linux_names() -> None:
+    text = pathlib.Path("/proc/cpuinfo").read_text().split()
+    found = exactness_module._instructions()
+    assert "fma" in found or "sse4_1" in found
+    assert set(found) <= set(text)
+
+
+def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    circumstances(monkeypatch, seed=2).restore(tmp_path)
+    strict = circumstances(monkeypatch, seed=2, exactness=Exactness())
+    with pytest.raises(UserError, match="^runs/mine cannot be resumed exactly here:\n  seed: 1 in"):
+        strict.restore(tmp_path)
+    circumstances(monkeypatch, exactness=Exactness()).restore(tmp_path)
+    Exactness().check_episodes("the walk drifts")
+    with pytest.raises(UserError, match="the walk drifts. .* drop --require_exact_resume"):
+        Exactness(require_exact=True).check_episodes("the walk drifts")
+
+
+def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):
+    path = tmp_path / "operative_config.gin"
+    text = CONFIG.format(threads=1, envs=8, steps=100)
+    path.write_text(f"{text}rate/linear_schedule.final = 1\n")
+    more = "GAMES = 8\nevaluation/atari_environment.num_envs = %GAMES\n"
+    more += "gymnasium_environment.kwargs = {'b': 1, 'a': 2}\n"
+    path.write_text(path.read_text() + more)
+    with configuration.preserved():
+        configuration.load([str(path)])
+        assert configured_otherwise(path) == []
+        harmless = ["evaluation/atari_environment.num_threads = 2", "train.num_env_steps = 50"]
+        changed = ["atari_environment.num_envs = 4", "GAMES = 2"]
+        changed += ["train.create_agent = @create_dqn_agent"]
+        configuration.load([str(path)], [*harmless, *changed])
+        path.write_text(path.read_text() + "train.create_agent = @create_sac_agent\n")
+        assert configured_otherwise(path) == [
+            "atari_environment.num_envs: 8 there, 4 here",
+            "GAMES: 8 there, 2 here",
+            "train.create_agent: @create_sac_agent there, @create_dqn_agent here",
+        ]
+
+
+def test_a_binding_that_only_one_of_two_runs_has_is_a_difference(tmp_path):
+    path = tmp_path / "operative_config.gin"
+    path.write_text(
+        "create_dqn_agent.n_step = 3\n"
+        "create_dqn_agent.discount = 0.99\n"  # the default: gin writes these too
+        "target/create_dqn_agent.double_q = True\n"  # in force through the unscoped one
+        "create_dqn_agent.double_q = True\n"
+        "create_dqn_agent.optimizer = @Adam\n"  # the default as well
+        "GAMES = 8\n"
+    )
+    now = ["import pipeline.agents.dqn", "create_dqn_agent.double_q = True"]
+    with configuration.preserved():
+        # The file says nothing of the loss, for gin does not write defaults that are functions.
+        configuration.load([], [*now, "create_dqn_agent.td_loss = @squared_loss"])
+        assert configured_otherwise(path) == [
+            "create_dqn_agent.n_step: 3 there, 1 here",
+            "create_dqn_agent.td_loss: @huber_loss there, @squared_loss here",
+            "target/create_dqn_agent.td_loss: @huber_loss there, @squared_loss here",
+        ]
+        configuration.load([], [*now, "create_dqn_agent.td_loss = @huber_loss"])
+        assert configured_otherwise(path) == ["create_dqn_agent.n_step: 3 there, 1 here"]

@@ -1,0 +1,190 @@
+"""Every shipped config builds a run; every agent goes with every environment that fits it."""
+
+import re
+
+import gin
+import pytest
+from conftest import ROOT
+
+from pipeline import configuration
+from pipeline.checkpointing.exactness import configured_otherwise
+from pipeline.training.train_loop import train
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+
+pytestmark = pytest.mark.usefixtures("any_config")
+
+NAMES = [name for name, _ in configuration.list_configs()]
+READY = [name for name in NAMES if "/" not in name]
+AGENTS = [name for name in NAMES if name.startswith("agents/")]
+ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
+GAMES = [  # those of a game, which say no more than that
+    name
+    for name in READY
+    if name.endswith(("_pong", "_breakout")) and f"{name.rpartition('_')[0]}_atari" in READY
+]
+
+DISCRETE = {
+    "agents/a2c",
+    "agents/a3c",
+    "agents/async_nstep_q",
+    "agents/dqn",
+    "agents/nstep_q",
+    "agents/ppo",
+    "agents/trpo",
+}
+CONTINUOUS = {"agents/a2c", "agents/a3c", "agents/ppo", "agents/sac", "agents/trpo"}
+
+
+def build(files, *bindings):
+    """What `--explain` does: everything is made, nothing trains."""
+    configuration.load(files, bindings)
+    train(None, 1, "fail", StopSignal(), dry_run=True)
+
+
+def bound(files, *bindings):
+    """Every binding in force, as sorted lines."""
+    configuration.load(files, bindings)
+    return sorted(gin.config_str().splitlines())
+
+
+def unread():
+    """Bindings that nothing has read."""
+    _, _, listed = configuration.explain().partition("# Bound, but not used in this run:\n")
+    return listed
+
+
+def test_explain_knows_of_what_only_training_makes():
+    build(["dqn_cartpole"], "Watchdog.timeout = 60", "Patience.give_up_after = 1")
+    assert not unread()
+
+
+def test_a_schedule_that_is_not_bound_is_told_with_its_flags():
+    rate = "create_dqn_agent.learning_rate = @lr/linear_schedule()"
+    with pytest.raises(RuntimeError) as caught:
+        build(["dqn_cartpole"], "create_dqn_agent.gradient_clip_norm = None", rate)
+    message = configuration.explain_call_error(caught.value)
+    assert message and "linear_schedule.num_steps have no values: add --gin_bindings" in message
+
+
+def budgets_of_the_page():
+    """Environment steps by ready run, as the table of the documentation has them."""
+    page = (ROOT / "docs/algorithms/index.md").read_text()
+    table = page.partition("| config | environment | environment steps |")[2].partition("\n\n")[0]
+    budgets: dict[str, int] = {}
+    for line in table.splitlines()[2:]:
+        _, runs, _, numbers, _ = line.split("|")
+        names = re.findall("`(.*?)`", runs)
+        steps = [int(number.replace(",", "")) for number in numbers.split(";")]
+        budgets |= zip(names, steps * len(names) if len(steps) == 1 else steps, strict=True)
+    return budgets
+
+
+def test_the_documentation_lists_every_ready_run_with_its_budget():
+    budgets = budgets_of_the_page()
+    assert budgets.keys() == set(READY)
+    for name, steps in budgets.items():
+        configuration.load([name])
+        assert gin.query_parameter("train.num_env_steps") == steps, name
+    assert all(comment.endswith(".") for _, comment in configuration.list_configs())
+
+
+# Whose agent a run trains, where its name says otherwise.
+ALGORITHMS = {"nstep": "nstep_q", "dqn3": "dqn", "a3c": "a2c", "async": "nstep_q"}
+
+
+def factory_of(name):
+    """The Atari environment of a ready run, or of an environment's file."""
+    is_deepmind = name.startswith("dqn3_") or name.endswith("_deepmind")
+    return "deepmind_atari_environment" if is_deepmind else "atari_environment"
+
+
+@pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
+def test_ready_run(name, tmp_path):
+    game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
+    build([name], *game)
+    algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
+    assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
+    assert unread_by_mistake() == []
+    # A finished run is not taken for one of another configuration.
+    (tmp_path / "operative_config.gin").write_text(configuration.operative_config())
+    assert configured_otherwise(tmp_path / "operative_config.gin") == []
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_s_run_is_that_of_any_game_with_the_game_bound(name):
+    algorithm, _, game = name.rpartition("_")
+    assert bound([name]) == bound([f"{algorithm}_atari"], f"{factory_of(name)}.game = {game!r}")
+
+
+def unread_by_mistake():
+    # Encoders are chosen by the observation: an agent's file speaks of those not chosen too.
+    return [line for line in unread().splitlines() if "_encoder." not in line]
+
+
+@pytest.mark.parametrize("name", [name for name in READY if name.endswith("_atari")])
+def test_the_game_is_asked_for(name):
+    with pytest.raises(UserError, match=f"{factory_of(name)}.game is not bound"):
+        build([name])
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+def test_composition(agent, environment, continuous):
+    if environment == "environments/gymnasium":
+        names = ("CartPole-v1", "Pendulum-v1")
+        bindings = [f"gymnasium_environment.name = {names[continuous]!r}"]
+    else:
+        factory = factory_of(environment)
+        bindings = [
+            f"{factory}.game = 'pong'",
+            f"{factory}.num_envs = 2",
+            f"evaluation/{factory}.num_envs = 2",
+        ]
+        if factory == "atari_environment":
+            bindings.append(f"atari_environment.continuous = {continuous}")
+        elif continuous:
+            pytest.skip("its actions are a joystick's switches")
+    if agent in ("agents/a3c", "agents/async_nstep_q"):
+        bindings.append("asynchronous_runner.num_actors = 1")
+    if agent in (CONTINUOUS if continuous else DISCRETE):
+        build([agent, environment], *bindings)
+        # The order of the files does not matter.
+        assert bound([agent, environment], *bindings) == bound([environment, agent], *bindings)
+    else:
+        with pytest.raises(UserError, match="needs (discrete|continuous) actions"):
+            build([agent, environment], *bindings)
+
+
+def test_no_agent_or_environment_is_left_out():
+    assert set(AGENTS) == DISCRETE | CONTINUOUS
+    assert "environments/gymnasium" in ENVIRONMENTS
+    assert len(ENVIRONMENTS) == 5
+
+
+def test_what_only_the_graph_calls_is_operative_too():
+    build(["dqn_cartpole"], "huber_loss.threshold = 2.5")
+    assert "huber_loss.threshold = 2.5" in configuration.operative_config()
+    assert "huber_loss" not in unread()
+
+
+@pytest.mark.parametrize(
+    ("files", "binding", "message"),
+    [
+        (["dqn_cartpole"], "ReplayBufer.capacity = 1", ".*'ReplayBufer'.* Nearest: ReplayBuffer"),
+        (["dqn_cartpole"], "ReplayBuffer.capasity = 1", ".*'capasity'.* Nearest: capacity"),
+        (
+            ["agents/dqn", "environments/atari_dopamine"],
+            "atari_environment.game = 'breakuot'",
+            ".*'breakuot'.* Nearest: breakout",
+        ),
+        (["sac_pendulum"], "gymnasium_environment.name = 'CartPole-v1'", "SAC needs "),
+        (["dqn_cartpole"], "gymnasium_environment.name = 'Pendulum-v1'", "DQN needs "),
+    ],
+)
+def test_mistakes(files, binding, message):
+    with pytest.raises((UserError, RuntimeError)) as caught:
+        build(files, binding)
+    told = configuration.explain_call_error(caught.value) or str(caught.value)
+    assert re.match(message, told)

@@ -1,0 +1,91 @@
+"""Runs of actors in threads: a thousand starts and stops, Ctrl-C, a process that dies."""
+
+import faulthandler
+import random
+import signal
+import time
+
+import pytest
+import run_processes
+from host_loops import PLAN, Run, actor_threads
+from tiny_runs import build_components
+
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.training.asynchronous import Actors
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import Stopped
+
+pytestmark = pytest.mark.crash
+
+STARTS = 1_000
+SECONDS = 120  # that a start and a stop may take, together
+LONG = PLAN._replace(num_env_steps=10**9, eval_interval=0, log_interval=500)
+
+
+@pytest.fixture(autouse=True)
+def no_late_dump():
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+class RunOf(Run):
+    """A run of components that were built before."""
+
+    def __init__(self, path, parts):
+        self._built = parts
+        super().__init__(path, LONG)
+
+    def build(self, path, algorithm, **overrides):
+        return self._built
+
+
+def test_no_start_or_stop_of_two_actors_ends_in_a_deadlock(tmp_path, monkeypatch, capfd):
+    # Building takes seconds; it is threads that are started and stopped here.
+    monkeypatch.setattr(VectorEnvironment, "close", lambda self: None)
+    with capfd.disabled():  # what the watchdog writes is to be seen: it ends the process
+        _start_and_stop(tmp_path)
+
+
+def _start_and_stop(tmp_path):
+    parts = build_components("a3c", asynchronous_runner__scheduler="threads")
+    moments = random.Random(1)
+    env_steps = 0
+    for _ in range(STARTS):
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        runner = Actors(parts.runner._actors, parts.env_steps, "threads", seed=1)
+        run = RunOf(tmp_path / "run", parts._replace(runner=runner))
+        run.stop_at(env_steps + moments.randrange(1, 60))
+        with pytest.raises(Stopped):
+            run.train()
+        run.close()
+        assert run.loop.env_steps > env_steps
+        env_steps = run.loop.env_steps
+        assert not actor_threads()
+
+
+def test_ctrl_c_stops_the_actors_of_a_process_within_two_seconds(tmp_path):
+    overrides = {"asynchronous_runner__scheduler": "threads", "train__num_env_steps": 10**7}
+    run = run_processes.Run(tmp_path, "a3c", **overrides)
+    with run.start_until(run_processes.TRAINING, env_steps=100) as process:
+        process.send_signal(signal.SIGINT)
+        asked, line = time.monotonic(), " "
+        while line and not line.startswith("stopped; the same command resumes"):
+            line = process.stdout.readline()
+        stopped = time.monotonic()
+        assert process.wait(timeout=20) == 130
+    assert line
+    assert stopped - asked < 2
+
+
+def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
+    overrides = {
+        "asynchronous_runner__scheduler": "threads",
+        "gymnasium_environment__vectorization_mode": "async",
+    }
+    run = Run(tmp_path / "run", PLAN, "a3c", **overrides)
+    environment = run.parts.runner.drivers[0].environment
+    run.at(130, lambda: environment._vector_env.processes[0].kill())
+    with pytest.raises(UserError, match=r"one of its processes has died(.|\n)*is intact"):
+        run.train()
+    run.close()
+    assert not actor_threads()

@@ -1,0 +1,90 @@
+"""README.md and docs/ say what the committed results say."""
+
+import json
+import re
+import shutil
+
+import page_tables
+import pytest
+
+from benchmarks import tables
+from benchmarks.workers.protocol import STAGES
+from pipeline.benchmarks import report
+
+
+@pytest.mark.parametrize("page", page_tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_committed_results(page):
+    text = page.read_text()
+    assert page_tables.rewritten(text) == text
+
+
+def test_a_page_shows_every_measurement():
+    shown = {part for page in page_tables.PAGES for part in page_tables.shown(page.read_text())}
+    measured = {path.name for path in page_tables.RESULTS.glob("throughput*")}
+    tables_of_speeds = ("speeds", "asynchronous actors")
+    assert {folder for folder, table in shown if table in tables_of_speeds} == measured
+
+
+def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        results = json.loads((folder / "throughput.json").read_text())
+        for work in results["works"].values():
+            for side in work["sides"].values():
+                for stage in side["stages"].values():
+                    stage["per_second"] *= 2
+        (tmp_path / folder.name).mkdir()
+        (tmp_path / folder.name / "throughput.json").write_text(json.dumps(results))
+    (tmp_path / "classic").mkdir()
+    text = (page_tables.RESULTS / "classic/report.md").read_text()
+    (tmp_path / "classic/report.md").write_text(text.replace("CartPole-v1", "CartPole-v2"))
+    monkeypatch.setattr(page_tables, "RESULTS", tmp_path)
+    pages = [page.read_text() for page in page_tables.PAGES]
+    changed = [text for text in pages if page_tables.rewritten(text) != text]
+    of_results = [text for text in pages if {s for s, _ in page_tables.shown(text)} - {"gin"}]
+    assert changed == of_results and changed
+
+
+def test_the_report_is_that_of_the_committed_records(tmp_path):
+    committed = page_tables.RESULTS / "classic"
+    for name in ("classic.jsonl", "classic.plan.json"):
+        shutil.copy(committed / name, tmp_path)
+    report.write(tmp_path)
+    assert (tmp_path / "report.md").read_text() == (committed / "report.md").read_text()
+    pages = [(folder / "report.html").read_text() for folder in (tmp_path, committed)]
+    # Lines of figures may differ in the last digit from processor to processor.
+    written, kept = (re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL) for page in pages)
+    assert written == kept and len(kept) > 100_000
+    assert pages[0].count("<svg") == pages[1].count("<svg") > 0
+
+
+def test_the_committed_pages_are_those_of_the_numbers_beside_them():
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        results = json.loads((folder / "throughput.json").read_text())
+        assert (folder / "throughput.md").read_text() == tables.document(results)
+
+
+def test_the_sides_of_a_work_train_networks_of_one_size():
+    compared = 0
+    for folder in page_tables.RESULTS.glob("throughput*"):
+        works = json.loads((folder / "throughput.json").read_text())["works"]
+        for name, work in works.items():
+            sizes = [side["facts"].get("num_parameters") for side in work["sides"].values()]
+            known = [size for size in sizes if size]
+            if len(known) > 1:
+                compared += 1
+                # Earlier measurements left SAC's temperature out of the peers' counts.
+                assert max(known) - min(known) <= name.startswith("sac"), (name, sizes)
+    assert compared
+
+
+def test_the_headline_measurement_took_twenty_seconds_a_stage():
+    results = json.loads((page_tables.RESULTS / "throughput/throughput.json").read_text())
+    rounds = [
+        stage["rounds"]
+        for work in results["works"].values()
+        for side in work["sides"].values()
+        for name, stage in side["stages"].items()
+        if name in STAGES
+    ]
+    assert rounds
+    assert min(sum(answer["seconds"] for answer in stage) for stage in rounds) >= 20

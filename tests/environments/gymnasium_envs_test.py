@@ -1,0 +1,251 @@
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.configuration.explanation import explain_call_error
+from pipeline.environments.gymnasium_envs import gymnasium_environment
+from pipeline.utils.errors import UserError
+
+MODULE = """
+import gymnasium
+from pipeline.utils.errors import UserError
+
+class Wrap(gymnasium.Wrapper):
+    def __init__(self, env, error=None):
+        raise error or KeyError("door")
+
+gymnasium.register("Corridor-v3", entry_point="corridor:Corridor", max_episode_steps=5)
+
+class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, package=None, render_mode=None):
+        if package == "none":
+            raise LookupError("no such floor")
+        if package == "type":
+            len(3)
+        if package == "user":
+            raise UserError("no corridor on this floor.")
+        if package:
+            raise gymnasium.error.DependencyNotInstalled(f"run `pip install {package}`")
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, 0.0, False, False, {}
+"""
+
+
+@pytest.fixture
+def corridor(tmp_path, monkeypatch):
+    """The id of an environment that a module outside the project registers when imported."""
+    (tmp_path / "corridor.py").write_text(MODULE)
+    (tmp_path / "needy.py").write_text("import a_package_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "corridor:Corridor-v3"
+    gymnasium.registry.pop("Corridor-v3", None)
+    sys.modules.pop("corridor", None)
+
+
+def run(env, actions):
+    """[T, N] arrays of the time steps that follow a reset."""
+    steps = [env.reset()] + [env.step(action) for action in actions]
+    return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
+
+
+def assert_equal(first, second):
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def actions(num_steps, num_envs, seed=0):
+    drawn = np.random.default_rng(seed).integers(0, 2, (num_steps, num_envs))
+    return tf.constant(drawn, tf.int32)
+
+
+def test_equal_seeds_give_equal_rows_and_others_do_not():
+    def rows(seed):
+        return run(gymnasium_environment(seed, name="CartPole-v1", num_envs=3), actions(60, 3))
+
+    assert_equal(rows(1), rows(1))
+    assert not np.array_equal(rows(1)[-1], rows(2)[-1])
+
+
+def test_rows_are_independent():
+    given = actions(60, 3)
+    rows = run(gymnasium_environment(1, name="CartPole-v1", num_envs=3), given)
+    alone = run(gymnasium_environment(1, name="CartPole-v1", num_envs=1), given[:, :1])
+    others = tf.concat([given[:, :1], actions(60, 2, seed=1)], axis=1)
+    beside_others = run(gymnasium_environment(1, name="CartPole-v1", num_envs=3), others)
+    assert_equal([row[:, :1] for row in rows], alone)
+    assert_equal([row[:, :1] for row in beside_others], alone)
+    assert not np.array_equal(rows[-1][:, 1], rows[-1][:, 0])
+
+
+def test_an_async_environment_whose_process_has_died_unnoticed_can_be_closed():
+    environment = gymnasium_environment(
+        1, name="CartPole-v1", num_envs=2, vectorization_mode="async"
+    )
+    environment.reset()
+    process = environment._vector_env.processes[1]
+    process.kill()
+    process.join()
+    environment.close()
+    assert not any(process.is_alive() for process in environment._vector_env.processes)
+
+
+def test_async_gives_what_sync_gives():
+    environments = [
+        gymnasium_environment(1, name="CartPole-v1", num_envs=2, vectorization_mode=mode)
+        for mode in ("sync", "async")
+    ]
+    try:
+        assert_equal(*[run(env, actions(40, 2)) for env in environments])
+    finally:
+        for env in environments:
+            env.close()
+
+
+def test_continuous_actions():
+    env = gymnasium_environment(1, name="Pendulum-v1", num_envs=2, kwargs={"g": 9.81})
+    assert env.action_spec().dtype == tf.float32
+    env.reset()
+    time_step = env.step(tf.constant([[2.0], [-2.0]]))
+    assert time_step.observation.shape == (2, 3)
+    assert (time_step.reward.numpy() < 0).all()
+
+
+@pytest.mark.parametrize(("limit", "last"), [(None, 5), (3, 3), (-1, None)])
+def test_max_episode_steps_truncates(corridor, limit, last):
+    env = gymnasium_environment(1, name=corridor, max_episode_steps=limit)
+    step_type, _, discount, _ = run(env, tf.zeros([8, 1], tf.int32))
+    (ends,) = np.where(step_type[:, 0] == 2)
+    assert ends.tolist() == ([] if last is None else list(range(last, 9, last + 1)))
+    assert (discount == 1).all()
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        gymnasium.wrappers.FlattenObservation,
+        "gymnasium.wrappers:FlattenObservation",
+        ("gymnasium.wrappers:FlattenObservation", {}),
+    ],
+)
+def test_wrappers(wrapper):
+    env = gymnasium_environment(1, name="FrozenLake-v1", wrappers=[wrapper])
+    assert env.observation_spec().shape == (16,)
+
+
+def test_wrappers_with_arguments_apply_in_order():
+    limit = "gymnasium.wrappers:TimeLimit"
+    wrappers = [("gymnasium.wrappers:RescaleAction", {"min_action": -1, "max_action": 1})]
+    wrappers.append((limit, {"max_episode_steps": 2}))
+    env = gymnasium_environment(1, name="Pendulum-v1", wrappers=wrappers)
+    assert env.action_spec().maximum == 1
+    assert run(env, tf.zeros([3, 1, 1]))[0][:, 0].tolist() == [0, 1, 2, 0]
+
+
+def test_ale_ids_work():
+    env = gymnasium_environment(1, name="ALE/Pong-v5")
+    assert env.observation_spec().shape == (210, 160, 3)
+    assert env.reset().observation.dtype == tf.uint8
+
+
+def message(**kwargs):
+    with pytest.raises(UserError) as error:
+        gymnasium_environment(1, **kwargs)
+    return explain_call_error(error.value)
+
+
+def test_messages_about_names(corridor):
+    assert "gymnasium_environment.name is not bound" in message()
+    assert "CartPole-v1" in message(name="cartpol-v1")
+    assert "Please use `Acrobot-v1`" in message(name="Acrobot-v0")
+    assert "CartPole-v1" in message(name="CartPole-v7")
+    assert "corridor:Corridor-v3" in message(name="corridor:corridr-v3")
+    assert "'no_such_module'" in message(name="no_such_module:Room-v0")
+    assert "'a_package_that_is_not_there'" in message(name="needy:Room-v0")
+    assert "more than one ':'" in message(name="a:b:c")
+
+
+def test_messages_about_the_other_arguments(corridor):
+    assert "run `pip install maze`" in message(name=corridor, kwargs={"package": "maze"})
+    assert "'speed'" in message(name=corridor, kwargs={"speed": 1})
+    assert "num_envs = 0" in message(name=corridor, num_envs=0)
+    assert "max_episode_steps = 0" in message(name=corridor, max_episode_steps=0)
+    assert "'vector_entry_point'" in message(
+        name="CartPole-v1", vectorization_mode="vector_entry_point"
+    )
+    assert "'nowhere:Wrap'" in message(name=corridor, wrappers=["nowhere:Wrap"])
+    assert "observation space Tuple" in message(name="Blackjack-v1")
+
+
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        "gymnasium.wrappers:FlattenObservation",
+        ("gymnasium.wrappers:RescaleObservation", {"min_obs": -1.0, "max_obs": 1.0}),
+        (("gymnasium.wrappers:FlattenObservation",),),
+        3,
+    ],
+    ids=str,
+)
+def test_wrappers_that_are_none_are_refused(wrappers):
+    assert f"wrappers = {wrappers!r}: must be a tuple" in message(
+        name="FrozenLake-v1", wrappers=wrappers
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_raises_while_it_is_built_is_named(corridor, mode):
+    def told(package):
+        return message(name=corridor, kwargs={"package": package}, vectorization_mode=mode)
+
+    start = f"gymnasium_environment.name = {corridor!r} raised "
+    lookup, type_error = told("none"), told("type")
+    assert lookup.startswith(start + "LookupError: no such floor (")
+    assert "corridor.py:" in lookup and lookup.endswith(", in __init__)")
+    # gymnasium rephrases this one in a place of its own.
+    assert type_error.startswith(start + "TypeError: object of type 'int' has no len()")
+    assert "corridor.py:" in type_error and type_error.endswith(", in __init__)")
+    assert told("user") == "no corridor on this floor."
+
+
+def test_a_wrapper_that_raises_while_it_is_built_is_named(corridor, tmp_path):
+    told = message(name="Pendulum-v1", wrappers=("gymnasium.wrappers:RescaleAction",))
+    start = "gymnasium_environment.wrappers: 'gymnasium.wrappers:RescaleAction' raised TypeError: "
+    assert told.startswith(start) and "'min_action' and 'max_action'" in told
+    told = message(name=corridor, wrappers=["corridor:Wrap"])
+    assert "'corridor:Wrap' raised KeyError: 'door' (" in told and "corridor.py:" in told
+    error = UserError("mind the step.")
+    told = message(name=corridor, wrappers=[("corridor:Wrap", {"error": error})])
+    assert told == "mind the step."
+    (tmp_path / "torn.py").write_text("raise RuntimeError('torn')")
+    told = message(name=corridor, wrappers=["torn:Paper"])
+    assert told.startswith("gymnasium_environment.wrappers: 'torn:Paper' raised RuntimeError: torn")
+    assert "torn.py:1" in told
+
+
+def test_rendering_gives_frames_and_leaves_the_rows_as_they_are():
+    env = gymnasium_environment(1, name="CartPole-v1", num_envs=3, render=True)
+    plain = gymnasium_environment(1, name="CartPole-v1", num_envs=1)
+    given = actions(20, 1)
+    assert_equal(run(env, given), run(plain, given))
+    frame = env.render()
+    assert (frame.shape, frame.dtype) == ((400, 600, 3), np.uint8)
+    assert frame.std() > 0
+    assert env.render_fps == 50
+
+
+def test_rendering_is_refused_where_an_environment_draws_nothing(corridor):
+    env = gymnasium_environment(1, name=corridor, render=True)
+    env.reset()
+    with pytest.raises(UserError, match="cannot render"):
+        env.render()

@@ -1,0 +1,108 @@
+import cv2
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.environments.atari import atari_environment
+from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
+
+LAST = 2
+
+# What the OpenCV inside the ALE and the one in Python may differ by (the ALE's own tests allow it).
+MAX_GREY_LEVELS = 2
+MAX_PIXELS = 25
+
+
+def seen(frame):
+    """The uint8 [84, 84] image that preprocessing makes of an RGB frame, pooling left out."""
+    grey = np.round(frame @ np.array([0.2989, 0.587, 0.114])).astype(np.uint8)
+    return cv2.resize(grey, (84, 84), interpolation=cv2.INTER_AREA).astype(int)
+
+
+def newest(time_step):
+    return time_step.observation[0, -1].numpy().astype(int)
+
+
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_observations_are_the_vector_environments(sticky):
+    settings = {
+        "game": "breakout",
+        "repeat_action_probability": sticky,
+        "noop_max": 30,
+        "use_fire_reset": True,
+    }
+    rendering = atari_environment(1, **settings, render=True)
+    plain = atari_environment(1, **settings, num_envs=2)
+    actions = np.random.default_rng(0).integers(0, 4, (400, 2))
+    ends = 0
+    for step in range(len(actions) + 1):
+        if step == 0:
+            mine, theirs = rendering.reset(), plain.reset()
+        else:
+            action = tf.constant(actions[step - 1], tf.int32)
+            mine, theirs = rendering.step(action[:1]), plain.step(action)
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(one[0], other[0])
+        # The game's last observation is not of its last frame.
+        if mine.step_type[0] == LAST:
+            ends += 1
+        else:
+            # The maximum over two frames, of which this is one.
+            assert (newest(mine) >= seen(rendering.render()) - MAX_GREY_LEVELS).all()
+    assert ends >= 1
+
+
+@pytest.mark.parametrize(
+    ("game", "sticky", "limit"), [("breakout", 0.25, 200), ("seaquest", 0.0, 10**6)]
+)
+def test_frames_are_those_that_the_observations_are_made_of(game, sticky, limit):
+    """One frame a step: nothing is pooled, so an observation is a function of one frame."""
+    env = atari_environment(
+        1,
+        game=game,
+        repeat_action_probability=sticky,
+        max_episode_frames=limit,
+        frame_skip=1,
+        stack_size=1,
+        noop_max=30,
+        render=True,
+    )
+    time_step = env.reset()
+    moved = set()
+    for action in np.random.default_rng(0).integers(0, 4, 500):
+        frame = env.render()
+        if time_step.step_type[0] != LAST:
+            difference = np.abs(newest(time_step) - seen(frame))
+            assert difference.max() <= MAX_GREY_LEVELS
+            assert (difference > 0).sum() <= MAX_PIXELS
+        moved.add(frame.tobytes())
+        time_step = env.step([action])
+    assert (frame.shape, frame.dtype) == ((210, 160, 3), np.uint8)
+    assert len(moved) > 100
+    assert env.render_fps == 60
+
+
+def test_continuous_actions_reach_the_emulator_that_renders():
+    env = atari_environment(1, game="pong", continuous=True, render=True, frame_skip=1)
+    time_step = env.reset()
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        np.testing.assert_allclose(newest(time_step), seen(env.render()), atol=MAX_GREY_LEVELS)
+        action = generator.uniform([0, -np.pi, 0], [1, np.pi, 1]).astype(np.float32)
+        time_step = env.step(tf.constant(action[np.newaxis]))
+
+
+def test_an_emulator_that_leaves_the_game_is_noticed():
+    env = atari_environment(1, game="breakout", render=True)
+    env.reset()
+    for _ in range(5):
+        env._vector_env.ale.screen.act(0)
+    with pytest.raises(RuntimeError, match="differs from the game"):
+        env.step([0])
+
+
+def test_only_one_environment_can_be_rendered():
+    with pytest.raises(ValueError, match="only one"):
+        RenderingAtariVectorEnv(
+            "pong", 2, frameskip=4, repeat_action_probability=0.0, use_fire_reset=False
+        )

@@ -1,0 +1,112 @@
+"""Environments whose episodes do not end are continued from states that they give out."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from exact_restore_test import WalkEnv, assert_continues, build, play
+from gymnasium import wrappers
+from gymnasium.vector import AsyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_environments import drawn_actions
+
+from pipeline.environments import saved_states
+from pipeline.utils.errors import UserError
+
+INTERVAL = 10  # vector steps between anchors
+
+
+class EndlessEnv(WalkEnv):
+    """Never ends, and gives out its state."""
+
+    def step(self, action):
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, False, False, info
+
+    def get_state(self):
+        generator = json.dumps(self.np_random.bit_generator.state)
+        return {"place": self.place, "time": self.time, "generator": generator}
+
+    def set_state(self, state):
+        self.place, self.time = float(state["place"]), int(state["time"])
+        self.np_random.bit_generator.state = json.loads(str(state["generator"]))
+
+
+class SometimesEnv(EndlessEnv):
+    """Ends now and then, after more steps than an anchor's interval."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.np_random.uniform() < 0.02, False, info
+
+
+class SecretiveEnv(EndlessEnv):
+    """Gives out what a file of arrays cannot hold."""
+
+    def get_state(self):
+        return {"generator": self.np_random}
+
+
+class WithoutState(WalkEnv):
+    """Never ends, and gives nothing out."""
+
+    def step(self, action):
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+class LoudEnv(gymnasium.Wrapper):
+    """Remembers something, and does not say what."""
+
+
+def limited():
+    return wrappers.OrderEnforcing(wrappers.TimeLimit(EndlessEnv(), 75))
+
+
+@pytest.mark.parametrize("env_class", [EndlessEnv, SometimesEnv, limited])
+@given(before=st.integers(0, 150))
+@settings(max_examples=25)
+def test_it_continues_from_any_moment(tmp_path_factory, env_class, before):
+    folder = tmp_path_factory.mktemp("saved")
+    create = lambda: build(env_class, interval=INTERVAL, num_envs=2)  # noqa: E731
+    first, _ = assert_continues(create, folder, before, after=60)
+    assert first._log.length <= 2 * INTERVAL + 1
+
+
+def test_what_is_repeated_is_bounded_only_where_states_are_given_out(tmp_path):
+    lengths = {}
+    for env_class in (EndlessEnv, WithoutState):
+        env = build(env_class, interval=INTERVAL, num_envs=1)
+        play(env, drawn_actions(env, 100))
+        lengths[env_class] = env._log.length
+    assert lengths == {EndlessEnv: 19, WithoutState: 99}
+
+
+def test_every_wrapper_has_to_be_known(tmp_path):
+    def offered(*env_fns, **kwargs):
+        return saved_states.are_offered(build(*env_fns, **kwargs)._vector_env)
+
+    assert offered(EndlessEnv)
+    assert offered(limited)
+    assert not offered(WithoutState)
+    assert not offered(lambda: LoudEnv(EndlessEnv()))
+    processes = build(EndlessEnv, AsyncVectorEnv)
+    assert not saved_states.are_offered(processes._vector_env)
+    processes.close()
+
+
+def test_a_state_that_no_file_of_arrays_holds_is_refused_by_name():
+    env = build(SecretiveEnv, interval=INTERVAL)
+    with pytest.raises(UserError, match=r"SecretiveEnv.get_state\(\) returns 'generator'"):
+        env._vector_env.reset()
+        saved_states.get(env._vector_env)
+
+
+def test_what_evaluates_keeps_no_actions():
+    env = build(interval=INTERVAL)
+    env.keep_no_actions()
+    play(env, drawn_actions(env, 50))
+    assert env._log.steps == 0
+    np.testing.assert_array_equal(env._log.numbers, 0)

@@ -1,0 +1,133 @@
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium
+import pytest
+import tiny_runs  # noqa: F401  registers Walk-v0
+from conftest import TESTS
+from tiny_runs import bindings, gin_files
+
+from pipeline.environments import watchdog
+from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.watchdog import Watchdog
+from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.jsonl import read_jsonl
+
+
+def train(root_dir, switches, *more):
+    command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
+    command += [f"--gin_file={name}" for name in gin_files("dqn")]
+    lines = [*bindings("dqn", switches), *more]
+    return subprocess.Popen(
+        [*command, *(f"--gin_bindings={line}" for line in lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
+    run = tmp_path / "run"
+    binding = f"gymnasium_environment.vectorization_mode = '{mode}'"
+    (tmp_path / "slow").touch()
+    process = train(run, tmp_path, binding, "Watchdog.timeout = 2.0")
+    try:
+        while not read_jsonl(run / "metrics.jsonl"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        (tmp_path / "stuck").touch()
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 2
+    assert "error: environment tiny_runs:Walk-v0 has not returned from a step" in errors
+    assert "for 2 s (Watchdog.timeout)" in errors
+    assert "is intact" in errors
+    assert "Traceback" not in errors
+    if mode == "sync":  # the environment is in this process: it says where
+        assert "it is at " in errors
+        assert "tiny_runs.py" in errors
+
+
+@pytest.fixture
+def environment():
+    vector_env = LeanSyncVectorEnv([lambda: gymnasium.make("Walk-v0")])
+    environment = VectorEnvironment(vector_env, name="walk", seed=1)
+    yield environment
+    environment.close()
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Set once the watchdog would have ended the process."""
+    ended = threading.Event()
+    monkeypatch.setattr(watchdog, "exit_at_once", lambda code: ended.set())
+    return ended
+
+
+def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
+    dog = Watchdog([environment], lambda: "", timeout=0.5)
+    started = time.monotonic()
+    while time.monotonic() - started < 1.0:
+        environment.cross(time.sleep, 0.05)
+    assert not ended.is_set()
+    time.sleep(1.0)  # between calls, as long as one likes
+    assert not ended.is_set()
+    environment.cross(ended.wait, 30.0)
+    assert ended.is_set()
+    dog.close()
+    assert "environment walk has not returned" in capsys.readouterr().err
+
+
+def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(environment, ended, capsys):
+    def unreadable():
+        raise WriteError("Cannot read the checkpoints")
+
+    with pytest.raises(WriteError):
+        Watchdog([environment], unreadable, timeout=0.0)._end(environment)
+    assert ended.is_set()
+    assert "environment walk has not returned" in capsys.readouterr().err
+
+
+def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, capsys):
+    over = threading.Lock()
+
+    def in_the_way():
+        over.acquire()
+        over.release()
+
+    def cross():  # as the method is called in which every environment is stepped
+        over.acquire()
+        over.release()
+
+    with over:
+        calls = [(cross,), (environment.cross, in_the_way), (cross,)]
+        threads = [threading.Thread(target=call, args=args) for call, *args in calls]
+        for thread in threads:
+            thread.start()
+        while not environment.crossing:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        Watchdog([environment], str, timeout=0.0)._end(environment)
+    for thread in threads:
+        thread.join()
+    assert ended.is_set()
+    said = capsys.readouterr().err
+    assert f"it is at {__file__}:{in_the_way.__code__.co_firstlineno + 1}, in in_the_way." in said
+
+
+def test_a_negative_timeout_is_refused():
+    with pytest.raises(UserError, match="Watchdog.timeout = -1: must be a number, at least 0"):
+        Watchdog([], lambda: "", timeout=-1)
+
+
+def test_a_timeout_of_0_waits_for_ever(environment, ended):
+    before = threading.enumerate()
+    Watchdog([environment], lambda: "", timeout=0.0)
+    assert threading.enumerate() == before

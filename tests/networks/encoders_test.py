@@ -1,0 +1,355 @@
+"""Which encoder an observation gets, what the encoders compute, and the heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy_references import (
+    FOUR_ACTIONS,
+    TWO_MOTORS,
+    as_float32,
+    assert_close,
+    bound,
+    dense_layers,
+    float64,
+    randomize,
+)
+from tf_agents.specs import tensor_spec
+
+from pipeline.networks.encoders import (
+    CategoricalHead,
+    FramesToChannels,
+    GaussianHead,
+    HeadedNetwork,
+    QHead,
+    ToFloat,
+    ValueHead,
+    create_encoder,
+    create_policy_head,
+    mlp_encoder,
+    num_actions,
+)
+from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
+from pipeline.utils.errors import UserError
+
+MLP, NATURE, SMALL = "mlp", "nature", "small"
+
+
+def some_observations(spec: tf.TensorSpec, batch_size: int = 3) -> tf.Tensor:
+    drawn = np.random.default_rng(0).integers(0, 256, (batch_size, *spec.shape))
+    return tf.constant(drawn % 2 == 0 if spec.dtype == tf.bool else drawn, spec.dtype)
+
+
+def convolutions(encoder: tf.keras.Sequential) -> list[tuple[Any, ...]]:
+    return [
+        (layer.filters, layer.kernel_size[0], layer.strides[0], layer.padding)
+        for layer in encoder.layers
+        if isinstance(layer, tf.keras.layers.Conv2D)
+    ]
+
+
+def kind_of(encoder: tf.keras.Sequential) -> str:
+    layers = convolutions(encoder)
+    if not layers:
+        return MLP
+    return NATURE if layers[0] == (32, 8, 4, "valid") else SMALL
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind", "features"),
+    [
+        ((), tf.float32, MLP, 64),
+        ((4,), tf.float32, MLP, 64),
+        ((128,), tf.uint8, MLP, 64),
+        ((4,), tf.int64, MLP, 64),
+        ((4,), tf.float64, MLP, 64),
+        ((5,), tf.bool, MLP, 64),
+        ((3, 7), tf.float32, MLP, 64),
+        ((2, 3, 2, 2), tf.float32, MLP, 64),
+        ((4, 84, 84), tf.uint8, NATURE, 512),
+        ((1, 84, 84), tf.uint8, NATURE, 512),
+        ((4, 36, 36), tf.uint8, NATURE, 512),
+        ((4, 36, 50), tf.uint8, NATURE, 512),
+        ((4, 35, 36), tf.uint8, SMALL, 128),
+        ((35, 36, 4), tf.uint8, SMALL, 128),
+        ((4, 84, 84), tf.float32, SMALL, 128),
+        ((10, 10, 4), tf.bool, SMALL, 128),
+        ((10, 10, 4), tf.float32, SMALL, 128),
+        ((7, 7, 3), tf.uint8, SMALL, 128),
+        ((96, 96, 3), tf.uint8, SMALL, 128),
+        ((1, 1, 1), tf.float32, SMALL, 128),
+    ],
+)
+def test_encoder_of(shape: tuple[int, ...], dtype: tf.DType, kind: str, features: int) -> None:
+    spec = tf.TensorSpec(shape, dtype)
+    encoder = create_encoder(spec)
+    outputs = encoder(some_observations(spec))
+    assert outputs.shape == [3, features] and outputs.dtype == tf.float32
+    assert kind_of(encoder) == kind
+    assert np.ptp(outputs, axis=0).any(), "the observation does not reach the features"
+
+
+def test_nature_cnn_has_the_published_layers() -> None:
+    spec = tf.TensorSpec((4, 84, 84), tf.uint8)
+    encoder = create_encoder(spec)
+    encoder(some_observations(spec))
+    assert convolutions(encoder) == [(32, 8, 4, "valid"), (64, 4, 2, "valid"), (64, 3, 1, "valid")]
+    shapes = [v.shape.as_list() for v in encoder.trainable_variables[::2]]
+    assert shapes == [[8, 8, 4, 32], [4, 4, 32, 64], [3, 3, 64, 64], [3136, 512]]
+
+
+@pytest.mark.parametrize(("side", "halvings"), [(10, 0), (24, 0), (25, 1), (48, 1), (96, 2)])
+def test_large_images_are_halved_before_the_small_cnn(side: int, halvings: int) -> None:
+    spec = tf.TensorSpec((side, 8, 3), tf.float32)
+    encoder = create_encoder(spec)
+    encoder(some_observations(spec))
+    expected = [(16, 3, 2, "same")] * halvings + [(16, 3, 1, "same"), (32, 3, 1, "same")]
+    assert convolutions(encoder) == expected
+    dense_inputs = encoder.trainable_variables[-2].shape[0]
+    assert dense_inputs <= 24 * 24 * 32
+
+
+@pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3), (5,)])
+def test_mixed_precision_computes_in_bfloat16_on_float32_weights(shape: tuple[int, ...]) -> None:
+    spec = tf.TensorSpec(shape, tf.uint8)
+    observations = some_observations(spec)
+    precise = create_encoder(spec)
+    expected = precise(observations)
+    with bound({"encoder_precision.policy": "mixed_bfloat16"}):
+        encoder = create_encoder(spec)
+    encoder(observations)
+    encoder.set_weights(precise.get_weights())
+    outputs = encoder(observations)
+    assert {v.dtype for v in encoder.trainable_variables} == {tf.float32}
+    assert outputs.dtype == tf.float32
+    assert np.array_equal(outputs, tf.cast(tf.cast(outputs, tf.bfloat16), tf.float32))
+    assert not np.array_equal(outputs, expected)
+    # bfloat16 has 8 significant bits.
+    np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with bound({"encoder_precision.policy": "float16"}), pytest.raises(UserError, match="float16"):
+        create_encoder(tf.TensorSpec((5,), tf.float32))
+
+
+@pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3), (128,), (2, 8, 8, 3)])
+def test_bytes_are_scaled_to_one(shape: tuple[int, ...]) -> None:
+    for spec in (tf.TensorSpec(shape, tf.uint8), byte_spec(shape, 255)):
+        to_float = create_encoder(spec).layers[0]
+        assert isinstance(to_float, ToFloat)
+        values = to_float(tf.constant([0, 51, 255], tf.uint8))
+        assert_close(values, [0.0, 0.2, 1.0], 1e-6)
+
+
+def byte_spec(shape: tuple[int, ...], maximum: int) -> tensor_spec.BoundedTensorSpec:
+    return tensor_spec.BoundedTensorSpec(shape, tf.uint8, 0, maximum)
+
+
+def test_pixels_that_are_floats_already_are_not_scaled() -> None:
+    z_scores = as_float32([-3.0, 0.5])
+    np.testing.assert_array_equal(ToFloat(1 / 255)(z_scores), z_scores)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [byte_spec((3,), 9), byte_spec((7, 7, 3), 10), tf.TensorSpec((5, 5, 2), tf.bool)],
+    ids=["codes", "grid of codes", "switches"],
+)
+def test_what_are_no_bytes_keep_their_scale(spec: tf.TensorSpec) -> None:
+    to_float = create_encoder(spec).layers[0]
+    values = to_float(tf.cast([0, 1, 1], spec.dtype))
+    np.testing.assert_array_equal(values, as_float32([0, 1, 1]))
+
+
+def test_frames_become_channels() -> None:
+    frames = some_observations(tf.TensorSpec((4, 5, 6), tf.uint8))
+    channels = FramesToChannels()(frames)
+    np.testing.assert_array_equal(channels, np.moveaxis(frames.numpy(), 1, -1))
+
+
+def test_mlp_equals_numpy() -> None:
+    with bound({"mlp_encoder.units": (7, 5), "mlp_encoder.activation": "tanh"}):
+        encoder = create_encoder(tf.TensorSpec((2, 3), tf.float32))
+    x = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
+    encoder(x)
+    randomize(np.random.default_rng(1), encoder.trainable_variables)
+    w0, b0, w1, b1 = float64(encoder.trainable_variables)
+    expected = np.tanh(np.tanh(x.reshape(4, 6) @ w0 + b0) @ w1 + b1)
+    assert_close(encoder(x), expected)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.4142135, 0.01])
+def test_orthogonal_initialiser_has_its_gain(gain: float) -> None:
+    with bound({"Orthogonal.gain": gain}):
+        layers = mlp_encoder((16,), "relu", Orthogonal)
+        head = ValueHead(Orthogonal)
+    layers[1].build([None, 40])
+    kernel = layers[1].kernel.numpy()
+    assert_close(kernel.T @ kernel, gain**2 * np.eye(16), 1e-4)
+    head(tf.zeros([1, 40]))
+    assert_close(np.linalg.norm(head.value.kernel), gain, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "limit"),
+    [(GlorotUniform, np.sqrt(6 / (300 + 200))), (HeUniform, np.sqrt(6 / 300))],
+)
+def test_uniform_initialisers_have_their_limits(initializer: Any, limit: float) -> None:
+    layers = mlp_encoder((200,), "relu", initializer)
+    layers[1].build([None, 300])
+    kernel = layers[1].kernel.numpy()
+    assert 0.99 * limit < np.abs(kernel).max() <= limit
+    assert not layers[1].bias.numpy().any()
+
+
+def test_layers_do_not_share_one_draw() -> None:
+    layers = mlp_encoder((8, 8), "relu", Orthogonal)
+    for layer in layers[1:]:
+        layer.build([None, 8])
+    assert np.any(layers[1].kernel.numpy() != layers[2].kernel.numpy())
+
+
+def test_a_nest_of_observations_is_refused() -> None:
+    with pytest.raises(ValueError, match="One observation tensor is needed"):
+        create_encoder({"a": tf.TensorSpec((3,), tf.float32)})
+
+
+def test_headed_network_is_the_head_on_the_encoder() -> None:
+    spec = tf.TensorSpec((3,), tf.float32)
+    network = HeadedNetwork(spec, create_encoder(spec), QHead(4), "q_network")
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    q_values, state = network(x)
+    assert state == ()
+    assert_close(q_values, dense_layers(x, float64(network.variables)))
+    assert_close(network.head(network.encoder(x)), q_values)
+
+
+def test_value_head_drops_the_last_dimension() -> None:
+    assert ValueHead()(tf.zeros([5, 3])).shape == [5]
+
+
+def test_categorical_head() -> None:
+    head = create_policy_head(FOUR_ACTIONS, GlorotUniform)
+    assert isinstance(head, CategoricalHead)
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    distribution = head(x)
+    kernel, bias = float64(head.trainable_variables)
+    odds = np.exp(x @ kernel + bias)
+    assert_close(distribution.probs_parameter(), odds / odds.sum(-1, keepdims=True))
+    assert distribution.dtype == tf.int32 and distribution.mode().dtype == tf.int32
+
+
+def test_gaussian_head() -> None:
+    head = GaussianHead(TWO_MOTORS, GlorotUniform, initial_log_std=-1.0)
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    distribution = head(x)
+    kernel, bias = float64([head.mean.kernel, head.mean.bias])
+    mean, std = x @ kernel + bias, np.exp(-1.0)
+    assert_close(distribution.mode(), mean)
+    action = as_float32([0.3, -0.7])
+    densities = -0.5 * ((action - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
+    assert_close(distribution.log_prob(action), densities.sum(-1))
+    assert_close(distribution.entropy(), np.full(5, 2 * (0.5 * np.log(2 * np.pi * np.e) - 1.0)))
+    assert any(v is head.log_std for v in head.trainable_variables)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_gaussian_head_has_the_shape_of_the_action(shape: tuple[int, ...]) -> None:
+    head = create_policy_head(tensor_spec.BoundedTensorSpec(shape, tf.float32, -1, 1), Orthogonal)
+    distribution = head(tf.ones([5, 3]))
+    assert distribution.mode().shape == [5, *shape]
+    assert distribution.log_prob(distribution.mode()).shape == [5]
+
+
+@pytest.mark.parametrize("count", [1, 2, 18])
+def test_num_actions(count: int) -> None:
+    spec = tensor_spec.BoundedTensorSpec((), tf.int32, 0, count - 1)
+    assert num_actions(spec) == count
+
+
+def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.ndarray:
+    """[B, height, width, channels], no padding, then ReLU."""
+    kernel, bias = weights
+    size = kernel.shape[0]
+    axes: Any = (1, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axes)
+    windows = windows[:, ::stride, ::stride]
+    return np.maximum(np.einsum("byxcij,ijco->byxo", windows, kernel) + bias, 0)
+
+
+def test_the_network_of_2015_pads_its_first_convolution() -> None:
+    spec = tf.TensorSpec((4, 84, 84), tf.uint8)
+    with bound({"nature_cnn_encoder.first_padding": 1}):
+        encoder = create_encoder(spec)
+    frames = some_observations(spec, 2)
+    features = encoder(frames)
+    weights = float64(encoder.trainable_weights)
+    assert [w.shape[-1] for w in weights[::2]] == [32, 64, 64, 512]
+    images = np.transpose(frames.numpy() / 255, [0, 2, 3, 1])
+    images = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
+    assert convolve(images, weights[:2], 4).shape == (2, 20, 20, 32)
+    for i, stride in enumerate((4, 2, 1)):
+        images = convolve(images, weights[2 * i : 2 * i + 2], stride)
+    expected = np.maximum(images.reshape(2, -1) @ weights[6] + weights[7], 0)
+    assert_close(features, expected, 1e-4)
+    plain = create_encoder(spec)
+    plain(frames)
+    plain.set_weights(encoder.get_weights())
+    assert np.abs(plain(frames) - expected).max() > 0.01  # it sees every frame a pixel off
+
+
+def test_torch_draws_weights_and_biases_from_one_range() -> None:
+    tf.keras.utils.set_random_seed(1)
+    with bound({"nature_cnn_encoder.kernel_initializer": TorchUniform}):
+        network = tf.keras.Sequential(
+            [*create_encoder(tf.TensorSpec((4, 84, 84), tf.uint8)).layers, QHead(6, TorchUniform)]
+        )
+        network(tf.zeros([1, 4, 84, 84], tf.uint8))
+    kernels, biases = network.get_weights()[::2], network.get_weights()[1::2]
+    inputs = [4 * 8 * 8, 32 * 4 * 4, 64 * 3 * 3, 64 * 7 * 7, 512]
+    for kernel, bias, number in zip(kernels, biases, inputs, strict=True):
+        for values, margin in ((kernel, 0.03), (bias, 0.7)):
+            limit = 1 / np.sqrt(number)
+            assert (1 - margin) * limit < np.abs(values).max() <= limit * (1 + 1e-6)
+            assert abs(values.mean()) < limit * margin
+
+
+def test_other_initialisers_leave_biases_at_zero() -> None:
+    head = QHead(6)
+    head(tf.ones([1, 8]))
+    assert not head.get_weights()[1].any()
+    assert head.get_weights()[0].any()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "shape", "dtype"),
+    [
+        ("mlp_encoder", (4,), tf.float32),
+        ("nature_cnn_encoder", (4, 84, 84), tf.uint8),
+        ("small_cnn_encoder", (10, 10, 4), tf.bool),
+    ],
+)
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    [
+        ("units", (0,), r"units\[0\] = 0: must be a whole number, at least 1"),
+        ("units", (64, "a"), r"units\[1\] = 'a': must be a whole number"),
+        ("activation", "foo", "activation = 'foo': Keras has no activation of this"),
+        ("filters", ((32, 8, 4), (0, 4, 2)), r"filters\[1\]\[0\] = 0: must be a whole number"),
+        ("filters", ((32, 8),), r"filters\[0\] = \(32, 8\): must be \(channels, kernel, stride"),
+    ],
+)
+def test_layers_that_cannot_be_made_are_refused_by_the_encoder_s_name(
+    encoder: str, shape: tuple[int, ...], dtype: tf.DType, parameter: str, value: Any, message: str
+) -> None:
+    if parameter == "filters" and encoder == "mlp_encoder":
+        pytest.skip("it has no filters")
+    with (
+        bound({f"{encoder}.{parameter}": value}),
+        pytest.raises(UserError, match=rf"{encoder}\.{message}"),
+    ):
+        create_encoder(tf.TensorSpec(shape, dtype))

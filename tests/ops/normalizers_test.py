@@ -1,0 +1,126 @@
+"""Running statistics against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy_references import FIRST, LAST, MID, Array, as_float32, as_float64, assert_close
+from tf_agents.utils import tensor_normalizer
+
+from pipeline.ops.normalizers import RewardScaler, RunningMoments
+from pipeline.ops.returns import valid_mask
+
+GAMMA = 0.9
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    offset=st.sampled_from([0.0, -3.0, 1e4]),
+    seed=st.integers(0, 1000),
+)
+def test_batches_in_turn_count_as_one(sizes: list[int], offset: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = as_float32(offset + rng.normal(size=(sum(sizes), 3)))
+    weights = as_float32(rng.random(sum(sizes)) < 0.7)
+    weights[0] = 1.0
+    moments = RunningMoments((3,), "moments")
+    splits = np.cumsum(sizes)[:-1]
+    for batch, mask in zip(np.split(values, splits), np.split(weights, splits), strict=True):
+        moments.update(tf.constant(batch), tf.constant(mask))
+    kept = values[weights > 0].astype(np.float64)
+    assert moments.count.numpy() == len(kept)
+    np.testing.assert_allclose(moments.mean, kept.mean(0), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(moments.variance, kept.var(0), rtol=1e-7, atol=1e-9)
+
+
+def test_nothing_is_known_before_the_first_batch() -> None:
+    moments = RunningMoments((2,), "moments")
+    assert_close(moments.normalize(tf.constant([[3.0, -2.0]]), 10.0), [[3.0, -2.0]])
+
+
+def test_normalize() -> None:
+    moments = RunningMoments((), "moments")
+    moments.update(tf.constant([1, 3, 5, 7], tf.uint8), tf.ones(4))
+    std = np.sqrt(5.0)
+    normalized = moments.normalize(tf.constant([4, 9, 255], tf.uint8), 5.0)
+    assert normalized.dtype == tf.float32
+    assert_close(normalized, [0.0, 5 / std, 5.0])
+    assert_close(moments.normalize(tf.constant([-100.0]), 5.0), [-5.0])
+
+
+def test_a_constant_observation_is_not_blown_up() -> None:
+    moments = RunningMoments((), "moments")
+    moments.update(tf.fill([100], 7.0), tf.ones(100))
+    assert_close(moments.normalize(tf.constant([7.0]), 10.0), [0.0])
+    assert np.isfinite(moments.normalize(tf.constant([8.0]), 10.0)).all()
+
+
+def test_many_small_updates_stay_accurate() -> None:
+    values = np.random.default_rng(0).normal(1e3, 1e-2, size=(2000, 1))
+    moments = RunningMoments((), "moments")
+    update = tf.function(moments.update)
+    for batch in values:
+        update(tf.constant(batch), tf.ones(1))
+    assert_close(moments.standard_deviation(), values.std(), 1e-4)
+
+
+def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Array, Array]:
+    """Rewards and step types [T, N]; episodes of 1 to 8 transitions."""
+    step_types = np.full(shape, MID)
+    for env in range(shape[1]):
+        t = 0
+        while t < shape[0]:
+            step_types[t, env] = FIRST
+            t += int(rng.integers(1, 9))
+            step_types[t : t + 1, env] = LAST
+            t += 1
+    return as_float32(rng.normal(1, 3, shape) * (step_types != LAST)), step_types
+
+
+class VecNormalize:
+    """A loop over time steps in the manner of OpenAI Baselines, with the rollout's last scale."""
+
+    def __init__(self, num_envs: int):
+        self.running = np.zeros(num_envs)
+        self.seen: list[float] = []
+
+    def scale(self, rewards: Array, step_types: Array) -> Array:
+        for reward, step_type in zip(as_float64(rewards), step_types, strict=True):
+            self.running = np.where(step_type == LAST, 0.0, GAMMA * self.running + reward)
+            self.seen.extend(self.running[step_type != LAST])
+        return rewards / np.sqrt(np.var(self.seen) + 1e-8)
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, 50])
+def test_reward_scaler_equals_a_plain_loop(num_steps: int) -> None:
+    rewards, step_types = random_rewards(np.random.default_rng(num_steps), (100, 4))
+    scaler, reference = RewardScaler(4, GAMMA, clip=np.inf), VecNormalize(4)
+    scale = tf.function(scaler.scale)
+    for start in range(0, 100, num_steps):
+        rows = slice(start, start + num_steps)
+        part, types = rewards[rows], step_types[rows]
+        scaled = scale(tf.constant(part), valid_mask(tf.constant(types)))
+        assert_close(scaled, reference.scale(part, types), 1e-4)
+
+
+def test_scaled_rewards_are_clipped() -> None:
+    rewards = np.zeros((50, 1), np.float32)
+    rewards[20] = 1000.0
+    scaled = RewardScaler(1, GAMMA, clip=2.0).scale(tf.constant(rewards), tf.ones([50, 1]))
+    assert scaled.numpy().max() == 2.0
+
+
+def test_stock_scale_is_that_of_rewards_not_of_returns() -> None:
+    """A reward of 1 in every step: the returns differ by up to 10, the rewards not at all."""
+    rewards = tf.ones([200, 1])
+    ours = RewardScaler(1, GAMMA).scale(rewards, tf.ones([200, 1]))
+    returns = np.cumsum(GAMMA ** np.arange(200.0))
+    assert_close(ours, 1 / np.full([200, 1], returns.std()), 1e-4)
+    stock = tensor_normalizer.StreamingTensorNormalizer(tf.TensorSpec([], tf.float32))
+    stock.update(rewards, outer_dims=(0, 1))
+    scaled = stock.normalize(rewards, center_mean=False, clip_value=1e9)
+    assert scaled.numpy().min() > 10 * ours.numpy().max()

@@ -1,0 +1,319 @@
+"""returns.py against plain NumPy loops over episodes, and against TF-Agents where that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tf_agents.agents.ppo import ppo_clip_agent
+from tf_agents.networks import actor_distribution_network, value_network
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType, TimeStep, time_step_spec, trajectory
+
+from pipeline.ops import returns
+
+FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
+GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
+MANY_CASES = settings(max_examples=150)
+
+
+@dataclasses.dataclass
+class Rows:
+    """[T, B] float64, and final_value [B]."""
+
+    step_types: np.ndarray
+    rewards: np.ndarray
+    discounts: np.ndarray
+    values: np.ndarray
+    final_value: np.ndarray
+
+    @property
+    def valid(self) -> np.ndarray:
+        return (self.step_types != LAST).astype(np.float32)
+
+    def columns(self) -> list[Rows]:
+        fields = [np.atleast_2d(getattr(self, f.name)).T for f in dataclasses.fields(self)]
+        return [Rows(*(x[b] for x in fields)) for b in range(len(self.final_value))]
+
+
+def rows_of(events: np.ndarray, starts: np.ndarray, seed: int) -> Rows:
+    """Follows what happens on every row ([T, B] events) from the first rows' step types ([B])."""
+    rng = np.random.default_rng(seed)
+    step_types, discounts = np.zeros(events.shape, np.int32), np.ones(events.shape)
+    for t, b in np.ndindex(*events.shape):
+        before = step_types[t - 1, b]
+        ends = t > 0 and before != LAST and events[t - 1, b] in (TERMINATE, TRUNCATE)
+        step_types[t, b] = (
+            starts[b] if t == 0 else LAST if ends else FIRST if before == LAST else MID
+        )
+        if step_types[t, b] != LAST and events[t, b] in (LOSE_LIFE, TERMINATE):
+            discounts[t, b] = 0.0
+    rewards = rng.normal(size=events.shape) * (step_types != LAST)
+    return Rows(
+        step_types, rewards, discounts, rng.normal(size=events.shape), rng.normal(size=len(starts))
+    )
+
+
+@st.composite
+def some_rows(draw: st.DrawFn, min_rows: int = 1) -> Rows:
+    num_rows, batch = draw(st.integers(min_rows, 9)), draw(st.integers(1, 3))
+    event = st.sampled_from([GO_ON, GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE])
+    columns = draw(
+        st.lists(
+            st.lists(event, min_size=num_rows, max_size=num_rows), min_size=batch, max_size=batch
+        )
+    )
+    starts = draw(st.lists(st.sampled_from([FIRST, MID, LAST]), min_size=batch, max_size=batch))
+    return rows_of(np.array(columns).T, np.array(starts), draw(st.integers(0, 1000)))
+
+
+def column(*events: int, start: int = FIRST) -> Rows:
+    return rows_of(np.array(events)[:, None], np.array([start]), seed=3)
+
+
+def future(rows: Rows, t: int) -> tuple[str, float]:
+    """What follows transition t of one column: ("end" | "value" | "row", value of the future)."""
+    if rows.discounts[t] == 0.0:
+        return "end", 0.0
+    if t + 1 == len(rows.rewards):
+        return "value", rows.final_value.item()
+    if rows.step_types[t + 1] == LAST:
+        return "value", rows.values[t + 1]
+    return "row", rows.values[t + 1]
+
+
+def reference_return(rows: Rows, t: int, gamma: float) -> float:
+    if rows.step_types[t] == LAST:
+        return rows.values[t]
+    total, weight = 0.0, 1.0
+    while True:
+        total += weight * rows.rewards[t]
+        kind, value = future(rows, t)
+        weight *= gamma
+        if kind != "row":
+            return total + weight * value
+        t += 1
+
+
+def reference_advantage(rows: Rows, t: int, gamma: float, lambda_: float) -> float:
+    if rows.step_types[t] == LAST:
+        return 0.0
+    total, weight = 0.0, 1.0
+    while True:
+        kind, value = future(rows, t)
+        total += weight * (rows.rewards[t] + gamma * value - rows.values[t])
+        weight *= gamma * lambda_
+        if kind != "row":
+            return total
+        t += 1
+
+
+def reference_n_step(rows: Rows, gamma: float, n: int) -> float:
+    if rows.step_types[0] == LAST:
+        return rows.values[0]
+    total = 0.0
+    for t in range(n):
+        total += gamma**t * rows.rewards[t]
+        if rows.discounts[t] == 0.0:
+            return total
+        if rows.step_types[t + 1] == LAST:
+            break
+    return total + gamma ** (t + 1) * rows.values[t + 1]
+
+
+def per_row(reference, rows: Rows, *args: float) -> np.ndarray:
+    num_rows = len(rows.rewards)
+    return np.array([[reference(c, t, *args) for t in range(num_rows)] for c in rows.columns()]).T
+
+
+def float32(*arrays: np.ndarray) -> list[tf.Tensor]:
+    return [tf.constant(x, tf.float32) for x in arrays]
+
+
+def our_advantages(rows: Rows, gamma: float, lambda_: float) -> np.ndarray:
+    rewards, discounts, values, final_value, valid = float32(
+        rows.rewards, gamma * rows.discounts, rows.values, rows.final_value, rows.valid
+    )
+    return returns.generalized_advantage_estimation(
+        rewards, discounts, values, final_value, lambda_, valid
+    ).numpy()
+
+
+def our_n_step_targets(rows: Rows, gamma: float) -> np.ndarray:
+    rewards, discounts, values = float32(rows.rewards, rows.discounts, rows.values)
+    total, discount, index = returns.n_step_targets(rewards, discounts, rows.step_types, gamma)
+    return (total + discount * returns.take_rows(tf.transpose(values), index)).numpy()
+
+
+ALL_KINDS = column(
+    GO_ON, LOSE_LIFE, TRUNCATE, GO_ON, TERMINATE, GO_ON, GO_ON, LOSE_LIFE, TERMINATE, GO_ON
+)
+
+
+@MANY_CASES
+@given(some_rows(), st.sampled_from([0.0, 0.9, 1.0]))
+@example(ALL_KINDS, 0.9)
+def test_discounted_returns(rows: Rows, gamma: float) -> None:
+    rewards, discounts, values, final_value, valid = float32(
+        rows.rewards, gamma * rows.discounts, rows.values, rows.final_value, rows.valid
+    )
+    actual = returns.discounted_returns(rewards, discounts, final_value, valid, values)
+    np.testing.assert_allclose(actual, per_row(reference_return, rows, gamma), atol=2e-5)
+
+
+@MANY_CASES
+@given(some_rows(), st.sampled_from([0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
+@example(ALL_KINDS, 0.9, 0.8)
+def test_generalized_advantage_estimation(rows: Rows, gamma: float, lambda_: float) -> None:
+    expected = per_row(reference_advantage, rows, gamma, lambda_)
+    np.testing.assert_allclose(our_advantages(rows, gamma, lambda_), expected, atol=2e-5)
+
+
+@MANY_CASES
+@given(some_rows(min_rows=2), st.sampled_from([0.9, 1.0]))
+@example(column(LOSE_LIFE, GO_ON, GO_ON), 0.9)
+@example(column(GO_ON, TRUNCATE, GO_ON, GO_ON), 0.9)
+@example(column(GO_ON, TERMINATE, GO_ON, GO_ON), 0.9)
+@example(column(GO_ON, GO_ON, start=LAST), 0.9)
+def test_n_step_targets(rows: Rows, gamma: float) -> None:
+    n = len(rows.rewards) - 1
+    expected = [reference_n_step(c, gamma, n) for c in rows.columns()]
+    np.testing.assert_allclose(our_n_step_targets(rows, gamma), expected, atol=2e-5)
+
+
+def test_the_table_in_the_module_docstring() -> None:
+    step_types = tf.constant([[FIRST], [MID], [MID], [LAST], [FIRST], [LAST], [FIRST]])
+    rewards = tf.constant([[1.0], [2.0], [3.0], [0.0], [4.0], [0.0], [5.0]])
+    discounts = tf.constant([[1.0], [0.0], [1.0], [1.0], [0.0], [1.0], [1.0]])
+    values = 10.0 * tf.range(7.0)[:, tf.newaxis]
+    valid = returns.valid_mask(step_types)
+    actual = returns.discounted_returns(rewards, discounts, tf.constant([70.0]), valid, values)
+    assert valid[:, 0].numpy().tolist() == [1, 1, 1, 0, 1, 0, 1]
+    assert actual[:, 0].numpy().tolist() == [3, 2, 33, 30, 4, 50, 75]
+
+
+def test_without_values_the_future_of_a_truncated_episode_counts_as_nothing() -> None:
+    rows = column(GO_ON, TRUNCATE, GO_ON, GO_ON)
+    actual = returns.discounted_returns(
+        *float32(rows.rewards, rows.discounts, rows.final_value, rows.valid)
+    )
+    assert actual[0, 0].numpy() == pytest.approx(rows.rewards[:2, 0].sum(), abs=1e-6)
+    assert actual[2, 0].numpy() == 0.0
+
+
+def test_what_follows_a_boundary_row_changes_no_bit_of_what_precedes_it() -> None:
+    rows = column(*[GO_ON] * 40, TRUNCATE, *[GO_ON] * 60)
+    changed = dataclasses.replace(rows, rewards=rows.rewards.copy(), values=rows.values.copy())
+    changed.rewards[42:] += 1e6
+    changed.values[42:] -= 1e6
+    before, after = (our_advantages(x, 0.99, 0.95) for x in (rows, changed))
+    assert np.array_equal(before[:42], after[:42])
+    assert not np.array_equal(before[42:], after[42:])
+
+
+def test_accuracy_over_a_long_rollout() -> None:
+    events = np.random.default_rng(0).choice(4, size=(1024, 1), p=[0.985, 0.005, 0.005, 0.005])
+    rows = rows_of(events, np.array([MID]), seed=0)
+    expected = per_row(reference_advantage, rows, 0.99, 0.95)
+    np.testing.assert_allclose(our_advantages(rows, 0.99, 0.95), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (2, 4), (3, 2)])
+def test_arguments_that_would_broadcast_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must have size"):
+        returns.discounted_returns(tf.ones([4, 2]), tf.ones(shape), tf.ones([2]))
+
+
+def test_n_step_targets_need_a_bootstrap_row() -> None:
+    with pytest.raises(ValueError, match="n \\+ 1 >= 2 rows"):
+        returns.n_step_targets(tf.ones([1, 2]), tf.ones([1, 2]), tf.ones([1, 2], tf.int32), 0.9)
+
+
+def test_take_rows_reads_the_named_row_of_each_sequence() -> None:
+    images = np.random.default_rng(0).integers(0, 255, (2, 3, 4, 4), np.uint8)
+    nest = {"image": tf.constant(images), "row": tf.constant([[0, 1, 2], [0, 1, 2]])}
+    taken = returns.take_rows(nest, tf.constant([2, 0]))
+    assert taken["row"].numpy().tolist() == [2, 0]
+    assert np.array_equal(taken["image"], np.stack([images[0, 2], images[1, 0]]))
+
+
+# What TF-Agents gets wrong. -----------------------------------------------------------------------
+
+
+def stock_n_step_targets(rows: Rows, gamma: float) -> np.ndarray:
+    """As DqnAgent computes them: it multiplies the n-step discount by gamma once more."""
+    rewards, discounts = float32(rows.rewards.T, rows.discounts.T)
+    step_types = tf.constant(rows.step_types.T)
+    observations = tf.constant(rows.values.T, tf.float32)
+    sequence = trajectory.Trajectory(
+        step_types, observations, (), (), tf.roll(step_types, -1, axis=1), rewards, discounts
+    )
+    following = trajectory.to_n_step_transition(sequence, gamma).next_time_step
+    return (following.reward + gamma * following.discount * following.observation).numpy()
+
+
+def test_stock_n_step_sum_leaks_across_truncation() -> None:
+    gamma = 0.9
+    within, truncated = column(*[GO_ON] * 5), column(GO_ON, TRUNCATE, GO_ON, GO_ON, GO_ON)
+    for rows, stock_is_right in ((within, True), (truncated, False)):
+        expected = [reference_n_step(rows.columns()[0], gamma, 4)]
+        np.testing.assert_allclose(our_n_step_targets(rows, gamma), expected, atol=1e-5)
+        stock = stock_n_step_targets(rows, gamma)
+        assert np.allclose(stock, expected, atol=1e-5) == stock_is_right
+    leaked = gamma**3 * truncated.rewards[3, 0] + gamma**4 * truncated.values[4, 0]
+    own = truncated.rewards[0, 0] + gamma * truncated.rewards[1, 0]
+    np.testing.assert_allclose(stock_n_step_targets(truncated, gamma), [own + leaked], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def stock_ppo() -> ppo_clip_agent.PPOClipAgent:
+    observation_spec = tensor_spec.TensorSpec([2], tf.float32)
+    action_spec = tensor_spec.BoundedTensorSpec([], tf.int32, 0, 1)
+    return ppo_clip_agent.PPOClipAgent(
+        time_step_spec(observation_spec),
+        action_spec,
+        optimizer=tf.keras.optimizers.legacy.Adam(),
+        actor_net=actor_distribution_network.ActorDistributionNetwork(
+            observation_spec, action_spec, fc_layer_params=()
+        ),
+        value_net=value_network.ValueNetwork(observation_spec, fc_layer_params=()),
+        use_gae=True,
+        lambda_value=0.8,
+        discount_factor=0.9,
+        normalize_rewards=False,
+        normalize_observations=False,
+    )
+
+
+def stock_advantages(agent: ppo_clip_agent.PPOClipAgent, rows: Rows, next_last: int) -> np.ndarray:
+    """Advantages [T] of one column, from the calls that PPOAgent makes on collected rows."""
+    step_types = np.append(rows.step_types[1:], [[next_last]], axis=0)
+    rewards, discounts = float32(rows.rewards.T, rows.discounts.T)
+    next_time_steps = TimeStep(tf.constant(step_types.T), rewards, discounts, ())
+    (values,) = float32(np.append(rows.values, rows.final_value[None], axis=0).T)
+    _, advantages = agent.compute_return_and_advantage(next_time_steps, values)
+    return advantages[0].numpy()
+
+
+def test_stock_ppo_bootstraps_the_last_step_with_the_wrong_value(stock_ppo) -> None:
+    rows = column(GO_ON, GO_ON, GO_ON, TERMINATE, GO_ON, GO_ON, GO_ON)
+    expected = per_row(reference_advantage, rows, 0.9, 0.8)[:, 0]
+    np.testing.assert_allclose(our_advantages(rows, 0.9, 0.8)[:, 0], expected, atol=1e-5)
+    stock = stock_advantages(stock_ppo, rows, next_last=MID)
+    np.testing.assert_allclose(stock[:4], expected[:4], atol=1e-5)
+    assert abs(stock[6] - expected[6]) > 0.1
+    value = rows.values[6, 0]
+    assert stock[6] == pytest.approx(rows.rewards[6, 0] + 0.9 * value - value, abs=1e-5)
+
+
+def test_stock_ppo_treats_truncation_as_termination(stock_ppo) -> None:
+    rows = column(GO_ON, GO_ON, TRUNCATE, GO_ON, TERMINATE, GO_ON)
+    expected = per_row(reference_advantage, rows, 0.9, 0.8)[:, 0]
+    np.testing.assert_allclose(our_advantages(rows, 0.9, 0.8)[:, 0], expected, atol=1e-5)
+    stock = stock_advantages(stock_ppo, rows, next_last=LAST)
+    assert (np.abs(stock[:3] - expected[:3]) > 0.05).all()
+    assert stock[2] == pytest.approx(rows.rewards[2, 0] - rows.values[2, 0], abs=1e-5)

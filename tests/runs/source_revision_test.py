@@ -1,0 +1,57 @@
+"""Which source runs."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from pipeline.runs import source_revision
+
+
+def git(folder: pathlib.Path, *arguments: str) -> str:
+    names = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+    command = ["git", "-C", str(folder), *names, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A repository whose package is the one that runs, nothing committed yet."""
+    package = tmp_path / "checkout" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("1")
+    git(tmp_path / "checkout", "init", "--quiet")
+    monkeypatch.setattr(source_revision, "_PACKAGE", package)
+    return package
+
+
+def test_a_revision_is_marked_if_anything_was_changed_since(checkout: pathlib.Path) -> None:
+    git(checkout, "add", ".")
+    git(checkout, "commit", "--quiet", "-m", "first")
+    head = git(checkout, "rev-parse", "HEAD")
+    assert source_revision.git_revision() == head
+    (checkout / "__init__.py").write_text("2")
+    assert source_revision.git_revision() == f"{head}+"
+
+
+def test_a_package_that_is_merely_inside_another_s_checkout_has_no_revision(
+    checkout: pathlib.Path,
+) -> None:
+    (checkout.parent / "README.md").write_text("of something else")
+    git(checkout.parent, "add", "README.md")
+    git(checkout.parent, "commit", "--quiet", "-m", "first")
+    assert source_revision.git_revision() is None
+
+
+def test_the_source_is_told_apart_by_its_text(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_revision, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(source_revision, "shipped_folder", lambda: tmp_path / "gin_configs")
+    digests = set()
+    names = ("a.py", "a.py", "folder/b.py", "peers.txt", "gin_configs/agents/a.gin", "c.csv")
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(str(number))
+        digests.add(source_revision.source_sha256())
+    assert len(digests) == len(names) - 2  # text and data decide nothing

@@ -1,0 +1,260 @@
+"""This pipeline as a worker of the throughput measurement."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+
+from benchmarks import machine_stages, our_worker
+from benchmarks.workers.works import WORKS
+from pipeline import configuration
+from pipeline.benchmarks import throughput
+from pipeline.training import components
+from pipeline.training.iteration import Iterations
+from pipeline.training.train_loop import train
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+
+pytestmark = pytest.mark.usefixtures("any_config")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs"),
+    [(name, n) for name, work in WORKS.items() for n in ((8,) if work.uses_rollouts else (1, 8))],
+)
+def test_a_work_is_what_is_trained(name, num_envs):
+    work = WORKS[name]
+    bindings = our_worker.gin_bindings(work, num_envs, "bfloat16")
+    # Nothing is measured here: a million frames would only take memory.
+    small = [b.replace("1000000", "1000") for b in bindings]
+    configuration.load(our_worker.gin_files(work), small)
+    built = []
+
+    def runner(*arguments):
+        built.append(components.build(*arguments))
+        return built[0]
+
+    train(None, 1, "fail", StopSignal(), dry_run=True, runner=runner)
+    _, _, unread = configuration.explain().partition("not used in this run:\n")
+    for binding in bindings:
+        assert binding.partition(" = ")[0] not in unread
+    (parts,) = built
+    assert parts.environment.batch_size == num_envs
+    steps, updates = parts.experience.collect_steps, parts.experience.num_batches
+    assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps
+    layers = [x for network in parts.agent.trained.values() for x in network.submodules]
+    computed = {x.compute_dtype for x in layers if isinstance(x, tf.keras.layers.Conv2D)}
+    assert computed == ({"bfloat16"} if work.is_atari else set())
+    weights = [v for x in parts.agent.trained.values() for v in x.trainable_variables]
+    assert {v.dtype for v in weights} == {tf.float32}
+
+
+@pytest.mark.parametrize(
+    ("variant", "scheduler"), [("asynchronous", "threads"), ("in_turns", "deterministic")]
+)
+def test_a_variant_runs_as_many_actors_as_the_work_has_environments(variant, scheduler):
+    work = WORKS["a2c_cartpole"]
+    configuration.load(
+        our_worker.gin_files(work, variant), our_worker.gin_bindings(work, 3, variant)
+    )
+    parts = throughput.build_components()
+    assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
+    parts.runner.close()
+
+
+def iterations_of(parts):
+    assert isinstance(parts.runner, Iterations)
+    return parts.runner
+
+
+def measured(work, output_dir):
+    """What the worker says when it is ready, and its answer for every stage."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    command = [sys.executable, "-m", "benchmarks.our_worker", f"--work={work}"]
+    worker = subprocess.Popen(
+        [*command, f"--output_dir={output_dir}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert worker.stdin is not None and worker.stdout is not None
+    ready = json.loads(worker.stdout.readline())
+    assert ready["stages"] == ["environment", "collect", "sample", "update", "training"]
+    answers = {}
+    for stage in ready["stages"]:
+        worker.stdin.write(json.dumps({"stage": stage, "seconds": 0.2}) + "\n")
+        worker.stdin.flush()
+        answers[stage] = json.loads(worker.stdout.readline())
+    worker.stdin.close()
+    assert worker.wait(timeout=60) == 0
+    for stage, answer in answers.items():
+        assert answer["stage"] == stage
+        assert answer["seconds"] >= 0.2 and answer["count"] > 0
+    return ready, answers
+
+
+def test_stages_are_counted_in_their_units(tmp_path):
+    ready, answers = measured("dqn_cartpole_8", tmp_path)
+    assert ready["onednn"] == "0"
+    assert ready["threads"] == {"intra_op": 1, "inter_op": 1}
+    assert ready["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
+    training = answers["training"]
+    assert training["count"] == pytest.approx(4 * training["updates"], rel=0.1)
+    # Batch 64; multiply-adds, two each, of: two networks forward, and one backward without the
+    # gradient of its input.
+    layers = [4 * 64, 64 * 64, 64 * 2]
+    expected = 2 * 64 * (2 * sum(layers) + sum(layers) + sum(layers[1:]))
+    assert answers["update"]["flops_per_count"] == pytest.approx(expected, rel=0.02)
+
+
+def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
+    ready, answers = measured("trpo_cartpole_2", tmp_path)
+    encoder = 4 * 64 + 64 + 64 * 64 + 64
+    assert ready["num_parameters"] == 2 * encoder + (64 * 2 + 2) + (64 + 1)
+    training = answers["training"]
+    # A rollout has 2 * 512 rows, of which those between episodes are no environment steps.
+    assert training["count"] == pytest.approx(1024 * training["updates"], rel=0.1)
+    assert answers["update"]["flops_per_count"] is None
+
+
+def test_flops_of_products_and_convolutions():
+    @tf.function
+    def compute(a, b, image, kernel):
+        return a @ b, tf.nn.conv2d(image, kernel, 2, "VALID")
+
+    shapes = [(2, 3), (3, 5), (1, 8, 8, 3), (2, 2, 3, 7)]
+    arguments = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    graph = compute.get_concrete_function(*arguments).graph
+    expected = 2 * 2 * 3 * 5 + 2 * (4 * 4 * 7) * (2 * 2 * 3)
+    assert throughput.count_flops(graph) == expected
+
+
+def test_flops_of_a_loop_are_not_known():
+    @tf.function
+    def power(a, times):
+        return throughput.repeated(lambda product: product @ a, a, times)
+
+    arguments = [tf.TensorSpec((3, 3), tf.float32), tf.TensorSpec((), tf.int64)]
+    assert throughput.count_flops(power.get_concrete_function(*arguments).graph) is None
+
+
+def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():
+    times = []
+
+    def repeat(n):
+        times.append(int(n))
+        time.sleep(0.001 * int(n))
+        return 3 * int(n)
+
+    stage = throughput.timed(repeat, "steps", fact=1)
+    assert times == [1]
+    answer = stage(0.05)
+    assert answer["seconds"] >= 0.05
+    assert answer["count"] == 3 * sum(times[1:])
+    assert (answer["unit"], answer["fact"]) == ("steps", 1)
+
+
+def test_what_a_loop_computes_is_not_optimised_away():
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def repeat(times):
+        def body(state):
+            return state + throughput._digest([total.assign_add(1.0), tf.ones([2, 3])])
+
+        return throughput.repeated(body, tf.zeros([]), times)
+
+    assert float(repeat(tf.constant(4, tf.int64))) == 1 + 2 + 3 + 4 + 4 * 1
+    assert float(total) == 4
+
+
+def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
+    _, of_machine = machine_stages.prepare("machine", tmp_path)
+    answer = of_machine["matmul_float32"](0.05)
+    products = answer["count"] * 1e9 / (2 * 1024**3)
+    assert products == pytest.approx(round(products)) and products >= 1
+    assert answer["unit"] == "GFLOP"
+
+
+@pytest.mark.parametrize("name", ["graph_call", "python_call"])
+def test_calls_are_counted_where_they_arrive(tmp_path, name):
+    _, of_machine = machine_stages.prepare("machine", tmp_path)
+    answer = of_machine[name](0.02)
+    assert answer["count"] >= 2 and answer["seconds"] >= 0.02
+    assert answer["unit"] == "calls"
+
+
+def test_only_the_machine_is_measured_in_rounds(tmp_path):
+    assert machine_stages.prepare("machine", tmp_path)[0]["takes_rounds"]
+    assert not machine_stages.prepare("start_pong", tmp_path)[0]["takes_rounds"]
+
+
+def test_timing_updates_leaves_the_agent_as_it_was():
+    work = WORKS["dqn_cartpole"]
+    configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
+    parts = throughput.build_components()
+    timed = throughput.Stages(parts, iterations_of(parts))
+    collect, update = timed.collect(), timed.update()
+    collect(0.01)
+    before = [v.numpy() for v in parts.agent.variables]
+    assert update(0.05)["count"] > 0
+    for was, now in zip(before, parts.agent.variables, strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
+    work = WORKS["a2c_cartpole"]
+    configuration.load(
+        our_worker.gin_files(work),
+        [
+            *our_worker.gin_bindings(work, 2, ""),
+            "gymnasium_environment.name = 'MountainCar-v0'",  # who does not learn returns -200
+            "create_a2c_agent.learning_rate = 0.0",
+        ],
+    )
+    parts = throughput.build_components()
+    training = throughput.Training(parts, 0, tmp_path)
+    environment = throughput.Stages(parts, iterations_of(parts)).environment()
+    returns: list[float] = []
+    while len(returns) < 4:
+        environment(0.01)
+        returns += [x for x in [training(0.1)["return_mean"]] if x is not None]
+    assert returns == [-200] * 4
+
+
+def test_an_unknown_work_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no work 'dqn_pang'.*replay_pong"):
+        machine_stages.prepare("dqn_pang", tmp_path)
+
+
+def test_resident_memory_is_that_of_this_process():
+    before = machine_stages.resident_gib()
+    block = bytearray(b"x") * (200 * 2**20)
+    assert 0.15 < machine_stages.resident_gib() - before < 0.25
+    assert machine_stages.peak_resident_gib() >= before
+    del block
+
+
+def test_timing_updates_leaves_weights_and_moments_as_they_were():
+    agent = tf.Module()
+    agent.weight = tf.Variable([1.0, 2.0])
+    agent.optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+
+    def update():
+        agent.optimizer.apply_gradients([(tf.constant([3.0, 4.0]), agent.weight)])
+        return agent.weight.numpy()
+
+    update()
+    before = [v.numpy() for v in (agent.weight, *agent.optimizer.variables())]
+    inside = throughput.restored(agent, update)
+    assert (inside != before[0]).all()
+    for was, now in zip(before, (agent.weight, *agent.optimizer.variables()), strict=True):
+        np.testing.assert_array_equal(was, now)

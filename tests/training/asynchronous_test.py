@@ -1,0 +1,632 @@
+"""Asynchronous actors, in threads and in turns."""
+
+import contextvars
+import math
+import threading
+import time
+from collections import Counter
+from unittest.mock import Mock
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from host_loops import PLAN, Run, actor_threads
+from tf_agents.trajectories import StepType
+from tiny_runs import Walk, assert_same, build_components, saved, variables
+
+from pipeline.acting.episode_statistics import initial_statistics, merge_statistics
+from pipeline.checkpointing.saveables import Tensors
+from pipeline.environments.gymnasium_envs import gymnasium_environment
+from pipeline.ops.randomness import stream_key
+from pipeline.training import asynchronous
+from pipeline.training.asynchronous import actor_epsilon, asynchronous_runner
+from pipeline.training.asynchronous_actors import split_state
+from pipeline.training.iteration import Halted
+from pipeline.training.train_loop import train
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import Stopped
+
+ALGORITHMS = ("a3c", "async_nstep_q")
+THREADS: dict = {"asynchronous_runner__scheduler": "threads"}
+ONE: dict = {"asynchronous_runner__num_actors": 1}
+
+
+class Training:
+    """Fresh actors, and the state that their chunks hand on."""
+
+    def __init__(self, algorithm="a3c", **overrides):
+        self.parts = build_components(algorithm, **overrides)
+        self.runner = self.parts.runner
+        self.state = self.runner.initial_state()
+        self.train(0, 0)
+
+    @property
+    def env_steps(self):
+        return int(self.state.carry.statistics.env_steps)
+
+    def train(self, max_iterations, until):
+        limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+        self.state = self.runner.train(self.state, *limits)
+
+    def snapshot(self):
+        """Everything that a checkpoint holds, but for wall time."""
+        state = self.state._replace(collect_seconds=tf.zeros([]))
+        return {
+            **variables(self.parts.agent),
+            **saved(self.parts.experience),
+            **saved(self.parts.environment),
+            **saved(Tensors(lambda: state, lambda _: None)),
+        }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_with_one_actor_threads_and_turns_agree_bit_for_bit(algorithm):
+    in_turns, in_threads = Training(algorithm, **ONE), Training(algorithm, **ONE, **THREADS)
+    for training in (in_turns, in_threads):
+        training.train(10**6, 150)
+    assert_same(in_turns.snapshot(), in_threads.snapshot())
+    assert int(in_turns.parts.agent.train_step_counter) > 5
+    in_threads.runner.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated(algorithm):
+    at_once: dict = {} if algorithm == "a3c" else {"create_nstep_q_agent__accumulate_updates": 1}
+    training = Training(algorithm, **ONE, **at_once, asynchronous_runner__use_locking=True)
+    (actor,) = training.runner._actors
+    (concrete,) = actor.train._list_all_concrete_functions()
+    nodes: dict = {}
+    for body in concrete.graph.as_graph_def().library.function:
+        nodes = max(nodes, {node.name: node for node in body.node_def}, key=len)
+    releases = [name for name, node in nodes.items() if node.op == "ConsumeMutexLock"]
+    waited = [Counter(nodes[x].op for x in ancestors(nodes, name)) for name in releases]
+    num_weights = len(tf.nest.flatten(training.parts.agent.gradient_variables()))
+    copied, updated = sorted(waited, key=len)
+    assert copied["AssignVariableOp"] >= num_weights + 1
+    assert updated["ResourceApplyRMSProp"] == num_weights
+
+
+def ancestors(nodes, name):
+    """Names of the nodes of a function's body that must run before this one."""
+    found, queue = set(), [name]
+    while queue:
+        for source in nodes[queue.pop()].input:
+            source = source.removeprefix("^").partition(":")[0]
+            if source in nodes and source not in found:
+                found.add(source)
+                queue.append(source)
+    return found
+
+
+def test_locking_changes_no_bit_of_what_one_actor_learns():
+    trainings = [Training(**ONE, asynchronous_runner__use_locking=x) for x in (False, True)]
+    for training in trainings:
+        training.train(10**6, 100)
+    assert_same(*(training.snapshot() for training in trainings))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once(algorithm):
+    whole, cut = Training(algorithm), Training(algorithm)
+    whole.train(10**6, 150)
+    shared = asynchronous._split, asynchronous._join
+    traced = [function.experimental_get_tracing_count() for function in shared]
+    while cut.env_steps < 150:
+        cut.train(1, 150)
+    assert_same(whole.snapshot(), cut.snapshot())
+    for actor in (*whole.runner._actors, *cut.runner._actors):
+        assert actor.train.experimental_get_tracing_count() == 1
+    assert [function.experimental_get_tracing_count() for function in shared] == traced
+
+
+def test_actors_take_turns_in_an_order_drawn_for_every_round():
+    training = Training(asynchronous_runner__num_actors=4)
+    taken: list[int] = []
+    for number, actor in enumerate(training.runner._actors):
+        (driver,) = actor.drivers
+        vector_env = driver.environment._vector_env
+        vector_env.step = followed(vector_env.step, taken, number)
+    training.train(12, 10**6)
+    turns = [now for now, before in zip(taken, [None, *taken], strict=False) if now != before]
+    orders = {tuple(turns[i : i + 4]) for i in range(0, 24, 4)}
+    assert sorted(set(taken)) == [0, 1, 2, 3]
+    assert len(orders) > 3
+
+
+def followed(step, taken, number):
+    def follow(action):
+        taken.append(number)
+        return step(action)
+
+    return follow
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "accumulate", "use_locking"),
+    [("a3c", 1, True), ("async_nstep_q", 5, False)],
+)
+def test_threads_lose_no_environment_step_and_no_update(
+    algorithm, accumulate, use_locking, monkeypatch
+):
+    taken, lock, step = [0], threading.Lock(), Walk.step
+
+    def counted(self, action):
+        with lock:
+            taken[0] += 1
+        return step(self, action)
+
+    monkeypatch.setattr(Walk, "step", counted)
+    chosen = {"num_actors": 4, "use_locking": use_locking, "scheduler": "threads"}
+    training = Training(algorithm, **{f"asynchronous_runner__{k}": v for k, v in chosen.items()})
+    for until in (300, 700, 1_500):
+        training.train(10**6, until)
+        assert training.env_steps == taken[0] == int(training.parts.env_steps)
+        assert until <= training.env_steps < until + 4 * 5
+    updates = int(training.parts.agent.train_step_counter)
+    counts = training.runner.measurements()["staleness_counts"]
+    assert sum(counts) == updates
+    rollouts_waiting = int(training.state.loss_count) - updates * accumulate
+    assert 0 <= rollouts_waiting <= 4 * (accumulate - 1)
+    for actor in training.runner._actors:
+        assert actor.train.experimental_get_tracing_count() == 1
+    training.runner.close()
+
+
+def test_staleness_counts_the_updates_of_others_since_the_copy():
+    parts = build_components("a3c")
+    actor, agent = parts.runner._actors[0], parts.agent
+    zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
+    for by_others in (0, 3, 3, 100):
+        actor._copy()
+        for _ in range(by_others):
+            agent.apply(zeros)
+        actor._send(zeros)
+    measured = parts.runner.measurements()
+    assert len(measured["staleness_counts"]) == 64
+    assert {i: n for i, n in enumerate(measured["staleness_counts"]) if n} == {0: 1, 3: 2, 63: 1}
+    assert measured["staleness_mean"] == (0 + 3 + 3 + 63) / 4
+
+
+def test_an_actor_acts_with_a_copy_and_learns_for_the_shared_weights():
+    training = Training(asynchronous_runner__num_actors=2)
+    shared, copies = training.parts.agent, [x.agent for x in training.runner._actors]
+    before = [v.numpy() for v in shared.gradient_variables()]
+    training.train(1, 10**6)
+    after = [v.numpy() for v in shared.gradient_variables()]
+    assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    # The first to move began with the weights before, and still has them.
+    copied = [[v.numpy() for v in agent.gradient_variables()] for agent in copies]
+    is_first = [all(map(np.array_equal, weights, before)) for weights in copied]
+    assert sorted(is_first) == [False, True]
+    assert int(shared.train_step_counter) == 2
+    assert [int(agent.train_step_counter) for agent in copies] == [0, 0]
+
+
+def test_actors_of_q_learning_share_the_target_network():
+    training = Training("async_nstep_q", create_nstep_q_agent__accumulate_updates=1)
+    shared = training.parts.agent
+    for actor in training.runner._actors:
+        assert actor.agent.target_q_network is shared.target_q_network
+    at_start = [v.numpy() for v in shared.target_q_network.variables]
+    training.train(10**6, 60)  # copied every 70
+    assert all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
+    training.train(10**6, 90)
+    assert not all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
+
+
+def test_a_rollout_ends_with_the_episode():
+    training = Training(**ONE)  # episodes of 7 and 11 steps, rollouts of 5 rows
+    lengths, before = [], 0
+    for _ in range(8):
+        training.train(1, 10**6)
+        lengths.append(training.env_steps - before)
+        before = training.env_steps
+    assert lengths == [5, 2, 5, 5, 1, 5, 2, 5]
+
+
+class Pendular(gymnasium.Env):
+    """Two features, two actions; ends or is cut off by its own state. For `simulated` below."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._time = self.np_random.normal(size=2), 0
+        return np.float32(self._place), {}
+
+    def step(self, action):
+        turn = (
+            np.array([[0.9, -0.3], [0.3, 0.9]]) if action else np.array([[0.8, 0.5], [-0.5, 0.8]])
+        )
+        self._place, self._time = turn @ self._place, self._time + 1
+        reward = float(self._place[0])
+        return np.float32(self._place), reward, abs(reward) > 1.5, self._time == 9, {}
+
+
+gymnasium.register("Pendular-v0", entry_point="asynchronous_test:Pendular")
+
+LINEAR = {
+    "gymnasium_environment__name": "Pendular-v0",
+    "gymnasium_environment__kwargs": {},
+    "mlp_encoder__units": (),
+    "create_nstep_q_agent__epsilon": 0.0,
+    "create_nstep_q_agent__gradient_clip_norm": None,
+    "rate/linear_schedule__initial": 0.02,
+    "rate/linear_schedule__final": 0.0,
+    "rate/linear_schedule__num_steps": 400,
+    "create_nstep_q_agent__target_update_env_steps": 23,
+}
+
+
+class Linear:
+    """Q = w x + b, RMSProp, all in float64."""
+
+    def __init__(self, weights):
+        self.weights = [np.float64(w) for w in weights]
+        self.squares = [np.zeros_like(w) for w in self.weights]
+
+    @staticmethod
+    def values(weights, x):
+        return x @ weights[0] + weights[1]
+
+    def apply(self, gradients, rate, rho=0.99, epsilon=1e-5):
+        for weight, square, gradient in zip(self.weights, self.squares, gradients, strict=True):
+            square *= rho
+            square += (1 - rho) * gradient**2
+            weight -= rate * gradient / np.sqrt(square + epsilon)
+
+
+class LonelyActor:
+    """Acts greedily for 5 rows or to the episode's end, and gives its transitions."""
+
+    def __init__(self, environment):
+        self.environment = environment
+        self.now = environment.reset()
+
+    def step(self, action):
+        self.now = self.environment.step(
+            tf.constant([action], self.environment.action_spec().dtype)
+        )
+
+    def rollout(self, weights):
+        if self.now.is_last():
+            self.step(0)  # the reset
+        rows: list = []
+        while len(rows) < 5 and not self.now.is_last():
+            x = self.now.observation.numpy()[0]
+            action = int(np.argmax(Linear.values(weights, x)))
+            self.step(action)
+            rows.append((x, action, float(self.now.reward[0]), 0.99 * float(self.now.discount[0])))
+        return rows, self.now.observation.numpy()[0]
+
+
+def simulated(learner, actors, order, num_rounds, one_step, accumulate):
+    """Algorithms 1 and S2 with actors in turns; squared loss, meaned over an update's rows."""
+    target, copied_at, env_steps = [w.copy() for w in learner.weights], 0, 0
+    waiting: list = [[] for _ in actors]
+    for number in range(num_rounds):
+        for index in order(number):
+            copy = [w.copy() for w in learner.weights]
+            if not waiting[index] and env_steps // 23 > copied_at // 23:
+                target, copied_at = [w.copy() for w in learner.weights], env_steps
+            rows, last = actors[index].rollout(copy)
+            waiting[index].append((len(rows), summed(copy, target, rows, last, one_step)))
+            if len(waiting[index]) == accumulate:
+                counts, gradients = zip(*waiting[index], strict=True)
+                means = [sum(parts) / sum(counts) for parts in zip(*gradients, strict=True)]
+                learner.apply(means, rate=0.02 * (1 - env_steps / 400))
+                waiting[index] = []
+            env_steps += len(rows)
+    return env_steps
+
+
+def summed(weights, target, rows, after, one_step):
+    """Gradients of half the squared errors of a rollout, summed."""
+    gradients, value = [np.zeros_like(w) for w in weights], None
+    for x, action, reward, discount in reversed(rows):
+        if value is None or one_step:
+            value = np.max(Linear.values(target, after))
+        value = reward + discount * value
+        error = Linear.values(weights, x)[action] - value
+        gradients[0][:, action] += error * x
+        gradients[1][action] += error
+        after = x
+    return gradients
+
+
+@pytest.mark.parametrize(("one_step", "accumulate"), [(False, 1), (True, 1), (False, 3)])
+def test_turns_equal_a_simulation_in_numpy(one_step, accumulate):
+    training = Training(
+        "async_nstep_q",
+        **LINEAR,
+        create_nstep_q_agent__one_step=one_step,
+        create_nstep_q_agent__accumulate_updates=accumulate,
+    )
+    weights = training.parts.agent.q_network.trainable_variables
+    before = [w.numpy() for w in weights]
+    learner = Linear([w.copy() for w in before])
+    keys = [stream_key(1, "actor", number) for number in range(2)]
+    actors = [
+        LonelyActor(gymnasium_environment(stream_key(key, "training"), num_envs=1)) for key in keys
+    ]
+
+    def order(number):
+        return np.random.default_rng(stream_key(1, "turns", number)).permutation(2)
+
+    training.train(31, 10**6)
+    env_steps = simulated(learner, actors, order, 31, one_step, accumulate)
+    assert env_steps == training.env_steps > 200
+    for ours, reference in zip(weights, learner.weights, strict=True):
+        np.testing.assert_allclose(ours.numpy(), reference, rtol=2e-4, atol=2e-5)
+    assert all(np.abs(w - b).max() > 0.01 for w, b in zip(learner.weights, before, strict=True))
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "deterministic"])
+def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp_path, scheduler):
+    chosen = {"asynchronous_runner__scheduler": scheduler}
+    run = Run(tmp_path / "run", PLAN, "a3c", **chosen)
+    failing, other = (driver.environment for driver in run.parts.runner.drivers)
+    run.at(130, lambda: setattr(failing._vector_env, "step", no_such_room))
+    with pytest.raises(UserError) as error:
+        run.train()
+    newest = run.checkpoints[-1]
+    assert "tiny_runs:Walk-v0 raised KeyError" in str(error.value)
+    assert f"{newest} is intact" in str(error.value)
+    assert newest == f"step-{run.loop.env_steps:010d}"
+    assert run.loop.env_steps >= 130
+    before = run.loop._state.carry
+    run.close()
+    assert not actor_threads()
+
+    # The other's episode goes on, that of the one that failed is cut off.
+    resumed = Run(tmp_path / "run", PLAN, "a3c", **chosen)
+    assert resumed.loop.restore()
+    after = resumed.loop._state.carry
+    np.testing.assert_array_equal(before.time_step.observation, after.time_step.observation)
+    assert after.time_step.step_type[0] == StepType.LAST
+    assert after.statistics.episode_length[0] == 0
+    first, second = (driver.environment for driver in resumed.parts.runner.drivers)
+    assert first._pending_reset
+    np.testing.assert_array_equal(second._rows[3], other._rows[3])
+    result = resumed.loop.train()
+    assert result["env_steps"] >= PLAN.num_env_steps
+    assert result["scheduler"] == scheduler
+    assert result["num_actors"] == 2
+    assert resumed.metrics
+    for record in resumed.metrics:
+        assert sum(record["staleness_counts"]) == record["updates"]
+    resumed.close()
+    assert not actor_threads()
+
+
+def no_such_room(action):
+    raise KeyError("no such room")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path, algorithm):
+    run = Run(tmp_path / "run", PLAN, algorithm, **THREADS)
+    _, environment = (driver.environment for driver in run.parts.runner.drivers)
+    step = environment._vector_env.step
+
+    def with_nan(action):
+        observation, reward, *others = step(action)
+        return observation, reward * np.nan, *others
+
+    run.at(130, lambda: setattr(environment._vector_env, "step", with_nan))
+    with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
+        run.train()
+    run.close()
+
+
+def stopped(tmp_path):
+    """A run that was asked to stop after 130 environment steps."""
+    run = Run(tmp_path / "run", PLAN, "a3c")
+    run.stop_at(130)
+    with pytest.raises(Stopped):
+        run.train()
+    return run
+
+
+def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
+    run = stopped(tmp_path)
+    state, run.stop.requested = run.loop._state, False
+    bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
+    failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first call builds
+    run.loop._runner.train = Mock(side_effect=failures)
+    with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
+        run.loop.train()
+    run.close()
+
+
+def test_failures_that_no_environment_explains_are_all_told(tmp_path):
+    run = stopped(tmp_path)
+    state, run.stop.requested = run.loop._state, False
+    halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    with pytest.raises(MemoryError, match="of the first"):
+        run.loop.train()
+    assert run.progress.said[-1] == "another failure: of\nthe second"
+    run.close()
+
+
+@pytest.mark.parametrize("others", ["before", "after"])
+def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
+    run = stopped(tmp_path)
+    state, run.stop.requested = run.loop._state, False
+    error = RuntimeError("a message\nof two lines")
+    environment = run.parts.runner.drivers[1].environment
+    with pytest.raises(RuntimeError):
+        environment._vector_env.step = Mock(side_effect=error)
+        environment._step_rows(np.zeros(1, np.int32))
+    errors = [MemoryError("of an actor"), error]
+    halted = Halted(errors if others == "before" else errors[::-1], state)
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
+        run.loop.train()
+    assert "another failure: of an actor" in run.progress.said
+    run.close()
+
+
+def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
+    run = stopped(tmp_path)
+    run.close()
+
+    resumed = Run(tmp_path / "run", PLAN, "a3c")
+    first, second = (driver.environment for driver in resumed.parts.runner.drivers)
+    first._replayed_rows = lambda: no_such_room(None)
+    resumed.loop.restore()
+    carry = resumed.loop._state.carry
+    assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
+    assert first._pending_reset
+    assert second._pending_reset
+    resumed.loop.train()
+    lengths = resumed.loop._state.carry.statistics.last_lengths.numpy()
+    assert set(lengths[lengths > 0]) == {7, 11}
+    resumed.close()
+
+
+def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_path):
+    run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **THREADS)
+    asked = []
+
+    def ask():
+        run.stop.requested = True
+        asked.append(time.monotonic())
+
+    timer = threading.Timer(1.5, ask)
+
+    def start():
+        if not timer.ident:
+            timer.start()
+
+    run.at(40, start)
+    with pytest.raises(Stopped):
+        run.train()
+    assert time.monotonic() - asked[0] < 2
+    assert actor_threads()
+    run.close()
+    assert not actor_threads()
+
+
+def test_an_actor_s_final_epsilon_is_drawn_from_its_own_seed():
+    late = tf.constant(10**9, tf.int64)
+    parts = [build_components("async_nstep_q", asynchronous_runner__num_actors=8) for _ in range(2)]
+    final, again = (
+        [float(actor.agent.schedules["epsilon"](late)) for actor in x.runner._actors] for x in parts
+    )
+    assert set(np.round(final, 6)) <= {0.1, 0.01, 0.5}
+    assert len(set(final)) > 1
+    assert final == again
+    shared = float(parts[0].agent.schedules["epsilon"](late))
+    assert shared == pytest.approx(np.mean(final))
+
+
+def test_final_epsilons_are_drawn_with_their_probabilities():
+    def drawn(key):
+        asynchronous._actor_key.set(key)
+        return actor_epsilon()
+
+    keys = range(2_000)
+    counts = Counter(contextvars.copy_context().run(drawn, key) for key in keys)
+    for epsilon, probability in ((0.1, 0.4), (0.01, 0.3), (0.5, 0.3)):
+        assert counts[epsilon] / len(keys) == pytest.approx(probability, abs=0.03)
+
+
+def test_the_mean_epsilon_is_that_of_no_actor():
+    assert actor_epsilon() == pytest.approx(0.4 * 0.1 + 0.3 * 0.01 + 0.3 * 0.5)
+    assert actor_epsilon((0.3,) * 3, (0.3333333,) * 3) == pytest.approx(0.3)
+    for wrong in ((0.5, 0.4, 0.3), (1.5, -0.5, 0.0), (0.5, 0.5)):
+        with pytest.raises(UserError, match="actor_epsilon.* between 0 and 1"):
+            actor_epsilon(probabilities=wrong)
+    with pytest.raises(UserError, match="between 0 and 1"):
+        actor_epsilon(values=(0.1, 0.2, 3.0))
+
+
+def run_bound(**kwargs):
+    bound = gin.get_bindings(train)
+    creators = [bound[f"create_{name}"] for name in ("environment", "agent", "experience")]
+    return asynchronous_runner(1, *creators, **kwargs)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "trpo"])
+def test_other_agents_are_refused(algorithm):
+    build_components(algorithm)
+    with pytest.raises(UserError, match="update of a whole rollout|TRPO does not learn"):
+        run_bound()
+
+
+def test_threads_are_refused_where_gradients_would_pass_through_python(monkeypatch):
+    build_components("a3c")
+    monkeypatch.setattr(tf.config, "functions_run_eagerly", lambda: True)
+    with pytest.raises(UserError, match="cannot run with --eager: leave it out, or bind"):
+        run_bound(scheduler="threads")
+
+
+def test_another_number_of_actors_is_told(tmp_path):
+    training = Training(**ONE)
+    training.parts.experience.save(tmp_path)
+    other = build_components("a3c")
+    with pytest.raises(ValueError, match="saved with 1 actors, this run has 2"):
+        other.experience.restore(tmp_path)
+
+
+def test_threads_are_refused_where_an_exact_resume_is_required():
+    from pipeline.checkpointing.exactness import Exactness
+
+    exactness = Exactness(require_exact=True)
+    exactness.check_runner(build_components("a3c").runner.is_repeatable)
+    in_threads = build_components("a3c", **THREADS)
+    with pytest.raises(UserError, match="Threads .* cannot be resumed exactly"):
+        exactness.check_runner(in_threads.runner.is_repeatable)
+
+
+def test_the_window_takes_the_newest_episodes_of_each_actor_after_earlier_ones():
+    def played(*lengths):
+        statistics = initial_statistics(1)
+        padded = [0] * (100 - len(lengths)) + list(lengths)
+        return statistics._replace(
+            last_lengths=tf.constant(padded, tf.int64),
+            last_returns=tf.constant(padded, tf.float32) * 2,
+            return_sum=tf.constant(2.0 * sum(lengths), tf.float64),
+        )
+
+    before = played(*range(101, 201))
+    merged = merge_statistics([played(1, 2, 3), played(), played(10, 20)], before)
+    assert float(merged.return_sum) == 2 * 36
+    window = merged.last_lengths.numpy()
+    assert window.tolist() == [*range(106, 201), 1, 2, 10, 3, 20]
+    np.testing.assert_array_equal(merged.last_returns, 2.0 * window)
+    assert merge_statistics([played(7)], played()).last_lengths.numpy().tolist() == [0] * 99 + [7]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "message"),
+    [
+        ("a3c", {"asynchronous_runner__scheduler": "fast"}, "scheduler = 'fast'"),
+        ("a3c", {"asynchronous_runner__num_actors": 0}, "num_actors = 0"),
+        ("a3c", {"ActorCritic__normalize_observations": True}, "share weights but not statistics"),
+        ("a3c", {"create_a2c_agent__normalize_returns": True}, "share weights but not statistics"),
+        ("a3c", {"Rollout__num_epochs": 2}, "one update of a whole rollout"),
+    ],
+)
+def test_messages(algorithm, overrides, message):
+    with pytest.raises(UserError, match=message):
+        build_components(algorithm, **overrides)
+
+
+def test_what_is_split_is_what_the_actors_go_on_from():
+    training = Training()
+    training.train(10**6, 60)
+    carry = training.state.carry
+    for number, own in enumerate(split_state(training.state)):
+        assert own.carry.vector_steps == carry.vector_steps[number]
+        assert own.carry.statistics.episode_return == carry.statistics.episode_return[number]
+        np.testing.assert_array_equal(
+            own.carry.time_step.observation[0], carry.time_step.observation[number]
+        )
+        counted = (own.carry.statistics.env_steps, own.loss_count, own.collect_seconds)
+        assert all(float(x) == 0 for x in counted)

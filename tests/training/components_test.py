@@ -1,0 +1,172 @@
+import gin
+import pytest
+import tensorflow as tf
+from tiny_runs import build_components, variables
+
+from pipeline.acting.collect_driver import CollectDriver
+from pipeline.replay.replay_buffer import ReplayBuffer
+from pipeline.replay.rollout import Rollout
+from pipeline.training.components import (
+    build,
+    build_evaluation_environment,
+    build_experience,
+    configure_tensorflow,
+)
+from pipeline.utils.errors import UserError
+
+
+def references():
+    names = ("create_environment", "create_agent", "create_experience")
+    return [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+def test_weights_follow_from_the_seed_alone(algorithm):
+    first = variables(build_components(algorithm, seed=1).agent)
+    tf.random.set_seed(99)  # what happened before in the process is immaterial
+    tf.random.normal([3])
+    again, other = (variables(build_components(algorithm, seed=seed).agent) for seed in (1, 2))
+    kernels = [name for name in first if "kernel" in name and "optimizer" not in name]
+    assert kernels
+    for name in first:
+        assert (first[name] == again[name]).all(), name
+    for name in kernels:
+        assert (first[name] != other[name]).any() or not first[name].any(), name
+
+
+def test_the_parts_fit_each_other():
+    parts = build_components("dqn")
+    assert parts.environment.batch_size == 2
+    assert parts.experience.collect_steps * 2 == 4 * parts.experience.num_batches
+    assert parts.agent.train_sequence_length == 3  # n_step = 2, and the row to bootstrap from
+    assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "nstep_q", "ppo"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "int64", "float16", "float64"]
+)
+def test_whatever_a_box_may_hold_can_be_learnt_from(algorithm, dtype):
+    kwargs = {"dtype": dtype, "continuous": algorithm == "sac"}
+    parts = build_components(algorithm, gymnasium_environment__kwargs=kwargs)
+    until = tf.constant(40, tf.int64)
+    tf.config.run_functions_eagerly(True)  # for tracing would take most of the time
+    try:
+        state = parts.runner.initial_state()
+        if parts.experience.keeps_rows:
+            state = parts.runner.collect_randomly(state, until, until)
+        parts.runner.train(state, until + 40, until + 40)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert int(parts.agent.train_step_counter) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "nstep_q", "trpo"])
+@pytest.mark.parametrize(
+    "overrides", [{"Rollout__num_epochs": 2}, {"Rollout__minibatch_size": 2}], ids=str
+)
+def test_agents_that_learn_from_whole_rollouts_get_nothing_else(algorithm, overrides):
+    with pytest.raises(UserError, match="bind .* Rollout.minibatch_size = None"):
+        build_components(algorithm, **overrides)
+
+
+@pytest.mark.parametrize(
+    "algorithm, store, message",
+    [
+        ("dqn", Rollout, "sequences of 3 rows: bind train.create_experience = @ReplayBuffer"),
+        ("ppo", ReplayBuffer, "advantages: bind train.create_experience = @Rollout"),
+    ],
+)
+def test_a_store_that_an_agent_cannot_learn_from_is_refused(algorithm, store, message):
+    agent = build_components(algorithm).agent
+    gin.bind_parameter("ReplayBuffer.capacity", 100)
+    gin.bind_parameter("Rollout.minibatch_size", 64)
+    with pytest.raises(UserError, match=message):
+        build_experience(agent, num_envs=2, seed=1, create_experience=store)
+
+
+def test_schedules_read_the_counter_that_the_loop_moves():
+    parts = build_components("dqn")
+    rate = parts.agent._optimizer._decayed_lr(tf.float32)
+    assert float(rate) == pytest.approx(1e-3)
+    parts.env_steps.assign(500)
+    assert float(parts.agent._optimizer._decayed_lr(tf.float32)) == pytest.approx(1e-4)
+
+
+def test_evaluation_has_its_own_bindings_and_never_the_seeds_of_training():
+    gin_lines = {"evaluation/gymnasium_environment.num_envs": 5}
+    parts = build_components("dqn", **gin_lines)
+    evaluation = parts.evaluator._environment
+    assert evaluation.batch_size == 5
+    assert parts.environment.batch_size == 2
+    seeds = [
+        {env.unwrapped.np_random_seed for env in environment._vector_env.envs}
+        for environment in (parts.environment, evaluation)
+        if environment.reset() is not None
+    ]
+    assert [len(x) for x in seeds] == [2, 5]
+    assert seeds[0].isdisjoint(seeds[1])
+
+
+def test_the_evaluation_environment_takes_further_arguments():
+    build_components("dqn")
+    create_environment = references()[0]
+    assert build_evaluation_environment(1, create_environment, num_envs=3).batch_size == 3
+
+
+def test_evaluation_rewards_are_never_clipped():
+    parts = build_components("dqn", CollectDriver__reward_range=(-1.0, 1.0))
+    clipped, unclipped = (
+        driver.run(parts.agent.collect_policy, carry_of(parts, environment), 3)[1].reward
+        for driver, environment in (
+            (parts.runner.drivers[0], parts.environment),
+            (parts.evaluator._driver, parts.evaluator._environment),
+        )
+    )
+    assert clipped.numpy().max() == 1
+    assert unclipped.numpy().max() == 3
+    assert isinstance(parts.evaluator._driver, CollectDriver)
+
+
+def carry_of(parts, environment):
+    from pipeline.acting.collect_driver import initial_carry
+
+    return initial_carry(environment, parts.agent.collect_policy)
+
+
+def test_building_does_not_step_or_reset_the_environments():
+    parts = build_components("dqn")
+    assert parts.environment.resets == 0
+    assert parts.environment.seconds == 0
+
+
+def test_a_second_build_starts_from_nothing():
+    build_components("dqn")
+    parts = build(7, *references())
+    assert int(parts.experience.size) == 0
+
+
+def test_threads_are_those_in_force(monkeypatch):
+    calls = []
+    threading = tf.config.threading
+    for kind in ("intra_op", "inter_op"):
+        monkeypatch.setattr(threading, f"get_{kind}_parallelism_threads", lambda: 3)
+        monkeypatch.setattr(
+            threading,
+            f"set_{kind}_parallelism_threads",
+            lambda number, kind=kind: calls.append((kind, number)),
+        )
+    assert configure_tensorflow(3, 1)["threads"] == {"intra_op": 3, "inter_op": 1}
+    # Setting what is set already would be refused once TensorFlow has run an operation.
+    assert calls == [("inter_op", 1)]
+
+
+@pytest.mark.parametrize("name", ["intra_op", "inter_op"])
+@pytest.mark.parametrize("value", [-1, 1.5])
+def test_what_is_no_number_of_threads_is_refused(monkeypatch, name, value):
+    for kind in ("intra", "inter"):  # which would abort this process
+        setter = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, setter, lambda count: None)
+    message = rf"configure_tensorflow.{name} = {value}: must be a whole number, at least 0"
+    with pytest.raises(UserError, match=message):
+        configure_tensorflow(**{name: value})

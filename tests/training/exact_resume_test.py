@@ -1,0 +1,52 @@
+"""Runs of the agents that `resume_test` leaves out end as their twins that nobody stopped."""
+
+import pytest
+from host_loops import PLAN, Run
+from run_processes import Records, assert_same_end
+from tiny_runs import read_variables
+
+from pipeline.utils.shutdown import Stopped
+
+
+def finished(run):
+    run.folder.write_json("result.json", run.train())
+    run.close()
+    return Records(run.folder.path)
+
+
+def learners(run):
+    """The agents that take gradients: one, or each actor's."""
+    runner = run.parts.runner
+    return [actor.agent for actor in getattr(runner, "_actors", [runner])]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "env_steps"),
+    [
+        ("dqn", {"create_dqn_agent__accumulate_updates": 3}, 210),
+        ("ppo", {"create_ppo_agent__accumulate_updates": 3}, 210),
+        ("sac", {"create_sac_agent__accumulate_updates": 7}, 210),
+        ("a2c", {}, 210),
+        ("nstep_q", {}, 210),
+        ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
+        ("trpo", {}, 100),
+        ("a3c", {}, 210),
+        ("async_nstep_q", {}, 210),
+    ],
+)
+def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):
+    twin = finished(Run(tmp_path / "twin", PLAN, algorithm, **overrides))
+    stopped = Run(tmp_path / "run", PLAN, algorithm, **overrides)
+    stopped.stop_at(env_steps)
+    with pytest.raises(Stopped):
+        stopped.train()
+    stopped.close()
+    accumulators = [agent.accumulator for agent in learners(stopped) if agent.accumulator]
+    assert bool(accumulators) == (algorithm not in ("trpo", "a3c"))
+    assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the midst of an update
+    resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
+    assert_same_end(resumed, twin)
+    agent = read_variables(resumed.newest / "agent")
+    counts = [count for name, count in agent.items() if "moments/count" in name]
+    assert len(counts) == (2 if algorithm in ("ppo", "a2c") else 0)
+    assert counts == [resumed.env_steps] * len(counts)  # normalizers saw each step once

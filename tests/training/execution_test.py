@@ -1,0 +1,90 @@
+"""Where the graph of training computes, with a second logical CPU in place of a GPU; and XLA."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+from tiny_runs import build_components
+from two_devices import ACCELERATOR, HOST
+
+from pipeline.training.components import Components
+from pipeline.utils.execution import Execution
+
+BINDINGS = {
+    "dqn_pong": ["ReplayBuffer.capacity = 1_000", "ReplayBuffer.batch_size = 4"],
+    "ppo_pong": [
+        "Rollout.num_steps = 16", "Rollout.minibatch_size = 32", "Rollout.num_epochs = 1",
+    ],
+}  # fmt: skip
+# Tensors of images that an iteration needs: to act on and a batch; PPO's values need the last, too.
+IMAGES = {"dqn_pong": 2, "ppo_pong": 3}
+
+
+@pytest.mark.parametrize("config", BINDINGS)
+def test_networks_and_updates_are_on_the_accelerator_and_all_else_on_the_host(config):
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "two_devices.py"), config, *BINDINGS[config]],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    run = json.loads(ended.stdout)
+    for part, device in (
+        *((part, ACCELERATOR) for part in ("Conv2D", "BackpropFilter", "MatMul", "ApplyAdam")),
+        *((part, HOST) for part in ("PyFunc", "ResourceGather", "ResourceScatter", "LoopCond")),
+    ):
+        kinds = [kind for kind in run["devices"] if part in kind]  # _FusedConv2D, too
+        assert kinds and all(run["devices"][kind] == [device] for kind in kinds), part
+    images = [source for source, dtype, name in run["sent"] if dtype == "uint8" and "body" in name]
+    assert images == [HOST] * IMAGES[config]
+
+
+def built(algorithm: str, jit_compile: bool) -> Components:
+    return build_components(algorithm, compile_update__jit_compile=jit_compile)
+
+
+def compiles(parts: Components) -> bool:
+    """Whether the graph of an update has a function for XLA."""
+    batch = tf.nest.map_structure(
+        lambda spec: tf.zeros([8, parts.agent.train_sequence_length, *spec.shape], spec.dtype),
+        parts.agent.training_data_spec,
+    )
+    train = tf.function(parts.agent.train, autograph=False)
+    graph = train.get_concrete_function(batch, tf.ones([8])).graph.as_graph_def()
+    return any("_XlaMustCompile" in function.attr for function in graph.library.function)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac", "trpo"])
+def test_compiled_gradients_are_those_of_the_graph(algorithm):
+    def losses(jit_compile: bool) -> dict[str, float]:
+        parts = built(algorithm, jit_compile)
+        if algorithm == "sac":  # XLA draws other numbers
+            parts.agent._noise = lambda batch_size: tf.fill([2, batch_size, 1], 0.5)
+        state = parts.runner.initial_state()
+        forever = tf.constant(1_000_000, tf.int64)
+        if parts.experience.keeps_rows:
+            state = parts.runner.collect_randomly(state, tf.constant(20, tf.int64), forever)
+        state = parts.runner.train(state, tf.constant(3, tf.int64), forever)
+        parts.close()
+        assert compiles(parts) == jit_compile
+        return {name: float(value) for name, value in state.loss_sums.items()}
+
+    compiled, plain = losses(True), losses(False)
+    assert compiled.keys() == plain.keys()
+    for name in plain:
+        np.testing.assert_allclose(compiled[name], plain[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("execution", [Execution.EAGER, Execution.EXACT_GRAPH])
+def test_exact_bits_do_without_xla(execution):
+    execution.configure()
+    try:
+        assert not compiles(built("dqn", jit_compile=True))
+    finally:
+        Execution.GRAPH.configure()

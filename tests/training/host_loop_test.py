@@ -1,0 +1,571 @@
+import contextlib
+import errno
+import itertools
+import math
+import pathlib
+import resource
+import shutil
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from host_loops import PLAN, WARM_UP, Run
+from tf_agents.trajectories import StepType
+from tiny_runs import assert_same, saved, variables
+
+from pipeline.replay.replay_buffer import NEXT_STEP_TYPE, STEP_TYPE
+from pipeline.training import graph_calls
+from pipeline.utils import retry
+from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.progress import EVALUATING, TRAINING
+from pipeline.utils.shutdown import Stopped
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nothing stopped, and its result."""
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
+    return run, run.train()
+
+
+def steps_of(records):
+    return [record["env_steps"] for record in records]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def first_crossings(counts, interval, start):
+    """The first counts at or beyond each multiple of `interval` after `start`."""
+    return [
+        now
+        for before, now in itertools.pairwise(counts)
+        if now > start and before // interval < now // interval
+    ]
+
+
+def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
+    runs, results, counts = [], [], []
+    for seconds in (0.5, 0.0):  # many iterations a call, and one
+        monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", seconds)
+        run = Run(tmp_path / str(seconds))
+        counts.append([0])
+        run.count_into(counts[-1])
+        results.append(run.train())
+        runs.append(run)
+    assert len(set(counts[0])) < len(set(counts[1]))  # the calls did differ
+
+    by_iteration = sorted(set(counts[1]))
+    warmed_up = next(count for count in by_iteration if count >= WARM_UP)
+    expected = first_crossings(by_iteration, 40, warmed_up) + by_iteration[-1:]
+    assert steps_of(runs[1].metrics) == expected
+    assert steps_of(runs[1].evaluations) == first_crossings(by_iteration, 120, warmed_up)
+    clocked = ("wall_seconds", "env_steps_per_second")
+    for record, same in zip(runs[0].metrics, runs[1].metrics, strict=True):
+        for key in record:
+            if key not in clocked and not key.endswith("_share"):
+                assert record[key] == same[key], key
+    assert runs[0].evaluations == runs[1].evaluations
+    assert runs[0].checkpoints == runs[1].checkpoints
+    for result in results:
+        assert result.pop("wall_seconds") > 0
+    assert results[0] == results[1]
+    check_finished(runs[0], results[0])
+
+
+def check_finished(run, result):
+    last = run.metrics[-1]
+    assert result["env_steps"] == last["env_steps"] >= PLAN.num_env_steps
+    assert result["updates"] == last["updates"] == int(run.parts.agent.train_step_counter)
+    assert result["episodes"] == last["episodes"]
+    assert len(result["evaluation"]["returns"]) == PLAN.num_final_episodes
+    assert run.checkpoints[-1].startswith(f"step-{result['env_steps']:010d}")
+    for record in run.evaluations:
+        assert len(record["returns"]) == PLAN.num_eval_episodes
+    assert run.best.return_mean == max(record["return_mean"] for record in run.evaluations)
+    assert all(math.isfinite(record["loss"]) for record in run.metrics)
+
+
+def test_intervals_of_zero_leave_only_the_end(tmp_path):
+    plan = PLAN._replace(log_interval=0, eval_interval=0, checkpoint_interval=0)
+    run = Run(tmp_path / "run", plan, "ppo")
+    result = run.train()
+    assert steps_of(run.metrics) == [result["env_steps"]]
+    assert run.evaluations == []
+    assert run.checkpoints == [f"step-{result['env_steps']:010d}"]
+
+
+def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=40))
+    means = iter([1.0, 7.0, 3.0, 5.0, 4.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(
+        run.parts.evaluator,
+        "run",
+        lambda episodes, index, look_around: {"return_mean": next(means), "returns": []},
+    )
+    run.train()
+    assert run.best.return_mean == 7.0
+    assert run.best.path.name == f"step-{run.evaluations[1]['env_steps']:010d}"
+    assert len(run.checkpoints) == 3  # the newest two, and the best
+
+
+def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run", PLAN._replace(checkpoint_interval=0))
+    with contextlib.ExitStack() as stack:
+
+        def hook(record, phase):
+            if phase == EVALUATING and not run.evaluations:
+                (newest,) = run.folder.checkpoints.iterdir()
+                stack.enter_context(unreadable(newest / "manifest.json", "read_bytes"))
+            elif run.loop.env_steps > 150:
+                stack.close()
+
+        run.progress.hook = hook
+        assert run.train()["env_steps"] >= 300
+    first = next(message for message in run.progress.said if "Cannot read" in message)
+    assert "is intact.\nThe run goes on." in first
+    assert any("writing works again" in message for message in run.progress.said)
+
+
+def test_a_worse_evaluation_does_not_pass_for_the_checkpoint_that_failed_before(
+    tmp_path, monkeypatch
+):
+    run, save = Run(tmp_path / "run"), Mock()
+    run.train()
+    monkeypatch.setattr(run.loop, "_save", save)
+    run.loop._save_if_best(-1.0)
+    save.assert_not_called()
+    run.loop._save_patience.attempt(Mock(side_effect=WriteError("the disk is full")))
+    run.loop._save_if_best(-1.0)
+    save.assert_called_once()
+
+
+def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0, checkpoint_interval=0))
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            set_limit(2000 if run.loop.env_steps < 90 else None)
+
+        run.progress.hook = hook
+        run.train()
+    after_warm_up, at_end = run.checkpoints
+    assert 90 <= int(after_warm_up.removeprefix("step-")) < 200
+    assert int(at_end.removeprefix("step-")) >= 300
+
+
+def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    plan = PLAN._replace(log_interval=10**6, eval_interval=0, checkpoint_interval=100)
+    run = Run(tmp_path / "run", plan)
+    seen: set[int] = set()
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            set_limit(2000 if 90 <= run.loop.env_steps < 120 else None)
+            seen.update(int(name.removeprefix("step-")) for name in run.checkpoints)
+
+        run.progress.hook = hook
+        run.train()
+    assert any("writing works again" in message for message in run.progress.said)
+    assert [step for step in seen if 120 <= step < 150]
+    assert not [step for step in seen if 90 <= step < 120]
+
+
+def test_evaluations_change_nothing_of_what_is_trained(tmp_path, undisturbed):
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
+    whole, expected = undisturbed
+    assert len(whole.evaluations) > 1
+    assert run.train()["weights_sha256"] == expected["weights_sha256"]
+    assert not run.evaluations
+
+
+def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, undisturbed):
+    run = Run(tmp_path / "run")
+
+    def hook(record, phase):
+        run.stop.requested |= run.loop.env_steps >= 300 and phase == EVALUATING
+
+    run.progress.hook = hook
+    with pytest.raises(Stopped):
+        run.train()
+    resumed = Run(tmp_path / "run")
+    resumed.train()
+    whole, _ = undisturbed
+    assert steps_of(resumed.metrics) == steps_of(whole.metrics)
+    assert shown_events(resumed) == shown_events(whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):
+    run = Run(tmp_path / "run")
+    run.at(210, (tmp_path / "nan").touch)
+    with pytest.raises(UserError) as error:
+        run.train()
+    newest = run.folder.checkpoints / run.checkpoints[-1]
+    message = str(error.value)
+    assert message.startswith(f"NaN or infinite after {run.loop.env_steps:_} environment steps")
+    assert "updates: reward of the rows collected, then loss, gradient_norm" in message
+    assert f"The checkpoint {newest} is intact" in message
+    assert steps_of(run.metrics)[-1] < run.loop.env_steps
+
+    (tmp_path / "nan").unlink()
+    resumed = Run(tmp_path / "run")
+    assert resumed.loop.restore()
+    assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
+    assert resumed.loop.train()["env_steps"] >= 300
+
+
+@contextlib.contextmanager
+def unreadable(path, method):
+    """Lets a method of paths fail for this one, as a bad disk does."""
+    work = getattr(pathlib.Path, method)
+
+    def failing(self, *args, **kwargs):
+        if self == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return work(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pathlib.Path, method, failing)
+        yield
+
+
+def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path):
+    run = Run(tmp_path / "run")
+    with contextlib.ExitStack() as stack:
+
+        def spoil():
+            (tmp_path / "nan").touch()
+            stack.enter_context(unreadable(run.folder.checkpoints, "iterdir"))
+
+        run.at(210, spoil)
+        with pytest.raises(UserError, match="^NaN or infinite after .*reward") as error:
+            run.train()
+    assert "Cannot read" not in str(error.value)
+    assert "intact" not in str(error.value)
+    assert not str(error.value).endswith("\n")
+
+
+def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    stopped = Run(tmp_path / "run")
+    stopped.stop_at(150)
+    with pytest.raises(Stopped):
+        stopped.train()
+
+    (tmp_path / "drift").touch()
+    run = Run(tmp_path / "run")
+    assert run.loop.restore()
+    assert "did not reach its saved state when its actions were" in run.parts.environment.divergence
+    assert (run.loop._state.carry.time_step.step_type.numpy() == StepType.LAST).all()
+    buffer = run.parts.experience
+    newest = buffer._keys(tf.range(2, dtype=tf.int64), buffer._positions - 1)
+    step_type, next_step_type = (
+        tf.gather(buffer._columns[name], newest).numpy() for name in (STEP_TYPE, NEXT_STEP_TYPE)
+    )
+    assert (step_type != StepType.LAST).any()
+    assert (next_step_type[step_type != StepType.LAST] == StepType.LAST).all()
+    run.loop.cut_logs()
+    assert run.loop.train()["env_steps"] >= 300
+
+
+def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(tmp_path):
+    run = Run(tmp_path / "run")
+    evaluated = run.parts.evaluator.environment
+    assert run.loop._watchdog._environments == [run.parts.environment, evaluated]
+    assert run.loop._watchdog._timeout == 5 * 60
+    assert run.loop._save_patience._give_up_after == 10 * 60
+
+
+def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run, tries = Run(tmp_path / "run"), []
+    write = run.folder.write_json
+
+    def write_the_second_time(name, value):
+        tries.append(name)
+        if tries.count(name) == 1:
+            raise WriteError(f"cannot write {name}: No space left on device")
+        write(name, value)
+
+    monkeypatch.setattr(run.folder, "write_json", write_the_second_time)
+    result = run.train()
+    assert tries == [*["run.json"] * 2, *["result.json"] * 2]
+    assert run.folder.read_json("run.json") == {"has_checkpoint": True}
+    assert run.folder.read_json("result.json") == result
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
+    run = Run(tmp_path / "run")
+    run.train()
+    run.close()
+    shutil.rmtree(run.folder.checkpoints)
+    before = contents(run.folder.path)
+    with pytest.raises(UserError, match="run.json says that the run has a checkpoint, but"):
+        Run(tmp_path / "run").train()
+    assert contents(run.folder.path) == before
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    run = Run(tmp_path / "run")
+    run.train()
+    saved = run.checkpoints
+    weights = next(iter(run.parts.agent.trained.values())).trainable_variables[0]
+    weights.assign(weights * float("nan"))
+    with pytest.raises(UserError, match=f"the weights of q_network .{weights.name}"):
+        run.loop._save()
+    assert run.checkpoints == saved
+
+
+def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 1e6)  # random steps fit by the thousand
+    run = Run(tmp_path / "run")
+    counts: list[int] = []
+    run.count_into(counts)
+    run.train()
+    after_warm_up = next(i for i, count in enumerate(counts) if count >= WARM_UP)
+    per_iteration = run.parts.experience.collect_steps * run.parts.environment.batch_size
+    assert counts[after_warm_up + 1] - counts[after_warm_up] <= per_iteration
+
+
+def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path):
+    stopped = Run(tmp_path / "run")
+    stopped.stop_at(210)
+    with pytest.raises(Stopped):
+        stopped.train()
+    run = Run(tmp_path / "run")
+    records = []
+
+    def hook(record, phase):
+        if phase == TRAINING:
+            records.append((record, run.loop._calls._seconds))
+
+    run.progress.hook = hook
+    run.train()
+    first, seconds = records[0]
+    # The first call is one iteration of two vector steps, in two environments.
+    assert 2 <= round(first["env_steps_per_second"] * seconds) <= 4
+    assert first["wall_seconds"] > stopped.loop._host["wall_seconds"]
+    for record in run.metrics:
+        shares = [value for key, value in record.items() if key.endswith("_share")]
+        assert len(shares) == 3
+        assert all(0 <= share <= 1 for share in shares)
+
+
+def test_an_environment_that_raises_is_named_and_the_run_goes_on_afterwards(tmp_path):
+    run = Run(tmp_path / "run")
+    run.at(210, (tmp_path / "fail").touch)
+    with pytest.raises(UserError) as error:
+        run.train()
+    message = str(error.value)
+    assert "tiny_runs:Walk-v0 raised KeyError: 'no such room'" in message
+    assert f"The checkpoint {run.folder.checkpoints / run.checkpoints[-1]} is intact" in message
+    (tmp_path / "fail").unlink()
+    assert Run(tmp_path / "run").train()["env_steps"] >= 300
+
+
+@pytest.mark.parametrize("switch", ["fail", "fail_reset"])
+def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, switch):
+    run = Run(tmp_path / "run")
+
+    def hook(record, phase):
+        if phase == EVALUATING or switch == "fail_reset" and run.loop.env_steps > 110:
+            (tmp_path / switch).touch()
+
+    run.progress.hook = hook
+    with pytest.raises(UserError, match=r"tiny_runs:Walk-v0 raised .*\n.*is intact"):
+        run.train()
+
+
+def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_path):
+    run = Run(tmp_path / "run", gymnasium_environment__vectorization_mode="async")
+
+    def kill():
+        run.parts.environment._vector_env.processes[1].kill()
+
+    run.at(210, kill)
+    with pytest.raises(UserError) as error:
+        run.train()
+    assert "tiny_runs:Walk-v0 raised" in str(error.value)
+    assert "one of its processes has died" in str(error.value)
+    assert "is intact" in str(error.value)
+    run.close()
+
+
+def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(tmp_path):
+    run = Run(tmp_path / "run")
+    variable = run.parts.agent.gradient_variables()[0]
+
+    def spoil(record, phase):
+        if run.loop.env_steps > 250 and phase == TRAINING:  # no evaluation follows
+            variable.assign(tf.fill(variable.shape, math.nan))
+            (tmp_path / "fail").touch()
+
+    run.progress.hook = spoil
+    message = "raised KeyError.* is broken: the weights of .* hold NaN or infinity. Lower the"
+    with pytest.raises(UserError, match=message):
+        run.train()
+    run.close()
+
+
+def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
+    (tmp_path / "fail_reset").touch()
+    with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: no way back"):
+        Run(tmp_path / "run")
+
+
+def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run")
+
+    def broken(state, max_iterations, until):
+        if max_iterations > 0:
+            raise tf.errors.InternalError(None, None, "a defect")
+
+    monkeypatch.setattr(run.loop._runner, "collect_randomly", broken)
+    with pytest.raises(tf.errors.InternalError, match="a defect"):
+        run.train()
+
+
+@contextlib.contextmanager
+def file_sizes_limited():
+    """Yields a function that limits the bytes of a file, as a full disk would."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    try:
+        yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit or hard, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path):
+    run = Run(tmp_path / "run")
+    run.stop_at(150)
+    with pytest.raises(Stopped):
+        run.train()
+    before = contents(run.folder.checkpoints)
+
+    for limit in (1, 2000):  # bytes: no log fits, or no checkpoint
+        full = Run(tmp_path / "run", Patience__give_up_after=0)
+        with file_sizes_limited() as set_limit:
+            full.at(170, lambda limit=limit, set_limit=set_limit: set_limit(limit))
+            with pytest.raises(UserError, match="(?i)cannot write .*File too large") as error:
+                full.train()
+            full.close()
+        assert "intact" in str(error.value)
+        assert contents(full.folder.checkpoints) == before
+
+
+@pytest.mark.parametrize("limit", [1, 2000])  # bytes: no log fits, or no checkpoint
+def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
+    tmp_path, undisturbed, monkeypatch, limit
+):
+    whole, expected = undisturbed
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run")
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            if run.loop.env_steps > 110:
+                set_limit(limit if run.loop.env_steps < 250 else None)
+
+        run.progress.hook = hook
+        result = run.train()
+    said = run.progress.said
+    warnings = [message for message in said if "The run goes on" in message]
+    assert len(warnings) > 2
+    assert all("File too large" in message for message in warnings)
+    assert any("writing works again" in message for message in said)
+
+    assert result | {"wall_seconds": 0} == expected | {"wall_seconds": 0}
+    assert steps_of(run.metrics) == steps_of(whole.metrics)
+    assert run.evaluations == whole.evaluations
+    assert run.checkpoints[-1] == whole.checkpoints[-1]
+    assert shown_events(run) == shown_events(whole)
+
+
+def shown_events(run):
+    """Steps by tag, over the event files of a run."""
+    steps: dict[str, list[int]] = {}
+    for path in sorted(run.folder.path.glob("events.out.tfevents.*")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                steps.setdefault(value.tag, []).append(event.step)
+    return steps
+
+
+def test_a_stop_while_the_disk_is_full_says_so(tmp_path):
+    run = Run(tmp_path / "run")
+    with file_sizes_limited() as set_limit:
+
+        def hook(record, phase):
+            if run.loop.env_steps > 150:
+                set_limit(1)
+            run.stop.requested |= run.loop.env_steps > 230
+
+        run.progress.hook = hook
+        with pytest.raises(UserError, match="(?i)cannot write"):
+            run.train()
+    assert Run(tmp_path / "run").train()["env_steps"] >= 300
+
+
+def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.stop_at(1, "warming up the replay buffer")
+    with pytest.raises(Stopped):
+        run.train()
+    assert 0 < run.loop.env_steps < WARM_UP
+
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.stop_at(120, EVALUATING)
+    with pytest.raises(Stopped):
+        run.train()
+    stopped_at = run.loop.env_steps
+    assert 120 <= stopped_at < 130
+    assert run.evaluations == []
+    assert run.checkpoints[-1].startswith(f"step-{stopped_at:010d}")
+
+    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run.train()
+    assert steps_of(run.evaluations)[0] == stopped_at  # what was interrupted is made up for
+    for steps in (steps_of(run.metrics), steps_of(run.evaluations)):
+        assert steps == sorted(set(steps))
+    assert np.all(np.diff(steps_of(run.metrics)) > 40)
+
+
+PARTS_OF_AGENTS = {
+    "dqn": ("_target_q_network", "_optimizer/iter", "OPTIMIZER_SLOT", "_train_step_counter"),
+    "ppo": ("observation_moments", "_running_returns", "OPTIMIZER_SLOT", "_train_step_counter"),
+    "sac": ("_target_critic_network_2", "_log_alpha", "OPTIMIZER_SLOT", "_train_step_counter"),
+}
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
+    run = Run(tmp_path / "run", algorithm=algorithm)
+    run.stop_at(150)
+    with pytest.raises(Stopped):
+        run.train()
+    restored = Run(tmp_path / "run", algorithm=algorithm, seed=2)  # nothing is equal by chance
+    assert restored.loop.restore()
+
+    agent = variables(run.parts.agent)
+    assert_same(agent, variables(restored.parts.agent))
+    for name in PARTS_OF_AGENTS[algorithm]:
+        assert any(name in path for path in agent), name
+    assert_same(saved(run.parts.experience), saved(restored.parts.experience))
+    now, before = restored.loop._state, run.loop._state
+    tf.nest.map_structure(np.testing.assert_array_equal, now.carry, before.carry)
+    current = restored.parts.environment.current_time_step()
+    tf.nest.map_structure(np.testing.assert_array_equal, now.carry.time_step, current)
+    assert_same(now.loss_sums, before.loss_sums)
+    assert now.loss_count == before.loss_count
+    assert restored.loop._host == run.loop._host
+    assert int(restored.parts.env_steps) == run.loop.env_steps >= 150
+    assert restored.parts.environment.resets == run.parts.environment.resets

@@ -1,0 +1,126 @@
+from unittest import mock
+
+import pytest
+import tensorflow as tf
+from tiny_runs import assert_same, build_components, saved, variables
+
+from pipeline.checkpointing.saveables import Tensors
+from pipeline.training.iteration import clear_losses
+
+# Updates that a batch makes: gradients of 5 batches are accumulated, or a batch is a whole rollout
+# which makes one step of the policy, and 2 epochs of 4 minibatches.
+ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trpo": 1 + 2 * 4}
+
+
+class Run:
+    """Fresh components and the state that chunks of iterations hand on."""
+
+    def __init__(self, algorithm):
+        self.parts = build_components(algorithm)
+        self.iterations = self.parts.runner
+        self.state = self.iterations.initial_state()
+
+    @property
+    def env_steps(self):
+        return int(self.state.carry.statistics.env_steps)
+
+    @property
+    def updates(self):
+        return int(self.parts.agent.train_step_counter)
+
+    def call(self, chunk, max_iterations, until):
+        self.state = chunk(
+            self.state,
+            tf.constant(max_iterations, tf.int64),
+            tf.constant(until, tf.int64),
+        )
+
+    def collect(self, max_iterations, until):
+        self.call(self.iterations.collect_randomly, max_iterations, until)
+
+    def train(self, max_iterations, until):
+        self.call(self.iterations.train, max_iterations, until)
+
+    def snapshot(self):
+        """Everything that a checkpoint holds, but for wall time."""
+        state = self.state._replace(collect_seconds=tf.zeros([]))
+        return {
+            **variables(self.parts.agent),
+            **saved(self.parts.experience),
+            **saved(self.parts.environment),
+            **saved(Tensors(lambda: state, lambda _: None)),
+            "env_steps": self.parts.env_steps.numpy(),
+        }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not_finite(algorithm):
+    whole, cut = Run(algorithm), Run(algorithm)
+    if whole.parts.experience.keeps_rows:
+        whole.collect(10**6, 60)
+        while cut.env_steps < 60:
+            cut.collect(1, 60)
+    whole.train(10**6, 150)
+    while cut.env_steps < 150:
+        cut.train(1, 150)
+    assert_same(whole.snapshot(), cut.snapshot())
+    assert whole.updates == int(whole.state.loss_count * ALGORITHMS[algorithm]) >= 3
+
+    # A log in between restarts the sums, and traces nothing anew.
+    whole.state = clear_losses(whole.state)
+    whole.train(3, 10**6)
+    assert int(whole.state.loss_count) == 3 * whole.parts.experience.num_batches
+    for run in (whole, cut):
+        assert run.iterations.train.experimental_get_tracing_count() == 1
+        warm_up_traces = run.iterations.collect_randomly.experimental_get_tracing_count()
+        assert warm_up_traces == run.parts.experience.keeps_rows
+
+    batches = int(whole.state.loss_count)
+    networks = whole.parts.agent.trained.values()
+    variable = [v for network in networks for v in network.trainable_variables][-1]
+    variable.assign(tf.fill(variable.shape, float("inf")))
+    whole.train(1000, 10**6)
+    assert int(whole.state.loss_count) == batches + whole.parts.experience.num_batches
+    assert not all(tf.math.is_finite(total) for total in whole.state.loss_sums.values())
+
+
+def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_iterations():
+    run = Run("dqn")  # 4 environment steps an update on 2 environments: iterations of 2 steps
+    steps = run.parts.experience.collect_steps
+    assert steps == 2
+    run.collect(3, 1000)
+    assert int(run.state.carry.vector_steps) == 3 * steps
+    run.collect(1000, 41)
+    assert 41 <= run.env_steps < 41 + 2 * steps
+    before, updates = int(run.state.carry.vector_steps), run.updates
+    assert updates == 0
+    run.train(0, 1000)
+    run.train(1000, run.env_steps)
+    assert int(run.state.carry.vector_steps) == before
+    run.train(5, 1000)
+    assert int(run.state.carry.vector_steps) == before + 5 * steps
+    assert run.updates == 5
+    assert int(run.parts.env_steps) == run.env_steps
+
+
+def test_a_chunk_calls_python_once_a_vector_step():
+    run = Run("dqn")
+    run.collect(30, 10**6)
+    run.train(1, 10**6)
+    environment = run.parts.environment
+    step = environment._vector_env.step = mock.Mock(wraps=environment._vector_env.step)
+    # So few steps are unrolled.
+    assert python_functions(run.iterations.train) == run.parts.experience.collect_steps
+    run.train(20, 10**6)
+    assert step.call_count == 20 * run.parts.experience.collect_steps
+
+
+def python_functions(function):
+    """Nodes that call Python in all graphs of a traced `tf.function`."""
+    (concrete,) = function._list_all_concrete_functions()
+    definition = concrete.graph.as_graph_def()
+    nodes = list(definition.node)
+    for body in definition.library.function:
+        nodes += body.node_def
+    # A body of a loop may be in the library in several versions (forward, inference).
+    return len({node.attr["token"].s for node in nodes if "PyFunc" in node.op})

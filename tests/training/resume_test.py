@@ -1,0 +1,195 @@
+"""Whole runs in processes of their own, stopped and resumed by the same command."""
+
+import json
+import resource
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from run_processes import (
+    EVALUATING,
+    TRAINING,
+    WARMING_UP,
+    Run,
+    assert_ends_as_its_twin,
+    checkpoint_order,
+    files_of,
+)
+from tiny_runs import WARM_UP, read_variables
+
+
+def assert_records_go_on(run):
+    for records in (run.metrics, run.evaluations):
+        steps = [record["env_steps"] for record in records]
+        assert steps == sorted(set(steps))
+    for earlier, later in zip(run.metrics, run.metrics[1:], strict=False):
+        assert later["updates"] > earlier["updates"]
+        assert later["episodes"] >= earlier["episodes"]
+        assert later["wall_seconds"] > earlier["wall_seconds"]
+
+
+def linear(record, initial, final, num_steps):
+    return initial + (final - initial) * min(record["env_steps"] / num_steps, 1)
+
+
+def dqn_goes_on_wherever_it_was_stopped(tmp_path):
+    run = Run(tmp_path, "dqn", ReplayBuffer__capacity=3000, train__checkpoint_interval=0)
+
+    # Killed before the first checkpoint: starts over.
+    assert run.stop(signal.SIGKILL, WARMING_UP) == -signal.SIGKILL
+    assert not list((run.path / "checkpoints").glob("step-*"))
+
+    assert run.stop(signal.SIGINT, WARMING_UP) == 130
+    assert "stopped; the same command resumes" in run.output
+    in_warm_up = run.env_steps
+    assert 0 < in_warm_up < WARM_UP["dqn"]
+
+    assert run.stop(signal.SIGTERM, TRAINING) == 143
+    in_training = run.env_steps
+    assert f"resuming {run.path} at environment step {in_warm_up}\n" in run.output
+    assert "Traceback" not in run.output
+    assert WARM_UP["dqn"] <= in_training < 600
+
+    assert run.stop(signal.SIGINT, EVALUATING) == 130
+    assert WARMING_UP not in run.output
+    in_evaluation = run.env_steps
+    assert in_evaluation >= 200
+
+    assert run.stop(signal.SIGKILL, TRAINING, env_steps=in_evaluation + 50) == -signal.SIGKILL
+    killed = run.env_steps
+    cut = [record for record in run.metrics if record["env_steps"] > killed]
+    assert cut
+
+    assert run.finish() == 0
+    assert run.resumed_at == [0, in_warm_up, in_training, in_evaluation, killed]
+    assert "the configuration has changed" not in run.output
+    assert_records_go_on(run)
+    for record in run.metrics:
+        assert record["epsilon"] == pytest.approx(linear(record, 1.0, 0.05, 700))
+        assert record["learning_rate"] == pytest.approx(linear(record, 1e-3, 1e-4, 500))
+    overrides = {"ReplayBuffer__capacity": 3000, "train__checkpoint_interval": 0}
+    assert_ends_as_its_twin(run, tmp_path, "dqn", **overrides)
+
+
+def sac_goes_on_and_falls_back_from_a_damaged_checkpoint(tmp_path):
+    run = Run(tmp_path, "sac", Patience__give_up_after=0.0)
+    assert run.stop(signal.SIGINT, TRAINING, env_steps=300) == 130
+    stopped = run.env_steps
+    vector_steps = (stopped - WARM_UP["sac"]) / 2  # at least: boundary rows take some as well
+    assert vector_steps - 1 <= updates_of(run) <= 1.25 * vector_steps + 2
+    older = run.checkpoints[-2]
+    bundle = next((run.newest / "agent").glob("*data*"))
+    damaged = bytearray(bundle.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    bundle.write_bytes(damaged)
+
+    # Then the disk has no room for another checkpoint, only for logs.
+    with run.start_until(TRAINING) as process:
+        limit = (10_000, resource.RLIM_INFINITY)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
+        assert run.finish(process) == 2
+    assert "Traceback" not in run.output
+    assert f"warning: {run.newest.name} is damaged" in run.output
+    assert f"resuming {run.path} at environment step {checkpoint_order(older)[0]}\n" in run.output
+    assert "error: Cannot write the checkpoint of step" in run.output
+    assert "run again with --restart_behavior=resume, which is the default." in run.output
+
+    assert run.finish() == 0
+    assert run.resumed_at == [checkpoint_order(older)[0]] * 2
+    assert_records_go_on(run)
+    assert_ends_as_its_twin(run, tmp_path, "sac")
+
+
+def updates_of(run):
+    (count,) = (
+        x for name, x in read_variables(run.newest / "agent").items() if "train_step" in name
+    )
+    return count
+
+
+def a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift(tmp_path):
+    run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
+    with run.start_until(TRAINING, env_steps=50) as process:
+        (tmp_path / "stuck").touch()
+        while not (tmp_path / "is_stuck").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+        assert "Ctrl-C again to exit at once" in process.stdout.read()
+    (tmp_path / "stuck").unlink()
+
+    (tmp_path / "fail").touch()
+    assert run.finish() == 2
+    assert "Traceback" not in run.output
+    assert "error: environment tiny_runs:Walk-v0 raised KeyError: 'no such room'" in run.output
+    assert f"The checkpoint {run.newest} is intact" in run.output
+
+    (tmp_path / "fail").unlink()
+    (tmp_path / "drift").touch()
+    drifts = "tiny_runs:Walk-v0 did not reach its saved state when its actions were repeated"
+    assert run.finish(None, "--require_exact_resume") == 2
+    assert f"error: {drifts}. To continue with new episodes, drop --require_" in run.output
+    assert run.finish() == 0
+    raised, drifted = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
+    assert "raised KeyError when its actions were repeated: 'no such room'" in raised["why"][0]
+    assert drifted["why"] == [drifts]
+    assert_records_go_on(run)
+
+
+def a_second_process_and_other_circumstances_are_refused(tmp_path):
+    run = Run(tmp_path, "ppo")
+    with run.start_until(TRAINING, env_steps=150) as process:
+        (tmp_path / "stuck").touch()  # or it might have ended before the second has begun
+        second = run.at(run.path)
+        with second.start() as other:
+            second.output = other.communicate(timeout=120)[0]
+        assert other.returncode == 2
+        assert f"error: another process is training in {run.path}." in second.output
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (tmp_path / "stuck").unlink()
+    assert run.metrics[-1]["env_steps"] > run.env_steps  # something would be cut
+    before = files_of(run.path)
+
+    changes = [
+        "configure_tensorflow.intra_op: 1 in the checkpoint, 2 here",
+        "create_ppo_agent.clip_ratio: 0.2 in the checkpoint, 0.3 here",
+        "threads.intra_op: 1 in the checkpoint, 2 here",
+    ]
+    bindings = ["create_ppo_agent.clip_ratio = 0.3", "configure_tensorflow.intra_op = 2"]
+    flags = [f"--gin_bindings={binding}" for binding in bindings]
+    assert run.finish(None, *flags) == 2
+    assert "cannot be resumed exactly here:\n  " + "\n  ".join(changes) in run.output
+    assert files_of(run.path) == before
+
+    assert run.finish(None, *flags, "--allow_inexact_resume") == 0
+    (inexact,) = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
+    assert inexact["why"] == changes
+
+
+SCENARIOS = (
+    dqn_goes_on_wherever_it_was_stopped,
+    sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
+    a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift,
+    a_second_process_and_other_circumstances_are_refused,
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Futures of all scenarios, which wait for processes most of the time: two at once."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            scenario: pool.submit(scenario, tmp_path_factory.mktemp("scenario"))
+            for scenario in SCENARIOS
+        }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_stopped_runs(outcomes, scenario):
+    outcomes[scenario].result()

@@ -1,0 +1,129 @@
+"""What gin may bind of a run: nothing that would be ignored, no number that cannot be."""
+
+import gin
+import pytest
+from tiny_runs import bindings, build_components, gin_files
+
+from pipeline import configuration
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.training.train_loop import train
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+
+EVERYTHING = [
+    "agents/dqn",
+    "agents/ppo",
+    "agents/sac",
+    "environments/gymnasium",
+    "environments/atari_openai",
+]
+SPECS_AND_SEED = ("time_step_spec", "action_spec", "num_envs", "seed", "env_steps")
+SPECS_OF_EXPERIENCE = ("data_spec", "num_envs", "sequence_length", "seed", "training_spec")
+SET_BY_THE_PROGRAM = {
+    "train": ("root_dir", "seed", "restart_behavior", "stop", "dry_run", "execution"),
+    "configure_tensorflow": ("execution",),
+    "RewardScaler": ("num_envs", "discount"),
+    "Evaluator": ("environment", "policy", "stochastic_policy", "seed"),
+    "CollectDriver": ("environment", "seed"),
+    "gymnasium_environment": ("seed", "render"),
+    "atari_environment": ("seed", "render"),
+    "create_dqn_agent": SPECS_AND_SEED,
+    "create_ppo_agent": SPECS_AND_SEED,
+    "create_sac_agent": SPECS_AND_SEED,
+    "ActorCritic": ("observation_spec", "action_spec"),
+    "ReplayBuffer": SPECS_OF_EXPERIENCE,
+    "Rollout": SPECS_OF_EXPERIENCE,
+    "small_cnn_encoder": ("side",),
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    gin.clear_config()
+
+
+def message_of(function, *arguments):
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    return configuration.explain_call_error(caught.value)
+
+
+@pytest.mark.usefixtures("any_config")
+def test_environments_are_closed_of_a_run_that_does_not_begin(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(VectorEnvironment, "close", lambda self: closed.append(self))
+    configuration.load(gin_files("ppo"), bindings("ppo"))
+    (tmp_path / "run.json").write_text("{}")
+    train(str(tmp_path), 1, "fail", StopSignal(), dry_run=True)
+    assert len(closed) == 2  # of training, and of evaluation
+    message_of(train, str(tmp_path), 1, "fail", StopSignal())
+    assert len(closed) == 4
+
+
+@pytest.mark.parametrize("warm_up", [100, 250])
+def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
+    lengths = {"train__num_env_steps": 100, "initialize_replay_buffer__num_env_steps": warm_up}
+    configuration.load(gin_files("dqn"), bindings("dqn", **lengths))
+    said = message_of(train, str(tmp_path / "run"), 1, "resume", StopSignal())
+    assert "train.num_env_steps = 100 includes the warm-up" in said
+    assert f"initialize_replay_buffer.num_env_steps = {warm_up} leaves nothing to train" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [f"{owner}.{name}" for owner, names in SET_BY_THE_PROGRAM.items() for name in names]
+)
+def test_what_the_program_passes_cannot_be_bound(name):
+    flags = {
+        "root_dir": "use --root_dir",
+        "seed": "use --seed",
+        "restart_behavior": "use --restart_behavior",
+        "dry_run": "use --explain",
+        "execution": "use --eager or --exact_graph",
+    }
+    why = flags.get(name.rpartition(".")[2], "the program sets it")
+    message = message_of(configuration.load, EVERYTHING, [f"{name} = 1"])
+    assert message == f"--gin_bindings: {name} cannot be bound: {why}."
+
+
+@pytest.mark.parametrize("name", ["DqnAgent.td_errors_loss_fn", "SacAgent.reward_scale_factor"])
+def test_what_belongs_to_tf_agents_cannot_be_bound(name):
+    message = message_of(configuration.load, EVERYTHING, [f"{name} = 1"])
+    assert f"{name} cannot be bound: it belongs to TF-Agents" in message
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac", "a2c", "trpo", "nstep_q"])
+def test_the_operative_config_of_a_run_can_be_loaded(algorithm):
+    build_components(algorithm)
+    text = configuration.operative_config()
+    configuration.load([], [text])
+    assert f"create_{algorithm}_agent" in text
+    assert "tf_agents" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [
+        ("num_env_steps", 0, 1),
+        ("log_interval", -1, 0),
+        ("eval_interval", -1, 0),
+        ("checkpoint_interval", -10_000, 0),
+        ("num_eval_episodes", 0, 1),
+        ("num_final_episodes", 0, 1),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_numbers_that_are_too_small_are_refused(tmp_path, name, value, least, dry_run):
+    configuration.load(gin_files("ppo"), bindings("ppo", **{f"train__{name}": value}))
+    root_dir = tmp_path / "run"
+    message = message_of(train, root_dir, 1, "resume", StopSignal(), dry_run)
+    assert message == f"train.{name} = {value}: must be a whole number, at least {least}."
+    assert not root_dir.exists()
+
+
+def test_a_macro_that_is_no_whole_number_is_refused(tmp_path):
+    lines = [*bindings("ppo"), "LENGTH = 2e4", "train.num_env_steps = %LENGTH"]
+    configuration.load(gin_files("ppo"), lines)
+    message = message_of(train, tmp_path / "run", 1, "resume", StopSignal())
+    assert message == "train.num_env_steps = 20000.0: must be a whole number, at least 1."

@@ -1,0 +1,70 @@
+"""What must be on the disk before something else may rely on it."""
+
+import os
+import pathlib
+from typing import Any
+
+import pytest
+
+from pipeline.runs.tensorboard_log import EventLog
+from pipeline.utils import files
+from pipeline.utils.errors import WriteError
+from pipeline.utils.jsonl import JsonlLog
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Paths, as they were named when they were synced, and the renamings in between."""
+    events: list[Any] = []
+    fsync, rename = os.fsync, pathlib.Path.rename
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        events.append(pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def recorded_rename(path, target):
+        events.append(("rename", pathlib.Path(target)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(pathlib.Path, "rename", recorded_rename)
+    return events
+
+
+def test_a_text_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, synced):
+    path = tmp_path / "run.json"
+    for text in ("old", "new"):
+        synced.clear()
+        files.write_text(path, text)
+        assert synced == [tmp_path / ".tmp-run.json", ("rename", path), tmp_path]
+        assert path.read_text() == text
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "run.json"
+    files.write_text(path, "old")
+    (tmp_path / ".tmp-run.json").mkdir()
+    with pytest.raises(WriteError, match=f"cannot write {path}: Is a directory"):
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_new_folder_is_entered_into_each_above_it(tmp_path, synced):
+    for _ in range(2):
+        files.make_folder(tmp_path / "runs" / "x" / "checkpoints")
+    assert synced == [tmp_path, tmp_path / "runs", tmp_path / "runs" / "x"]
+    assert (tmp_path / "runs" / "x" / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize("kind", [JsonlLog, EventLog])
+def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, synced, kind):
+    log = kind(tmp_path / ("metrics.jsonl" if kind is JsonlLog else "events"))
+    log.sync()  # nothing is there yet
+    log.write({"env_steps": 10, "loss": 1.0})
+    assert not synced
+    log.sync()
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert synced == [file, file.parent]
+    synced.clear()
+    log.truncate_after(20)
+    assert synced[1:] == [("rename", file), file.parent] and synced[0].parent == file.parent

@@ -1,0 +1,189 @@
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.utils import shutdown
+
+ROOT = pathlib.Path(shutdown.__file__).parents[2]
+
+# The main thread stays inside C code, as in a long graph call.
+IN_C = """
+import ctypes, sys
+from pipeline.utils import shutdown
+libpthread = ctypes.CDLL(None)
+with shutdown.StopSignal() as stop:
+    lock = ctypes.create_string_buffer(128)
+    libpthread.sem_init(lock, 0, 0)
+    print("ready", flush=True)
+    libpthread.sem_wait(lock)  # for ever: SA_RESTART begins it again after a signal
+"""
+
+POLLING = """
+import sys, time
+from pipeline.utils import shutdown
+with shutdown.StopSignal() as stop:
+    print("ready", flush=True)
+    while not stop.requested:
+        time.sleep(0.01)
+    print("saved", flush=True)
+sys.exit(128 + stop.signal)
+"""
+
+FORKING = """
+import multiprocessing, os, signal, sys, time
+from pipeline.utils import shutdown
+context = multiprocessing.get_context("fork")
+started = context.Event()
+def work():
+    started.set()
+    time.sleep(60)
+with shutdown.StopSignal() as stop:
+    child = context.Process(target=work)
+    child.start()
+    assert started.wait(10)
+    os.kill(child.pid, signal.SIGINT)
+    child.join(0.5)
+    assert child.exitcode is None
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+    time.sleep(0.2)
+    assert not stop.requested
+"""
+
+
+def start(program: str, *command: str) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [*command, sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def wait_for_message(process: subprocess.Popen) -> None:
+    assert process.stderr is not None
+    assert process.stderr.readline() == shutdown.MESSAGE + "\n"
+
+
+@pytest.mark.parametrize("number", shutdown.SIGNALS)
+def test_first_signal_lets_the_program_finish(number: signal.Signals) -> None:
+    process = start(POLLING)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert stdout == "saved\n"
+    assert stderr == shutdown.MESSAGE + "\n"
+
+
+@pytest.mark.parametrize("number", shutdown.SIGNALS)
+def test_second_signal_ends_a_program_inside_c_code(number: signal.Signals) -> None:
+    process = start(IN_C)
+    process.send_signal(signal.SIGINT)
+    wait_for_message(process)
+    time.sleep(0.6)
+    assert process.poll() is None
+    before = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=10) == 128 + number
+    assert time.monotonic() - before < 2
+
+
+def test_echo_of_the_first_signal_is_not_a_second() -> None:
+    process = start("from pipeline.utils import shutdown\nshutdown.ECHO_SECONDS = 60\n" + IN_C)
+    process.send_signal(signal.SIGTERM)
+    wait_for_message(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.6)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_second_signal_is_not_kept_waiting_by_blocked_output() -> None:
+    fill = "import os, sys\nos.set_blocking(2, False)\n"
+    fill += "try:\n    while os.write(2, b'x' * 4096): pass\nexcept BlockingIOError: pass\n"
+    fill += "os.set_blocking(2, True)\n"
+    process = start(fill + IN_C)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+
+
+def test_forked_child_neither_stops_its_parent_nor_sees_ctrl_c() -> None:
+    subprocess.run([sys.executable, "-c", FORKING], cwd=ROOT, check=True, timeout=60)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_restores_handlers_and_descriptor(capfd: pytest.CaptureFixture[str]) -> None:
+    received: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        received.append(number)
+
+    before = signal.signal(signal.SIGTERM, handler), signal.getsignal(signal.SIGINT)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    fd_before = signal.set_wakeup_fd(writer)
+    try:
+        with shutdown.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert eventually(lambda: stop.requested)
+            assert stop.signal == signal.SIGTERM
+            assert received == []
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGINT) is before[1]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+        assert os.read(reader, 10) == bytes([signal.SIGTERM])
+    finally:
+        assert signal.set_wakeup_fd(fd_before) == writer
+        signal.signal(signal.SIGTERM, before[0])
+        os.close(reader)
+        os.close(writer)
+    assert shutdown.MESSAGE in capfd.readouterr().err
+
+
+def test_other_signals_are_not_requests() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    try:
+        with shutdown.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert eventually(lambda: received == [signal.SIGUSR1])
+        assert not stop.requested
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_outside_the_main_thread_nothing_is_installed() -> None:
+    handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
+    inside: list[object] = []
+
+    def use() -> None:
+        with shutdown.StopSignal() as stop:
+            inside.append((stop.requested, [signal.getsignal(n) for n in shutdown.SIGNALS]))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert inside == [(False, handlers)]
