@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
+from pipeline.ops.sums import ordered_sum
+
 WINDOW = 100  # finished episodes
 
 
@@ -157,9 +159,9 @@ def merge_statistics(
         episode_length=together([actor.episode_length for actor in actors]),
         last_returns=_append(before.last_returns, returns[lengths > 0]),
         last_lengths=_append(before.last_lengths, lengths[lengths > 0]),
-        episodes=tf.add_n([actor.episodes for actor in actors]),
-        return_sum=tf.add_n([actor.return_sum for actor in actors]),
-        env_steps=tf.add_n([actor.env_steps for actor in actors]),
+        episodes=ordered_sum([actor.episodes for actor in actors]),
+        return_sum=ordered_sum([actor.return_sum for actor in actors]),
+        env_steps=ordered_sum([actor.env_steps for actor in actors]),
     )
 
 

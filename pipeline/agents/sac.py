@@ -37,6 +37,7 @@ from pipeline.ops.observations import is_image
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import Schedule, as_schedule
+from pipeline.ops.sums import ordered_sum
 from pipeline.utils.constraints import (
     Fraction,
     NonNegative,
@@ -207,7 +208,8 @@ class SacAgent(Agent, sac_agent.SacAgent):
             "q_mean": masked_mean(q_1, weights),
             "td_error": target - q_1,
         }
-        return gradients, tf_agent.LossInfo(critic_loss + actor_loss, extra)
+        loss = ordered_sum([critic_loss, actor_loss])
+        return gradients, tf_agent.LossInfo(loss, extra)
 
     def apply(self, gradients: Gradients) -> None:
         variables = self.gradient_variables()

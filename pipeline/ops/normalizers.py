@@ -6,6 +6,7 @@ import gin
 import tensorflow as tf
 
 from pipeline.ops.returns import discounted_returns
+from pipeline.ops.sums import ordered_sum
 
 
 class RunningMoments(tf.Module):
@@ -31,7 +32,8 @@ class RunningMoments(tf.Module):
         squares = tf.reduce_sum(weights * (values - batch_mean) ** 2, 0)
         total = self.count + batch_count
         shift = batch_mean - self.mean
-        squares += self.variance * self.count + shift**2 * self.count * batch_count / total
+        of_shift = shift**2 * self.count * batch_count / total
+        squares = ordered_sum([squares, self.variance * self.count, of_shift])
         self.mean.assign_add(shift * batch_count / total)
         self.variance.assign(squares / total)
         self.count.assign(total)

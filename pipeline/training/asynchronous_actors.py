@@ -17,6 +17,7 @@ from pipeline.agents.agent import Agent, Gradients
 from pipeline.checkpointing.checkpoints import Part
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.iteration import Iterations, LoopState, clear_losses
 
@@ -233,9 +234,9 @@ def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopSt
     statistics = merge_statistics([state.carry.statistics for state in states], before)
     counts = LoopState(
         states[0].carry._replace(statistics=statistics),
-        {name: tf.add_n([x.loss_sums[name] for x in states]) for name in states[0].loss_sums},
-        tf.add_n([state.loss_count for state in states]),
-        tf.add_n([state.collect_seconds for state in states]),
+        {name: ordered_sum([x.loss_sums[name] for x in states]) for name in states[0].loss_sums},
+        ordered_sum([state.loss_count for state in states]),
+        ordered_sum([state.collect_seconds for state in states]),
     )
     return join_states(states, counts)
 

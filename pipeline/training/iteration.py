@@ -14,6 +14,7 @@ from tf_agents.policies import tf_policy
 from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
+from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
 from pipeline.utils.execution import HOST, accelerator
 
@@ -172,7 +173,7 @@ class Iterations:
 
     def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
         def unfinished(count, state):
-            finite = tf.math.is_finite(tf.add_n(list(state.loss_sums.values())))
+            finite = tf.math.is_finite(ordered_sum(list(state.loss_sums.values())))
             return (count < max_iterations) & (self._env_steps < until) & finite
 
         def body(count, state):

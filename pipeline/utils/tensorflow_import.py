@@ -10,6 +10,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from pipeline.utils.errors import UserError
 
@@ -31,6 +32,8 @@ NO_TF_AGENTS_MESSAGE = (
 
 def import_tensorflow(onednn: bool | None = None) -> None:
     """Imports TensorFlow, with Keras 2 as `tf.keras`, and all of TF-Agents.
+
+    Gradients are summed in a fixed order from then on.
 
     Call it before importing any module of this package that uses TensorFlow. Environment variables
     that the user has set take precedence. After a successful call, another one does nothing.
@@ -57,7 +60,27 @@ def import_tensorflow(onednn: bool | None = None) -> None:
     if tf.keras.Model is not tf_keras.Model:
         raise UserError(KERAS_3_MESSAGE)
     if "tf_agents" not in sys.modules:
+        _fix_order_of_gradient_sums()
         _import_tf_agents()
+
+
+def _fix_order_of_gradient_sums() -> None:
+    """Makes sums of three or more gradients of one tensor the same in every run.
+
+    TensorFlow adds them with AddN, which starts at the first input whose memory it can reuse. Which
+    one that is depends on the timing of other operations, and so do the last bits of the sum.
+    """
+    import tensorflow as tf
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.eager import backprop
+
+    def aggregate(gradients: list[Any]) -> Any:
+        if len(gradients) > 2 and all(isinstance(x, tf.Tensor) for x in gradients):
+            return tf.reduce_sum(tf.stack(gradients), 0)
+        return backprop._aggregate_grads(gradients)
+
+    vspace = backprop._default_vspace._replace(aggregate_fn=aggregate)
+    pywrap_tfe.TFE_Py_RegisterVSpace(vspace)
 
 
 def _import_tf_agents() -> None:

@@ -2,6 +2,7 @@ from unittest import mock
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tiny_runs import assert_same, build_components, saved, variables
 
 from pipeline.checkpointing.saveables import Tensors
@@ -15,8 +16,8 @@ ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trp
 class Run:
     """Fresh components and the state that chunks of iterations hand on."""
 
-    def __init__(self, algorithm):
-        self.parts = build_components(algorithm)
+    def __init__(self, algorithm, **bound):
+        self.parts = build_components(algorithm, **bound)
         self.iterations = self.parts.runner
         self.state = self.iterations.initial_state()
 
@@ -51,6 +52,33 @@ class Run:
             **saved(Tensors(lambda: state, lambda _: None)),
             "env_steps": self.parts.env_steps.numpy(),
         }
+
+
+CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environment__kwargs": {}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "bound"),
+    [(name, {}) for name in ALGORITHMS] + [(name, CONTINUOUS) for name in ("ppo", "a2c", "trpo")],
+)
+def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
+    """AddN with three or more inputs begins at the one whose memory is free."""
+    run = Run(algorithm, **bound)
+    if run.parts.experience.keeps_rows:
+        run.collect(10**6, 60)
+    context.enable_run_metadata()
+    try:
+        run.train(10**6, 100)
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_run_metadata()
+    optimized = [graph.post_optimization_graph for graph in graphs]
+    functions = [function for graph in optimized for function in graph.library.function]
+    nodes = [node for graph in optimized for node in graph.node]
+    nodes += [node for function in functions for node in function.node_def]
+    assert run.updates > 0 and "MatMul" in {node.op for node in nodes}
+    sums = {node.name: node.attr["N"].i for node in nodes if node.op == "AddN"}
+    assert {name: inputs for name, inputs in sums.items() if inputs > 2} == {}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
