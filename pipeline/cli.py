@@ -33,7 +33,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
     def guarded_main(argv: Sequence[str]) -> int | None:
         try:
-            return main(argv)
+            code = main(argv)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            # The program that reads the output, such as head, has ended.
+            _discard(sys.stdout)
+            return 128 + signal.SIGPIPE
         except errors.UserError as error:
             _fail(configuration.explain_call_error(error) or str(error))
         except KeyboardInterrupt:
@@ -101,8 +108,13 @@ def expendable_output() -> Iterator[None]:
     finally:
         try:
             stdout.flush()
-        except OSError:  # Python would flush again at exit, and fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        except OSError:
+            _discard(stdout)
+
+
+def _discard(file: TextIO) -> None:
+    """Discards what is left in the file's buffer, which Python would write at exit, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class _Expendable:

@@ -28,7 +28,10 @@ _ATARI5 = sorted(published_scores.ATARI5_WEIGHTS)
 
 
 def best(group: Group) -> str:
-    """Returns the best agent of each environment, by how much it leads, and how sure that is."""
+    """Returns the best agent of each environment, by how much it leads, and how sure that is.
+
+    Agents whose scores look equal share the first place; the first of them is compared.
+    """
     columns = (
         *("environment", "best agent", _SCORE, "next", "its score", "ahead by"),
         "probability that a run of the best scores more",
@@ -37,21 +40,27 @@ def best(group: Group) -> str:
     return table("Who is best", columns, [row for row in rows if row])
 
 
+def _point(pair: Pair) -> float:
+    assert pair.estimate
+    return float(pair.estimate.point)
+
+
 def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
     pairs = [pair for pair in group.of(environment) if pair.estimate]
-    ranked = sorted(pairs, key=lambda pair: -float(pair.estimate.point if pair.estimate else 0))
+    ranked = sorted(pairs, key=_point, reverse=True)
     if not ranked:
         return None
-    first, *others = ranked
-    agent = formatting.agent(first.algorithm)
-    if not others:
-        return escaped(environment), agent, _score(first), "", "", "", ""
-    second = others[0]
-    assert first.estimate and second.estimate
-    lead = float(first.estimate.point - second.estimate.point)
+    first = ranked[0]
+    shown = formatting.number(_point(first))
+    best = [pair for pair in ranked if formatting.number(_point(pair)) == shown]
+    agents = ", ".join(formatting.agent(pair.algorithm) for pair in best)
+    if len(best) == len(ranked):
+        return escaped(environment), agents, _score(first), "", "", "", ""
+    second = ranked[len(best)]
+    lead = _point(first) - _point(second)
     return (
         escaped(environment),
-        agent,
+        agents,
         _score(first),
         formatting.agent(second.algorithm),
         _score(second),

@@ -24,7 +24,13 @@ _PACKAGES = (
 )
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results.
-_HARMLESS = {"Patience.give_up_after", "Watchdog.timeout", "atari_environment.num_threads"}
+_HARMLESS = {
+    "Patience.give_up_after",
+    "Watchdog.timeout",
+    "atari_environment.num_threads",
+    "train.checkpoint_interval",
+    "train.log_interval",
+}
 # The length of a run does not affect the steps taken so far, unless a schedule spans the whole run.
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
@@ -53,10 +59,13 @@ class Exactness(NamedTuple):
     require_exact: bool = False  # Refuse a run that cannot continue its episodes exactly.
 
     def check_runner(self, is_repeatable: bool) -> None:
-        """Checks that the seed determines everything that the run does, if that is required.
+        """Checks that the results of the run depend only on the seed, if that is required.
+
+        Args:
+          is_repeatable: Whether they do; see `iteration.Runner`.
 
         Raises:
-          UserError: If it does not.
+          UserError: If that is required and the results also depend on something else.
         """
         if self.require_exact and not is_repeatable:
             raise UserError(
@@ -68,10 +77,10 @@ class Exactness(NamedTuple):
         """Checks that environments can continue their episodes, if that is required.
 
         Args:
-          divergence: Reason why they cannot, "" if they can.
+          divergence: Reason why they cannot, or "" if they can.
 
         Raises:
-          UserError: If they cannot.
+          UserError: If that is required and there is such a reason.
         """
         if self.require_exact and divergence:
             raise UserError(
@@ -127,7 +136,7 @@ def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:
 
 
 class Circumstances:
-    """Checkpoint part with everything that determines a run's bits beside its variables.
+    """Checkpoint part with everything besides variables that affects the exact results of a run.
 
     It is compared instead of restored. Make it the first part of a checkpoint, so that a run that
     cannot be resumed exactly is refused before anything is restored.

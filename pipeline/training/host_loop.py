@@ -1,7 +1,8 @@
-"""The host's side of training: graph calls, and logs, evaluations and checkpoints between them.
+"""The part of training that runs in Python: graph calls, and logs, evaluations and checkpoints.
 
-All of these depend on counters alone, never on the clock. An interval is due at the first iteration
-that crosses a multiple of it; the counts at which things were done last are part of the checkpoint.
+All of these depend on counters alone, never on the clock. For example, an evaluation is due at the
+first iteration that crosses a multiple of its interval. The counts of the last log, evaluation and
+checkpoint are part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP, Progress
 from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import Stopped, StopSignal
 
+# The number of the final evaluation, above those of the evaluations during training. Its episodes
+# depend on the seed but not on how often the run was evaluated.
+_FINAL_EVALUATION = 2**31 - 1
+
 
 class HostLoop:
     """Drives one run from its newest checkpoint to its end.
@@ -55,14 +60,14 @@ class HostLoop:
         stop: StopSignal,
         circumstances: Circumstances | None = None,
     ):
-        """Initializes the loop; resets the environments.
+        """Initializes the loop and resets the environments.
 
         Args:
-          components: What the run consists of, freshly built.
-          plan: The length of the run and its intervals.
-          folder: The folder of the run, open for writing.
+          components: Components of the run, newly built.
+          plan: Length of the run and its intervals.
+          folder: Folder of the run, open for writing.
           progress: Shows progress and messages.
-          stop: Polled between graph calls.
+          stop: Signal to stop, which is polled between graph calls.
           circumstances: Compared with those of the checkpoint before anything is restored.
         """
         self._parts = components
@@ -101,7 +106,7 @@ class HostLoop:
 
     @property
     def env_steps(self) -> int:
-        """The environment steps taken so far, over all processes of the run."""
+        """Returns the number of environment steps taken so far, over all processes of the run."""
         return int(self._state.carry.statistics.env_steps)
 
     def restore(self) -> bool:
@@ -111,8 +116,8 @@ class HostLoop:
           True if there was one.
 
         Raises:
-          UserError: If all checkpoints are damaged or gone, or if the checkpoint is of another
-            configuration.
+          UserError: If all checkpoints are damaged or missing, or if the checkpoint belongs to
+            another configuration.
         """
         restored = self._checkpoints.restore()
         if not restored:
@@ -136,8 +141,8 @@ class HostLoop:
     def collect_randomly(self, until: int) -> None:
         """Collects with a random policy until the run has taken `until` environment steps.
 
-        Does nothing if the run has already taken them. Saves a checkpoint afterwards, because the
-        warm-up may have been long.
+        If the run has already taken them, nothing is done. Otherwise, a checkpoint is saved
+        afterwards, because the warm-up may have been long.
 
         Raises:
           Stopped, UserError: See `train`.
@@ -159,7 +164,7 @@ class HostLoop:
           The contents of result.json, which it writes.
 
         Raises:
-          Stopped: If a signal came; a checkpoint has been written.
+          Stopped: If a signal arrived. A checkpoint has been written.
           UserError: If a loss is not finite, an environment failed, or the disk has been full for
             too long.
         """
@@ -169,7 +174,7 @@ class HostLoop:
         return self._finish()
 
     def advance(self) -> None:
-        """Makes one graph call of training; then logs, evaluates and saves what is due.
+        """Makes one graph call of training, and then logs, evaluates and saves if that is due.
 
         Raises:
           Stopped, UserError: See `train`.
@@ -180,7 +185,7 @@ class HostLoop:
             self._handle_due()
 
     def record(self) -> dict[str, Any]:
-        """Returns the record of metrics.jsonl for this moment."""
+        """Returns the record of metrics.jsonl for the current state."""
         state, count = self._state, float(self._state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._parts.env_steps
@@ -227,7 +232,7 @@ class HostLoop:
 
     @contextlib.contextmanager
     def _failing_well(self) -> Iterator[None]:
-        """Names what fails, and saves what other actors did before one of them failed."""
+        """Adds the cause to errors. If an actor fails, saves a checkpoint of all other actors."""
         parts = self._parts
         with named_failures(parts.environment, lambda: unsound_weights(parts.agent)):
             try:
@@ -252,7 +257,7 @@ class HostLoop:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval
 
     def _handle_due(self) -> None:
-        """Logs, evaluates and checkpoints, in this order, what is due."""
+        """Logs, evaluates and saves a checkpoint, in this order and each only if it is due."""
         is_unlogged_end = self._host["logged"] < self.env_steps >= self._plan.num_env_steps
         if is_unlogged_end or self._due("logged", self._plan.log_interval):
             self._log()
@@ -269,7 +274,7 @@ class HostLoop:
         self._calls.restart_timing(self._state)
 
     def _evaluate(self) -> None:
-        result = self._play(self._plan.num_eval_episodes)
+        result = self._play(self._plan.num_eval_episodes, self._host["evaluations"])
         self._logs.add_evaluation({"env_steps": self.env_steps, **result})
         self._log_patience.attempt(self._flush)
         self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
@@ -283,7 +288,7 @@ class HostLoop:
         if best is None or return_mean > best.return_mean or self._save_patience.is_failing:
             self._save()
 
-    def _play(self, num_episodes: int) -> dict[str, Any]:
+    def _play(self, num_episodes: int, index: int) -> dict[str, Any]:
         length = self._parts.evaluator.length(num_episodes)
 
         def look_around(done: int) -> bool:
@@ -291,7 +296,7 @@ class HostLoop:
             return self._stop.requested
 
         with hinting(self._resume_hint):
-            result = self._parts.evaluator.run(num_episodes, self._host["evaluations"], look_around)
+            result = self._parts.evaluator.run(num_episodes, index, look_around)
         self._check_stop()
         assert result is not None  # it is None only if a stop was requested
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
@@ -322,7 +327,7 @@ class HostLoop:
         self._log_patience.insist(self._flush)
         if self._host["checkpointed"] != self.env_steps:
             self._save_patience.insist(self._save)
-        evaluation = self._play(self._plan.num_final_episodes)
+        evaluation = self._play(self._plan.num_final_episodes, _FINAL_EVALUATION)
         result = {
             "evaluation": evaluation,
             "env_steps": self.env_steps,

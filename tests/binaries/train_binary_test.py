@@ -4,6 +4,7 @@ import pty
 import re
 import shlex
 import shutil
+import signal
 
 import pytest
 from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
@@ -222,6 +223,13 @@ def test_list_configs():
     listed = [re.split(" {2,}", line) for line in ended.stdout.splitlines()]
     assert listed == [[name, comment] for name, comment in list_configs()]
     assert all(comment for _, comment in listed)
+
+
+def test_output_that_nobody_reads_any_more_ends_a_program_quietly():
+    process = start_binary("train", "--list_configs")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
 
 
 def test_explain_lists_bindings_with_their_places(tmp_path):

@@ -16,6 +16,8 @@ atari_environment.num_threads = {threads}
 evaluation/atari_environment.num_threads = {threads}
 atari_environment.num_envs = {envs}
 train.num_env_steps = {steps}
+train.log_interval = {interval}
+train.checkpoint_interval = {interval}
 """
 
 
@@ -26,7 +28,7 @@ def circumstances(
     exactness: Exactness = ANY,
     **values: Any,
 ):
-    text = CONFIG.format(**{"threads": 1, "envs": 8, "steps": 100, **values}) + schedule
+    text = CONFIG.format(**{"threads": 1, "envs": 8, "steps": 100, "interval": 50, **values}) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
     settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
     return Circumstances(settings, seed, pathlib.Path("runs/mine"), exactness)
@@ -39,6 +41,7 @@ SPREAD = "linear_schedule.num_steps = @whole_run()\n"
     "now, schedule, differ",
     [
         ({"threads": 2}, "", []),  # of emulators, in training and in evaluation
+        ({"interval": 70}, "", []),
         ({"envs": 4}, "", ["atari_environment.num_envs: 8 in the checkpoint, 4 here"]),
         ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
         ({"steps": 200}, "", []),

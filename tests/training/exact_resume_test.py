@@ -14,6 +14,21 @@ def finished(run):
     return Records(run.folder.path)
 
 
+def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_know_no_interval(
+    tmp_path,
+):
+    twin = finished(Run(tmp_path / "twin"))
+    stopped = Run(tmp_path / "run")
+    stopped.stop_at(140)
+    with pytest.raises(Stopped):
+        stopped.train()
+    stopped.close()
+    plan = PLAN._replace(log_interval=70, eval_interval=30, checkpoint_interval=30)
+    resumed = finished(Run(tmp_path / "run", plan))
+    assert len(resumed.evaluations) > len(twin.evaluations)
+    assert resumed.result == twin.result
+
+
 def learners(run):
     """The agents that take gradients: one, or each actor's."""
     runner = run.parts.runner
