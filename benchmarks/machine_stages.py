@@ -1,4 +1,4 @@
-"""What surrounds a training: the machine's peak, the start, memory and checkpoints."""
+"""Measures the machine's peak, the start of a run, a full replay buffer and its checkpoints."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ from pipeline.utils.errors import UserError
 
 _CONFIG = "dqn_pong"
 _MATRIX_SIDE = 1024
-_ROWS_A_CALL = 100  # of each stream, when a replay buffer is filled
+_ROWS_A_CALL = 100  # rows of each stream added per call when a replay buffer is filled
 _WARM_UP = 5_000  # environment steps
 
 
 def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
-    """Facts and stages of a work that is no training.
+    """Returns the facts and the stages of a work that is not a training of `workers/works.py`.
+
+    Args:
+      name: Name of the work.
+      output_dir: Folder for whatever is written.
 
     Raises:
-      UserError: there is no such work.
+      UserError: If there is no such work.
     """
     works: dict[str, Callable[[pathlib.Path], dict[str, Stage]]] = {
         "machine": lambda _: {
@@ -51,7 +55,7 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
 
 
 def _matmul(dtype: tf.DType) -> Stage:
-    """Products of square matrices; a multiply-add counts as two operations."""
+    """Returns the stage of products of square matrices; a multiply-add counts as two operations."""
     matrix = tf.cast(tf.random.stateless_normal([_MATRIX_SIDE] * 2, [1, 2]), dtype)
     scale = tf.cast(_MATRIX_SIDE**-0.5, dtype)
 
@@ -63,7 +67,7 @@ def _matmul(dtype: tf.DType) -> Stage:
 
 
 def _graph_call() -> Stage:
-    """From Python into a graph that does next to nothing, and back."""
+    """Returns the stage of calls from Python into a graph that does almost nothing, and back."""
     graph = tf.function(lambda x: x + 1.0, autograph=False)
 
     def repeat(times: tf.Tensor) -> int:
@@ -76,7 +80,7 @@ def _graph_call() -> Stage:
 
 
 def _python_call() -> Stage:
-    """From a graph into Python and back, as for a step of the environments."""
+    """Returns the stage of calls from a graph into Python and back, as for environment steps."""
 
     def body(total: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(lambda x: x + 1, [total], tf.int64), [])
@@ -88,7 +92,7 @@ def _python_call() -> Stage:
 
 
 def _first_update(output_dir: pathlib.Path) -> Answer:
-    """From the command to the first update: what a user waits for before anything is learnt."""
+    """Measures the time from the command to the first update, for which a user has to wait."""
     root_dir = output_dir / "run"
     shutil.rmtree(root_dir, ignore_errors=True)
     command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
@@ -109,9 +113,14 @@ def _first_update(output_dir: pathlib.Path) -> Answer:
 
 
 class FullReplay:
-    """DQN on Pong with a replay buffer of a million transitions, all of them there."""
+    """Measures DQN on Pong with a replay buffer that is filled to a million transitions."""
 
     def __init__(self, output_dir: pathlib.Path):
+        """Builds and warms up the training.
+
+        Args:
+          output_dir: Folder for logs and checkpoints.
+        """
         configuration.load([_CONFIG])
         self._checkpoint_interval = gin.query_parameter("train.checkpoint_interval")
         self._parts = build_components()
@@ -124,7 +133,7 @@ class FullReplay:
         self._add = tf.function(lambda: self._parts.experience.add(streams, rows), autograph=False)
 
     def stages(self) -> dict[str, Stage]:
-        """In the order in which they have to be measured, each once."""
+        """Returns the stages in the order in which they must be measured, each once."""
         return {
             "training_on_a_nearly_empty_replay": self._training,
             "filling_the_replay": lambda _: self._fill(),
@@ -154,7 +163,10 @@ class FullReplay:
         }
 
     def _rows(self) -> Any:
-        """Rows [100, N, ...] of the beginnings of games: frames compress otherwise than noise."""
+        """Returns rows [100, N, ...] of the beginnings of games.
+
+        Real frames are used because they compress differently from noise.
+        """
         environment, policy = self._parts.evaluator.environment, self._parts.agent.collect_policy
         carry = initial_carry(environment, policy)
         return CollectDriver(environment, seed=1).run(policy, carry, _ROWS_A_CALL)[1]
@@ -173,7 +185,7 @@ class FullReplay:
         }
 
     def _save_again(self) -> Answer:
-        """After as many new rows as `_CONFIG` collects between two checkpoints."""
+        """Saves a checkpoint after as many new rows as `_CONFIG` collects between checkpoints."""
         rows_a_call = _ROWS_A_CALL * self._parts.environment.batch_size
         for _ in range(self._checkpoint_interval // rows_a_call):
             self._add()
@@ -193,12 +205,12 @@ def _checkpoints(folder: pathlib.Path, parts: Components) -> Checkpoints:
 
 
 def resident_gib() -> float:
-    """Memory of this process that is resident now."""
+    """Returns the resident memory of this process, in GiB."""
     return _status("VmRSS")
 
 
 def peak_resident_gib() -> float:
-    """The most that was ever resident."""
+    """Returns the peak of the resident memory of this process, in GiB."""
     return _status("VmHWM")
 
 

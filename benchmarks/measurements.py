@@ -1,4 +1,4 @@
-"""What throughput.json holds, and the numbers and names that its tables show."""
+"""Reads throughput.json and computes the numbers and names that its tables show."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ _NAME = re.compile(r"(?P<algorithm>\w+)_(?P<environment>[a-z]+)_(?P<num_envs>\d+
 
 
 class NamedTraining(NamedTuple):
-    """What the name of a work that is a training says."""
+    """Parts of the name of a work that is a training.
+
+    Attributes:
+      algorithm: Name of the algorithm, for example "dqn".
+      environment: Name of the environment, for example "pong".
+      num_envs: Number of environments.
+    """
 
     algorithm: str
     environment: str
@@ -36,7 +42,7 @@ class NamedTraining(NamedTuple):
 
 
 def parse(work: str) -> NamedTraining | None:
-    """Algorithm, environment and number of environments of dqn_pong_8; None for other names."""
+    """Parses a name such as dqn_pong_8; returns None for names of another form."""
     match = _NAME.fullmatch(work)
     if not match:
         return None
@@ -44,12 +50,12 @@ def parse(work: str) -> NamedTraining | None:
 
 
 def title(name: str) -> str:
-    """Of a side or an environment; unknown ones as they are."""
+    """Returns the title of a side or an environment; an unknown name is returned as it is."""
     return _TITLES.get(name, name)
 
 
 def work_title(work: str) -> str:
-    """ "DQN Pong, 8 environments" for dqn_pong_8; others as they are."""
+    """Returns "DQN Pong, 8 environments" for dqn_pong_8; other names are returned as they are."""
     training = parse(work)
     if not training:
         return work
@@ -58,7 +64,7 @@ def work_title(work: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """To three digits, from a hundred on to a whole; None is ""."""
+    """Formats a number with three digits, or as a whole number from 100 on; None as ""."""
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
@@ -67,10 +73,10 @@ Side = dict[str, Any]
 
 
 def sides_of(results: Results) -> Iterator[tuple[str, str, Side]]:
-    """Work, name and measurements of each side of each work.
+    """Yields the work, the name and the measurements of each side of each work.
 
     Args:
-        results: what throughput.json holds.
+      results: Contents of throughput.json, here and below.
     """
     for work, measured in results["works"].items():
         for name, side in measured["sides"].items():
@@ -78,32 +84,40 @@ def sides_of(results: Results) -> Iterator[tuple[str, str, Side]]:
 
 
 def speed_of(side: Side | None, stage: str) -> float | None:
-    """Units a second; None if that was not measured."""
+    """Returns the speed of a stage in units per second; None if it was not measured."""
     measured = side["stages"].get(stage) if side else None
     return measured["per_second"] if measured else None
 
 
 def steps_per_update(side: Side) -> float | None:
-    """Environment steps an update, while training, as counted by the worker itself."""
+    """Returns the environment steps per update while training, as counted by the worker.
+
+    Returns None if no updates were counted.
+    """
     rounds = side["stages"].get("training", {}).get("rounds", [])
     updates = sum(answer.get("updates", 0) for answer in rounds)
     return sum(answer["count"] for answer in rounds) / updates if updates else None
 
 
 def share_of_peak(results: Results, name: str, side: Side) -> float | None:
-    """How much of the matrix peak an update's products and convolutions reach, from 0 to 1."""
+    """Returns the share of the matrix peak that an update's products and convolutions reach.
+
+    1 is the peak. Returns None if the number of operations, the peak or the speed of updates is
+    unknown.
+    """
     speed, least = speed_of(side, "update"), _seconds_at_peak(results, name, side)
     return least * speed if least and speed else None
 
 
 class VectorStep(NamedTuple):
-    """Seconds of a vector step.
+    """Times of a vector step, in seconds.
 
     Attributes:
-        stages: of its parts, each as long as alone; the last is what they leave of `training`.
-        training: of it all.
-        updates_at_peak: of the updates' products and convolutions at the matrix peak; None where
-            their number or the peak is not known.
+      stages: Times of the parts of a vector step, each measured alone: environment, acting and
+        storing, sampling, updates. The last time is the rest, `training` minus the others.
+      training: Time of the whole vector step.
+      updates_at_peak: Time of the updates' products and convolutions at the matrix peak. None if
+        their number or the peak is unknown.
     """
 
     stages: tuple[float, ...]
@@ -112,12 +126,12 @@ class VectorStep(NamedTuple):
 
     @property
     def floor(self) -> float | None:
-        """Of the environment alone, and the updates at the matrix peak."""
+        """Returns the seconds of the environment alone and of the updates at the matrix peak."""
         return None if self.updates_at_peak is None else self.stages[0] + self.updates_at_peak
 
 
 def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
-    """Of the side `name` of `work`; None where a stage was not measured."""
+    """Returns the times of the side `name` of `work`; None if a stage was not measured."""
     side = results["works"][work]["sides"].get(name)
     parsed = parse(work)
     speeds = [speed_of(side, stage) for stage in STAGES]
@@ -138,13 +152,16 @@ def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
 
 
 def ratio_at_floor(results: Results, work: str, name: str, peer: str) -> float | None:
-    """How many times as fast as `peer` the side `name` would train at its floor."""
+    """Returns how many times as fast as `peer` the side `name` would train at its floor.
+
+    Returns None if a time of either side is unknown.
+    """
     ours, theirs = (vector_step(results, work, side) for side in (name, peer))
     return theirs.training / ours.floor if ours and theirs and ours.floor else None
 
 
 def _seconds_at_peak(results: Results, name: str, side: Side) -> float | None:
-    """Of an update whose products and convolutions take no longer than the matrix peak allows."""
+    """Returns the seconds of an update's products and convolutions at the matrix peak."""
     stage = f"matmul_{name.partition(':')[2] or 'float32'}"
     speeds = (speed_of(measured, stage) for _, _, measured in sides_of(results))
     peak = max((speed for speed in speeds if speed), default=None)  # GFLOP/s
@@ -154,16 +171,16 @@ def _seconds_at_peak(results: Results, name: str, side: Side) -> float | None:
 
 
 def ratios(ours: Sequence[Side | None], peer: Side | None) -> str:
-    """Of each of our sides to a peer: "2.10 (2.05 to 2.20) / 2.32 (2.30 to 2.41)".
+    """Formats the ratios of our speeds to a peer's: "2.10 (2.05 to 2.20) / 2.32 (2.30 to 2.41)".
 
-    Of a first side that was not measured "–" stands, so that it is clear whose number follows.
-
-    The median over the rounds and, of more than one, their range. The two speeds of a round were
-    measured one after the other, so what slows the machine for a while slows both.
+    Each ratio is the median over the rounds, with the range if there is more than one round. The
+    two speeds of a round were measured shortly after each other, so what slows the machine for a
+    while slows both. A side that was not measured is shown as "–" if a ratio follows, so that it
+    is clear to which side that ratio belongs.
 
     Args:
-        ours: what throughput.json holds of each side; None if it was not measured.
-        peer: likewise; without it there is no ratio.
+      ours: Measurements of each of our sides; None if a side was not measured.
+      peer: Measurements of the peer; None if it was not measured, which results in "".
     """
     shown = [_with_range(values) if (values := _by_round(side, peer)) else "–" for side in ours]
     while shown and shown[-1] == "–":

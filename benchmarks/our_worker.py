@@ -1,10 +1,10 @@
-"""This pipeline as a worker of `throughput`.
+"""Runs this pipeline as a worker of `throughput`.
 
     python -m benchmarks.our_worker --work=dqn_pong_8 --output_dir=/tmp/x
 
-A work of `workers/works.py`, perhaps in a variant (`dqn_pong_8:bfloat16`), is timed stage by stage
-(`training_stages`); the others are about the machine and the run around a training
-(`machine_stages`).
+A work of `workers/works.py`, optionally in a variant (`dqn_pong_8:bfloat16`), is timed stage by
+stage with `pipeline.benchmarks.throughput`. The other works, in `machine_stages`, measure the
+machine, the start of a run, memory and checkpoints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ _PACKAGES = ("tensorflow", "tf-agents", "gymnasium", "ale-py", "numpy")
 
 
 def has_variant(work: works.Work, variant: str) -> bool:
-    """Whether the work can be measured in it: "" is float32, without actors."""
+    """Returns True if the work can be measured in a variant.
+
+    Args:
+      work: The work.
+      variant: Name of the variant; "" is float32 without asynchronous actors.
+    """
     if variant == BFLOAT16:
-        return work.is_atari  # only encoders of images compute in it
+        return work.is_atari  # only image encoders support bfloat16
     return not variant or variant in _SCHEDULERS and work.algorithm in ("a2c", "nstep_q")
 
 
 def gin_files(work: works.Work, variant: str = "") -> list[str]:
-    """The shipped configs that a work is made of."""
+    """Returns the shipped configs of a work, in the order in which they are applied."""
     runner = ["runners/asynchronous"] if variant in _SCHEDULERS else []
     if work.is_atari:
         return [f"{work.algorithm}_pong", *runner]
@@ -39,8 +44,10 @@ def gin_files(work: works.Work, variant: str = "") -> list[str]:
 
 
 def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
-    """What makes those configs do exactly the work; asynchronous actors are as many as its
-    environments."""
+    """Returns the bindings that make the configs of `gin_files` do exactly the work.
+
+    With asynchronous actors, the number of actors is `num_envs`.
+    """
     of_algorithm = {
         "dqn": _dqn, "dqn3": _dqn3, "sac": _sac, "ppo": _ppo, "a2c": _actor_critic,
         "trpo": _trpo, "nstep_q": _nstep_q,
@@ -60,7 +67,7 @@ def gin_bindings(work: works.Work, num_envs: int, variant: str) -> list[str]:
 
 
 def _actors(work: works.Work, count: int, scheduler: str) -> list[str]:
-    threads = min(count, 4 if work.is_atari else 2)  # as in the configs of a3c
+    threads = min(count, 4 if work.is_atari else 2)  # as in the A3C configs
     return [
         f"asynchronous_runner.num_actors = {count}",
         f'asynchronous_runner.scheduler = "{scheduler}"',
@@ -177,7 +184,7 @@ def _sac(work: works.Work) -> list[str]:
 
 
 def main() -> None:
-    """Serves the work that the command line names until standard input ends."""
+    """Measures the stages of the work from the command line until standard input ends."""
     channel = protocol.Channel()
     flags = protocol.arguments()
     output_dir = pathlib.Path(flags.output_dir)
@@ -196,7 +203,7 @@ def main() -> None:
 def _training(
     work: works.Work, num_envs: int, variant: str, output_dir: pathlib.Path
 ) -> tuple[dict[str, Any], dict[str, Stage]]:
-    """Builds a training and warms it up; returns facts about it, and its stages."""
+    """Builds a training and warms it up; returns facts about it and its stages."""
     statements = configuration.read(gin_files(work, variant), gin_bindings(work, num_envs, variant))
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.benchmarks import throughput

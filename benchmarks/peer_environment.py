@@ -1,6 +1,6 @@
-"""The virtual environment of the peers that this pipeline's own cannot hold.
+"""Creates the virtual environment of the peers that are not installed in this pipeline's own.
 
-Stable-Baselines3 needs torch, several gigabytes that training does not need.
+Stable-Baselines3 needs torch, which takes several gigabytes that this pipeline does not need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pipeline.utils.errors import UserError
 
 FOLDER = pathlib.Path(".venv-peers")
 CONSTRAINTS = pathlib.Path(__file__).parent / "peers.txt"
-# Torch comes first and alone: asked for beside others, pip would look at its CUDA builds too.
+# Torch is installed first and alone. Together with other packages, pip would consider its CUDA
+# builds too.
 _INSTALLATIONS = (
     ("torch",),
     (
@@ -27,20 +28,25 @@ _MAX_ERROR_LINES = 10
 
 
 def ensure(folder: pathlib.Path = FOLDER, constraints: pathlib.Path = CONSTRAINTS) -> pathlib.Path:
-    """The environment's Python, an absolute path; makes the environment if need be.
+    """Creates the environment if necessary, and returns the absolute path of its Python.
 
-    It is made anew when `constraints` or the version of Python has changed, or when making it was
-    broken off.
+    The environment is created again if `constraints` or the version of Python has changed, or if
+    its creation was interrupted.
+
+    Args:
+      folder: Folder of the environment.
+      constraints: File with the versions to install, a constraints file of pip.
 
     Raises:
-        UserError: it cannot be made; tells the end of what pip or venv said.
+      UserError: If the environment cannot be created. The message includes the end of the output
+        of pip or venv.
     """
     python = folder.absolute() / "bin" / "python"
     installed = folder / "installed.txt"
     wanted = f"# Python {platform.python_version()}\n{constraints.read_text()}"
     if installed.exists() and installed.read_text() == wanted:
         return python
-    print(f"making {folder} with the peers, 1 to 6 GB ...", flush=True)
+    print(f"creating {folder} with the peers, 1 to 6 GB ...", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     for packages in _INSTALLATIONS:
@@ -54,6 +60,6 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         end = "\n".join(done.stdout.strip().splitlines()[-_MAX_ERROR_LINES:])
         raise UserError(
-            f"the peers' environment cannot be made: {' '.join(command)} failed:\n{end}\n"
-            "Mend this and call again, or measure without --peers."
+            f"cannot create the peers' environment: {' '.join(command)} failed:\n{end}\n"
+            "Solve this problem and run the same command again, or measure without --peers."
         )

@@ -1,4 +1,8 @@
-"""The works that `throughput` measures, and the sides of each: this pipeline and its peers."""
+"""Defines the works that `throughput` measures and the sides of each: this pipeline and its peers.
+
+A work is a training task or a machine test, for example `dqn_pong_8`. A side is one program that
+does the work.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +33,25 @@ _SOLITARY = ("machine", "start_pong", "replay_pong")  # without peers
 
 _WORKERS = pathlib.Path(__file__).parent / "workers"
 _PEER_WORKS = {
-    # Neither has n-step Q-learning or DQN 3.0; SB3's TRPO on a part of the states drops the others.
+    # Neither peer has n-step Q-learning or DQN 3.0. SB3's TRPO cannot do trpo_pong: when it uses a
+    # part of the states, it drops the other states altogether.
     "sb3": (
         "dqn_pong", "ppo_pong", "sac_pong", "a2c_pong", "dqn_cartpole", "ppo_cartpole",
         "sac_pendulum", "a2c_cartpole", "trpo_cartpole",
     ),
-    # There is no A2C and no TRPO, and SacAgent's networks cannot share an image encoder.
+    # TF-Agents has no A2C and no TRPO, and SacAgent's networks cannot share an image encoder.
     "tf_agents": ("dqn_pong", "ppo_pong", "dqn_cartpole", "ppo_cartpole", "sac_pendulum"),
 }  # fmt: skip
 
 
 class Side(NamedTuple):
-    """One side of a work: its name in the results, and the command of its worker without flags."""
+    """One side of a work.
+
+    Attributes:
+      name: Name of the side in the results.
+      command: Command of its worker, without flags.
+      work: Name of the work for the worker, with its variant.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -51,22 +62,22 @@ def check(names: Sequence[str]) -> None:
     """Checks the names of works.
 
     Raises:
-      UserError: If one is unknown, or if there are none.
+      UserError: If a name is unknown, or if there are no names.
     """
     if not names:
         raise UserError("--works is empty: name at least one work.")
     for name in names:
         if fault := _fault(name):
             raise UserError(
-                f"--works: {name!r} is no work: {fault}. Choose from {', '.join(_SOLITARY)} and "
+                f"--works: {name!r} is not a work: {fault}. Choose from {', '.join(_SOLITARY)} and "
                 "works such as dqn_pong_8, dqn_pong_8:bfloat16, a2c_pong_8:asynchronous or "
-                "a2c_pong_8:in_turns: WORK_N stands for N environments or actors, WORK for one of "
-                f"{', '.join(trainings.WORKS)}."
+                "a2c_pong_8:in_turns. In WORK_N, N is the number of environments or actors, and "
+                f"WORK is one of {', '.join(trainings.WORKS)}."
             )
 
 
 def _fault(name: str) -> str:
-    """Returns why `name` is no work, or "" if it is one."""
+    """Returns why `name` is not a work, or "" if it is one."""
     work, colon, variant = name.partition(":")
     if work in _SOLITARY:
         return "it has no variants" if colon else ""
@@ -79,7 +90,10 @@ def _fault(name: str) -> str:
 
 
 def grouped(names: Sequence[str]) -> dict[str, list[str]]:
-    """The variants of each work, in order: "" for the name alone."""
+    """Groups names by work, and returns the variants of each work, in order.
+
+    The variant of a name without a variant is "".
+    """
     variants: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         work, _, variant = name.partition(":")
@@ -88,18 +102,23 @@ def grouped(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def ours(work: str, variants: Sequence[str]) -> list[Side]:
-    """This pipeline, once in each variant."""
+    """Returns the sides of this pipeline, one for each variant."""
     command = (sys.executable, "-m", "benchmarks.our_worker")
     names = [(":" + variant) if variant else "" for variant in variants]
     return [Side(f"ours{name}", command, f"{work}{name}") for name in names]
 
 
 def peers(work: str, python: dict[str, str]) -> list[Side]:
-    """Those that can do the work; `python` is the interpreter of each."""
+    """Returns the sides of the peers that can do the work.
+
+    Args:
+      work: Name of the work, without a variant.
+      python: Path of the Python interpreter of each peer.
+    """
     if work in _SOLITARY:
         return []
     training = trainings.parse(work)[0]
-    # TensorFlow for them uses the kernels that ours does; torch does not read this.
+    # The peers' TensorFlow uses the same kernels as ours; torch does not read this variable.
     onednn = f"TF_ENABLE_ONEDNN_OPTS={int(not training.has_small_layers)}"
     settings = (str(shutil.which("env")), onednn)
     return [

@@ -1,4 +1,4 @@
-"""The measurements of `throughput` as tables in Markdown."""
+"""Makes tables in Markdown from the measurements of `throughput`."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def summary(results: Results) -> str:
 
 
 def asynchronous_actors(results: Results) -> str:
-    """Returns the speeds of asynchronous actors beside those of a batch of environments."""
+    """Returns a table of the speeds of asynchronous actors and of batches of environments."""
     return _actors(results)
 
 
 def time_budget(results: Results) -> str:
-    """Returns where the time of this pipeline's vector steps goes."""
+    """Returns a table of where the time of this pipeline's vector steps goes."""
     return _budget(results, (OURS, OURS_IN_BFLOAT16))
 
 
 def document(results: Results) -> str:
-    """Returns the whole of throughput.md."""
+    """Returns the text of throughput.md."""
     blocks = [
         "# Throughput\n",
         f"{_circumstances(results)}\n",
@@ -85,7 +85,7 @@ def _circumstances(results: Results) -> str:
 
 
 def _load(results: Results) -> str:
-    """Returns what else was running, by the load average before each work."""
+    """Returns a sentence about the load average before each work, which shows other load."""
     known = (work.get("load_average_before") for work in results["works"].values())
     loads = [load for load in known if load is not None]
     if not loads:
@@ -136,7 +136,7 @@ def _actors(results: Results) -> str:
 
 
 def _known(results: Results, names: Sequence[str]) -> list[str]:
-    """Returns those of `names` that are sides of a work, in order."""
+    """Returns the members of `names` that are sides of a work, in the order of `names`."""
     known = {name for _, name, _ in sides_of(results)}
     return [name for name in names if name in known]
 
@@ -175,11 +175,13 @@ def _what_updates_are(results: Results) -> str:
 
 
 def _budget(results: Results, names: Collection[str] | None = None) -> str:
-    """Returns where the time of a vector step goes: each stage alone, as often as it comes.
+    """Returns a table of where the time of a vector step goes.
+
+    The time of each stage is that of the stage alone, times how often it occurs in a vector step.
 
     Args:
       results: Contents of throughput.json.
-      names: The sides that are shown; None for all.
+      names: The sides to show; None shows all.
     """
     stages = ("environment", "acting, storing", "sampling", "updates", "the rest")
     columns = (
@@ -203,7 +205,7 @@ def _budget(results: Results, names: Collection[str] | None = None) -> str:
 
 
 def _return(side: Side) -> str:
-    """Returns the mean return of the last round, on which the length of episodes depends."""
+    """Returns the mean return in the last round, which is related to the length of episodes."""
     rounds = side["stages"].get("training", {}).get("rounds", [{}])
     value = rounds[-1].get("return_mean")
     return "" if value is None else f"{value:,.1f}"
@@ -214,7 +216,7 @@ def _percent(share: float | None) -> str:
 
 
 def _milliseconds(work: str, side: Side, stage: str) -> str:
-    """Returns the time of a batch, of an update, or of a vector step."""
+    """Returns the milliseconds of a batch, of an update, or of a vector step."""
     speed = speed_of(side, stage)
     if not speed:
         return ""
@@ -255,7 +257,7 @@ def _facts(answer: dict[str, Any]) -> str:
 
 
 def _differences(results: Results) -> Iterator[str]:
-    """Yields for each peer what it told, with the works about which it told it."""
+    """Yields the known differences of each peer from this pipeline, with the affected works."""
     told: dict[str, dict[str, list[str]]] = {}
     for work, name, side in sides_of(results):
         for difference in side["facts"].get("differences", []):

@@ -2,16 +2,17 @@
 
     python -m benchmarks.throughput --peers --output_dir=runs/speed
 
-Every side of a work is a worker process (`workers/protocol.py`) that is built and warm before the
-first stage. Only one worker measures at a time; the others wait without using the processor. The
-same command again goes on where it was stopped or killed, with the works that it has not measured
-yet, or not on all sides. It writes to the output folder:
+Every side of a work is a worker process (`workers/protocol.py`) that is built and warmed up before
+the first stage. Only one worker measures at a time; the others wait without using the processor. If
+the command is stopped or killed, the same command continues with the works that it has not yet
+measured on all sides. It writes to the output folder:
 
-    throughput.json     every number of every round, and what produced it
-    throughput.md       the tables of `tables.py`, and what differs between the sides
+    throughput.json     every number of every round, and the command, revision and machine
+    throughput.md       the tables of `tables.py`, and the known differences between the sides
     logs/               the output of each worker
-    .throughput.lock    held by the measurement that writes there
-    .throughput-scratch-*/  of its workers; removed when it ends, or when the next one begins
+    .throughput.lock    held by the running measurement
+    .throughput-scratch-*/  scratch files of the workers; removed at the end of the measurement, or
+                            at the start of the next one
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, named_errors, read_json, write_text
 from pipeline.utils.jsonl import plain
 
-_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; made if missing.")
-_PEERS = flags.DEFINE_bool("peers", False, "Measure the peers, too; makes .venv-peers.")
+_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; created if missing.")
+_PEERS = flags.DEFINE_bool("peers", False, "Also measure the peers; creates .venv-peers.")
 _WORKS = flags.DEFINE_list(
     "works",
     list(sides.DEFAULT_WORKS),
-    "Works such as dqn_pong_8, for 8 environments; dqn_pong_8:bfloat16 measures this pipeline in "
-    "that precision, a2c_pong_8:asynchronous and :in_turns measure 8 actors.",
+    "Works such as dqn_pong_8 (8 environments). dqn_pong_8:bfloat16 measures this pipeline in "
+    "bfloat16. a2c_pong_8:asynchronous and a2c_pong_8:in_turns measure 8 actors.",
 )
 _SECONDS = flags.DEFINE_float(
-    "seconds", 3.0, "Least seconds that a stage takes in a round.", lower_bound=1e-3
+    "seconds", 3.0, "Minimum seconds of a stage in a round.", lower_bound=1e-3
 )
 _ROUNDS = flags.DEFINE_integer(
     "rounds",
     7,
-    "Rounds of turns through stages and sides. Works that cannot be repeated (start_pong, "
+    "Number of rounds through all stages and sides. Works that cannot be repeated (start_pong, "
     "replay_pong) are measured once, for as long as all rounds take.",
     lower_bound=1,
 )
@@ -71,7 +72,7 @@ def main(_: Sequence[str]) -> int:
     failed = measure(output_dir, _PEERS.value, _WORKS.value, _SECONDS.value, _ROUNDS.value)
     if failed:
         print(f"failed: {', '.join(failed)}; the same command tries these works again.")
-    print(f"{output_dir / _TABLES} has the tables.")
+    print(f"The tables are in {output_dir / _TABLES}.")
     return int(bool(failed))
 
 
@@ -82,21 +83,21 @@ def measure(
     seconds: float = 3.0,
     rounds: int = 7,
 ) -> list[str]:
-    """Measures all works and writes the results, after each work what there is.
+    """Measures all works and writes the results after each work.
 
     Args:
-      output_dir: Folder of the results; made if missing.
-      with_peers: True to measure the peers, too.
-      works: See `--works`.
-      seconds: See `--seconds`.
-      rounds: See `--rounds`.
+      output_dir: Folder of the results; created if missing.
+      with_peers: True to also measure the peers.
+      works: Names of the works; see `--works`.
+      seconds: Minimum seconds of a stage in a round.
+      rounds: Number of rounds; see `--rounds`.
 
     Returns:
-      The works and sides whose workers have failed; throughput.json says why.
+      The works and sides whose workers failed. The errors are in throughput.json.
 
     Raises:
-      UserError: If a work is unknown, if the folder is not writable or holds measurements of
-        another command, revision or machine, or if the peers' environment cannot be made.
+      UserError: If a work is unknown, if the folder is not writable, if it has measurements of
+        another command, revision or machine, or if the peers' environment cannot be created.
     """
     sides.check(works)
     with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
@@ -112,7 +113,7 @@ def measure(
         variants_of = sides.grouped(works)
         for work, variants in variants_of.items():
             if work in measured:
-                print(f"{work}  measured before", flush=True)
+                print(f"{work}  already measured", flush=True)
             else:
                 of_work = sides.ours(work, variants)
                 of_work += sides.peers(work, python) if with_peers else []
@@ -127,14 +128,14 @@ def measure(
 
 
 def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
-    """Returns the works that earlier calls of the same command have measured on all sides."""
+    """Returns the works that earlier runs of the same command have measured on all sides."""
     earlier = read_json(output_dir / _JSON, {"works": dict})
     here = plain(circumstances)
     differing = [name for name in here if earlier and earlier.get(name) != here[name]]
     if differing:
         raise UserError(
-            f"{output_dir / _JSON} has measurements of another {', '.join(differing)}, which a new "
-            "one would replace: choose another --output_dir, or delete it."
+            f"{output_dir / _JSON} has measurements with another {', '.join(differing)}, which new "
+            "ones would replace: choose another --output_dir, or delete the file."
         )
     return {
         work: measured
@@ -156,13 +157,22 @@ def _circumstances() -> Results:
 def measure_work(
     work: str, of_work: Sequence[Side], output_dir: pathlib.Path, seconds: float, rounds: int
 ) -> dict[str, Results]:
-    """Starts the sides' workers one after the other and measures their stages in turns.
+    """Starts the workers of all sides one after the other and measures their stages in turns.
 
-    A side whose worker fails keeps what it has measured until then, and its `error`.
+    If the worker of a side fails, the result of the side has the measurements up to the failure,
+    and the error.
+
+    Args:
+      work: Name of the work.
+      of_work: Sides of the work.
+      output_dir: Folder of the results.
+      seconds: Minimum seconds of a stage in a round.
+      rounds: Number of rounds.
 
     Returns:
-      For each side `facts`, what its worker said when it was ready; `stages`, for each the answers
-      of all `rounds` and their median `per_second`; and `error`, which is None or a message.
+      The results by the name of the side. `facts` is what the worker said when it was ready.
+      `stages` has for each stage the answers of all `rounds` and their median `per_second`. `error`
+      is None or a message.
     """
     results: dict[str, Results] = {
         side.name: {"facts": {}, "stages": {}, "error": None} for side in of_work
@@ -185,7 +195,7 @@ def _started(
     output_dir: pathlib.Path,
     stack: contextlib.ExitStack,
 ) -> dict[str, Worker]:
-    """Starts the workers, and returns those that are ready."""
+    """Starts the workers and returns those that become ready."""
     with named_errors(output_dir, "--output_dir"):
         scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
     of_workers = pathlib.Path(stack.enter_context(scratch))
@@ -210,7 +220,7 @@ def _started(
 def _take_turns(
     work: str, stage: str, seconds: float, workers: dict[str, Worker], results: dict[str, Results]
 ) -> None:
-    """Measures a stage once on every side that has it; removes failed workers from `workers`."""
+    """Measures a stage once on every side that has it; drops failed workers from `workers`."""
     for name, worker in list(workers.items()):
         result = results[name]
         if stage not in result["facts"]["stages"]:

@@ -1,6 +1,6 @@
-"""A worker of `throughput`, seen from the process that asks it to measure.
+"""Starts workers of `throughput` and asks them to measure.
 
-`workers/protocol.py` says what is spoken.
+`workers/protocol.py` describes the protocol.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any
 
 from pipeline.benchmarks import die_with_parent
 
-_START_SECONDS = 1_800.0  # a replay buffer of a million transitions takes its time to fill
-_ANSWER_SECONDS = 900.0  # beyond those that the stage is to take
+_START_SECONDS = 1_800.0  # long, because filling a replay buffer of a million transitions is slow
+_ANSWER_SECONDS = 900.0  # in addition to the minimum seconds of the stage
 _END_SECONDS = 60.0
 _MAX_ERROR_LINES = 10
 
 
 class WorkerError(Exception):
-    """A worker died, was silent, or said what is not of the protocol."""
+    """Raised if a worker ends, does not answer in time, or violates the protocol."""
 
 
 class Worker:
-    """A process that measures when it is asked to, and dies with this one.
+    """Worker process that measures on request and ends when the current process ends.
 
-    What it prints beside the protocol is in its log.
+    What it prints in addition to the protocol is written to its log.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: pathlib.Path) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-            name: for messages.
-            command: with an absolute path to the program.
-            log: file to write.
+          name: Name of the worker in messages.
+          command: Command of the worker, with an absolute path to the program.
+          log: File for the worker's output.
         """
         self.name = name
         self._log = log
@@ -59,10 +59,10 @@ class Worker:
         self._lines.put(None)
 
     def ready(self) -> dict[str, Any]:
-        """Waits until it is warm; returns what it says then.
+        """Waits until the worker is ready, and returns its message.
 
         Raises:
-            WorkerError: it does not say that it is ready.
+          WorkerError: If the worker does not say that it is ready.
         """
         message = self._hear(_START_SECONDS)
         if message.get("ready") is not True or not isinstance(message.get("stages"), list):
@@ -70,10 +70,10 @@ class Worker:
         return message
 
     def measure(self, stage: str, seconds: float) -> dict[str, Any]:
-        """Its answer for a stage that is to take at least so long.
+        """Measures a stage for at least `seconds`, and returns the worker's answer.
 
         Raises:
-            WorkerError: there is none, or it lacks a key.
+          WorkerError: If there is no answer, or if the answer is invalid.
         """
         self._say({"stage": stage, "seconds": seconds})
         answer = self._hear(seconds + _ANSWER_SECONDS)
@@ -84,7 +84,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Lets it end, and makes it end if it does not."""
+        """Asks the worker to end, and kills it if it does not end in time."""
         self._say({"quit": True})
         try:
             self._process.wait(_END_SECONDS)
@@ -92,7 +92,7 @@ class Worker:
             self.kill()
 
     def kill(self) -> None:
-        """Ends it now."""
+        """Kills the worker."""
         self._process.kill()
         self._process.wait()
 
@@ -101,14 +101,14 @@ class Worker:
         try:
             self._process.stdin.write(f"{json.dumps(message)}\n".encode())
         except BrokenPipeError:
-            return  # it has ended: `_hear` tells how
+            return  # The worker has ended; `_hear` reports how.
 
     def _hear(self, seconds: float) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
             raise WorkerError(
-                f"{self.name} said nothing for {seconds:.0f} s; {self._log} has its output"
+                f"{self.name} did not answer for {seconds:.0f} s; its output is in {self._log}"
             ) from None
         if line is None:
             raise WorkerError(self._obituary())
@@ -122,12 +122,12 @@ class Worker:
 
     def _garbage(self, message: object) -> WorkerError:
         return WorkerError(
-            f"{self.name} said {str(message)[:200]!r}, which is not what it was asked; "
-            f"{self._log} has its output"
+            f"{self.name} sent an unexpected message, {str(message)[:200]!r}; its output is in "
+            f"{self._log}"
         )
 
     def _obituary(self) -> str:
         code = self._process.wait()
         lines = self._log.read_text(errors="replace").strip().splitlines()
         end = "".join(f"\n  {line}" for line in lines[-_MAX_ERROR_LINES:])
-        return f"{self.name} ended with exit code {code}; {self._log} ends with:{end}"
+        return f"{self.name} ended with exit code {code}; the last lines of {self._log}:{end}"

@@ -1,11 +1,11 @@
-"""Runs benchmarks: python -m pipeline.benchmark --suite=classic --output_dir=runs/bench.
+"""Runs benchmarks: suites of training runs, reports and throughput.
 
     python -m pipeline.benchmark --suite=classic --output_dir=runs/bench --seeds=10 --workers=2
     python -m pipeline.benchmark --report --output_dir=runs/bench
     python -m pipeline.benchmark --throughput --gin_file=dqn_cartpole
 
-The same command again goes on where it was stopped or killed: finished runs are not repeated, and
-failed ones are tried again. The exit code is 1 if some of them have failed.
+If the suite was stopped or killed, the same command continues it: finished runs are not repeated,
+and failed runs are tried again. The exit code is 1 if runs have failed.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 _SUITE = flags.DEFINE_string(
-    "suite", None, "Run this suite: a shipped one, such as smoke or classic, or a gin file's path."
+    "suite", None, "Suite to run: a shipped one, such as smoke or classic, or a gin file's path."
 )
-_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; made if missing.")
+_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; created if missing.")
 _SEEDS = flags.DEFINE_integer(
-    "seeds", None, "Run every experiment with seeds 1 to this; else the suite says.", lower_bound=1
+    "seeds", None, "Number N of seeds, which are 1 to N; the default is the suite's.", lower_bound=1
 )
 _WORKERS = flags.DEFINE_integer(
-    "workers", None, "Runs at once; 1 if not given. They share the machine.", lower_bound=1
+    "workers", None, "Number of parallel runs, which share the machine; default 1.", lower_bound=1
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "Bindings for every run, after the suite's; or for --throughput."
+    "gin_bindings", [], "Bindings for every run, after the suite's, or for --throughput."
 )
-_REPORT = flags.DEFINE_bool("report", False, "Write report.html and report.md of what is there.")
+_REPORT = flags.DEFINE_bool("report", False, "Write report.html and report.md from the results.")
 _THROUGHPUT = flags.DEFINE_bool(
-    "throughput", False, "Time every stage of a run alone, and the whole training."
+    "throughput", False, "Time each stage of a run alone, and the whole training."
 )
 _SECONDS = flags.DEFINE_float(
-    "seconds", 5.0, "With --throughput: least seconds for each stage.", lower_bound=0.1
+    "seconds", 5.0, "With --throughput: minimum seconds for each stage.", lower_bound=0.1
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let gin files import modules of others: a gin file is code."
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
 _ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
-    "allow_inexact_resume", False, "Let runs go on although processor or versions differ."
+    "allow_inexact_resume", False, "Let runs resume although the processor or versions differ."
 )
 
 _FOR_RUNS = (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME)
@@ -86,7 +86,7 @@ def _check_flags() -> None:
     """Checks that there is something to do, and that every flag has an effect.
 
     Raises:
-      UserError: If not.
+      UserError: If a flag is missing or has no effect.
     """
     if not (_SUITE.value or _REPORT.value or _THROUGHPUT.value):
         raise UserError("say what to do: --suite=NAME, --report or --throughput.")
@@ -121,14 +121,14 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
             suite, output_dir, _WORKERS.value or 1, _GIN_BINDINGS.value, stop, flags=for_runs
         )
     for run, reason in outcome.failed:
-        printed = f"; all that it printed: {run.log}" if run.log.is_file() else ""
+        printed = f"; its output is in {run.log}" if run.log.is_file() else ""
         print(f"{run.name} has failed ({reason}){printed}")
     if outcome.left:
-        print(f"stopped; left: {outcome.left}. The same command goes on with them.")
+        print(f"stopped; unfinished runs: {outcome.left}. The same command continues with them.")
         return 128 + (stop.signal or 0)
     if outcome.failed:
         print(f"failed: {len(outcome.failed)}; the same command tries these runs again.")
-        print("One that cannot go on begins anew if its folder is deleted: its log without .log.")
+        print("To start a failed run over, delete its folder. Its log is beside it, as FOLDER.log.")
     if not _REPORT.value:
         print(f"finished: {outcome.finished}. For the report:")
         print(f"  {cli.python_command()} -m pipeline.benchmark --report --output_dir={output_dir}")

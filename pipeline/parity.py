@@ -1,4 +1,4 @@
-"""Measures how far eager and graph training drift apart: python -m pipeline.parity --gin_file=...
+"""Measures how far eager and graph training drift apart.
 
     python -m pipeline.parity --gin_file=ppo_cartpole
     python -m pipeline.parity --paired_runs=runs/paired

@@ -59,7 +59,7 @@ class SavedPolicy:
             floats do not convert to integers.
           seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
             from the collect policy instead, exploration included. The same number samples the same
-            actions, so pass another one at each step.
+            actions, so pass a different number at each step.
 
         Returns:
           One action, or a batch of them. `env.step` accepts each without conversion. Discrete

@@ -1,20 +1,21 @@
-"""What a worker of `throughput` says and hears: one JSON object on a line.
+"""Implements the worker's side of the protocol of `throughput`, with one JSON object per line.
 
-A worker builds and warms up everything and then says
+When a worker has built and warmed up everything, it writes
 
     {"ready": true, "stages": ["environment", "collect", ...], ...facts}
 
-with "takes_rounds": false if its stages can be measured once only.
+with "takes_rounds": false if its stages can be measured only once.
 
-From then on it answers each line of standard input,
+Then it answers each line of standard input,
 
     {"stage": "training", "seconds": 10}
 
-by measuring that stage for at least so long:
+by measuring that stage for at least the given number of seconds:
 
     {"stage": "training", "seconds": 10.03, "count": 3521, "unit": "environment steps", ...facts}
 
-It ends with its input. Imports the standard library alone.
+A worker ends at the line {"quit": true}, or when its input ends. This module imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 Answer = dict[str, Any]
-Stage = Callable[[float], Answer]  # of the seconds that it is to take at least
-STAGES = ("environment", "collect", "sample", "update", "training")  # of a training, in this order
+Stage = Callable[[float], Answer]  # takes the minimum seconds of the measurement
+STAGES = ("environment", "collect", "sample", "update", "training")  # of a training, in order
 
 
 class Channel:
-    """Standard output, kept for the protocol: what anything else prints goes to standard error."""
+    """Reserves standard output for the protocol; all other output goes to standard error."""
 
     def __init__(self) -> None:
         self._output: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -43,7 +44,12 @@ class Channel:
         print(json.dumps(message), file=self._output, flush=True)
 
     def serve(self, facts: Mapping[str, Any], stages: Mapping[str, Stage]) -> None:
-        """Says that the worker is ready, and answers until standard input ends."""
+        """Says that the worker is ready, and answers requests until it is told to quit.
+
+        Args:
+          facts: Facts about the worker, added to its first message.
+          stages: Functions that measure the stages, by name.
+        """
         self.say({"ready": True, "stages": list(stages), **facts})
         for line in sys.stdin:
             request = json.loads(line)
@@ -54,7 +60,13 @@ class Channel:
 
 
 def repeat(act: Callable[[], int | None], seconds: float, unit: str) -> Answer:
-    """Calls `act` for at least so long; it may return how many units it did."""
+    """Calls `act` repeatedly for at least `seconds`, and returns the answer of the stage.
+
+    Args:
+      act: Function to measure. It may return how many units it did.
+      seconds: Minimum seconds of the measurement.
+      unit: Name of the unit.
+    """
     count, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         count += act() or 0
@@ -62,8 +74,8 @@ def repeat(act: Callable[[], int | None], seconds: float, unit: str) -> Answer:
 
 
 def arguments() -> argparse.Namespace:
-    """`work` and `output_dir` from the command line."""
+    """Parses `work` and `output_dir` from the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", required=True, help="as in dqn_pong_8")
+    parser.add_argument("--work", required=True, help="for example dqn_pong_8")
     parser.add_argument("--output_dir", required=True, help="folder for whatever is written")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""The environments and algorithms of Stable-Baselines3's users, for `sb3_worker`."""
+"""Creates environments and algorithms as users of Stable-Baselines3 do, for `sb3_worker`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _REPLAY_SHARE = 0.5  # of the machine's memory
 
 
 def make_env(work: works.Work, num_envs: int) -> VecEnv:
-    """Environments as `make_atari_env` or `make_vec_env` makes them: one process, one by one."""
+    """Creates environments with `make_atari_env` or `make_vec_env`.
+
+    They are in one process and stepped one after another.
+    """
     if not work.is_atari:
         return make_vec_env(work.environment, num_envs, works.SEED)
     emulator = {
@@ -45,12 +48,15 @@ def make_env(work: works.Work, num_envs: int) -> VecEnv:
 
 
 def _continuous(env: gymnasium.Env) -> gymnasium.Env:
-    """`AtariWrapper` without what only discrete actions can do: no-ops and FIRE at the start."""
+    """Wraps an environment as `AtariWrapper` does, but without no-ops and FIRE at the start.
+
+    These need discrete actions.
+    """
     return ClipRewardEnv(WarpFrame(MaxAndSkipEnv(env, works.FRAME_SKIP)))
 
 
 def create_model(work: works.Work, num_envs: int) -> BaseAlgorithm:
-    """The algorithm with the hyperparameters of the work and SB3's defaults for the rest."""
+    """Creates the algorithm with the hyperparameters of the work and SB3's other defaults."""
     common = {
         "policy": "CnnPolicy" if work.is_atari else "MlpPolicy",
         "env": make_env(work, num_envs),
@@ -80,7 +86,7 @@ def _replay(work: works.Work, num_envs: int) -> dict[str, Any]:
 
 
 def _rollout(work: works.Work) -> dict[str, Any]:
-    """Of the algorithms with a policy and a value."""
+    """Returns the arguments of the algorithms that learn from rollouts."""
     return {
         "n_steps": work.rollout_steps,
         "gae_lambda": work.gae_lambda,

@@ -1,4 +1,4 @@
-"""Stable-Baselines3, TRPO of its Contrib, as their users assemble them: a worker of `throughput`.
+"""Runs Stable-Baselines3, and TRPO of sb3-contrib, as a worker of `throughput`.
 
     .venv-peers/bin/python benchmarks/workers/sb3_worker.py --work=dqn_pong_8 \
         --output_dir=/tmp/x
@@ -27,13 +27,19 @@ from stable_baselines3.common.utils import safe_mean
 _PACKAGES = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "ale-py", "numpy")
 _FOREVER = 10**9  # environment steps
 _PROBE_SECONDS = 3.0
-_DRAWN = 1_000  # random actions of every environment, before the clock runs
+_DRAWN = 1_000  # random actions per environment, drawn before the time measurement starts
 
 
 class Deadline(BaseCallback):
-    """Ends `learn` at the first iteration that begins after so many seconds; counts up to there."""
+    """Callback that ends `learn` at the first iteration that begins after a number of seconds.
+
+    Attributes:
+      elapsed: Seconds from the start of `learn` to the beginning of that iteration.
+      env_steps: Environment steps from the start of `learn` to the beginning of that iteration.
+    """
 
     def __init__(self, seconds: float) -> None:
+        """Initializes the callback."""
         super().__init__()
         self._seconds = seconds
         self._started = 0.0
@@ -55,13 +61,14 @@ class Deadline(BaseCallback):
 
 
 class Stages:
-    """What can be timed of one model.
+    """Stages of one model.
 
-    The parts of its learn loop are timed alone by leaving out the others: collecting without
-    `train`, and `train` on one batch that is not sampled.
+    Each part of its learn loop is timed alone by leaving out the others: collecting without
+    `train`, and `train` on one batch that is not sampled anew.
     """
 
     def __init__(self, work: works.Work, num_envs: int) -> None:
+        """Creates the model and its environments, and warms up the model."""
         self._work, self._num_envs = work, num_envs
         self.model = create_model(work, num_envs)
         self._env = make_env(work, num_envs)
@@ -95,13 +102,13 @@ class Stages:
             return self.training(seconds)
 
     def _sample(self) -> list[Any]:
-        """A batch out of a replay buffer, or all batches of an epoch of a rollout."""
+        """Returns a batch from a replay buffer, or all batches of an epoch of a rollout."""
         if self._work.uses_rollouts:
             return list(self.model.rollout_buffer.get(self._work.batch_size))
         return [self.model.replay_buffer.sample(self._work.batch_size)]
 
     def _fill_rollout(self) -> None:
-        """What `Deadline` ends has begun to empty the rollout buffer."""
+        """Collects a whole rollout, because `Deadline` stops after the buffer has been reset."""
         if self._work.uses_rollouts:
             num_steps = self._work.rollout_steps * self._num_envs
             self.model.learn(num_steps, reset_num_timesteps=False)
@@ -111,7 +118,10 @@ class Stages:
         return repeat(lambda: len(self._sample()), seconds, "batches")
 
     def update(self, seconds: float) -> Answer:
-        """`train` without sampling its batches; those that fit TRPO's values are part of it."""
+        """Measures `train` without the sampling of its batches.
+
+        For TRPO, the batches that fit the value function are sampled as part of it.
+        """
         self._fill_rollout()
         updates = self._work.updates(self._num_envs)
         train, patch = (self._rollout_update if self._work.uses_rollouts else self._replay_update)()
@@ -125,10 +135,10 @@ class Stages:
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        """Leaves weights, optimizers and SAC's temperature as they were: one batch spoils them."""
+        """Restores weights, optimizers and SAC's temperature, which one batch would spoil."""
         model = self.model
         networks = copy.deepcopy(model.get_parameters())
-        names = model._get_torch_save_params()[1]  # which get_parameters leaves out
+        names = model._get_torch_save_params()[1]  # get_parameters leaves these out
         tensors = {name: getattr(model, name).detach().clone() for name in names}
         yield
         model.set_parameters(networks)
@@ -151,14 +161,14 @@ class Stages:
         return train, given
 
     def updates(self) -> int:
-        """Updates since the beginning, by the optimizer's own count of its steps."""
+        """Returns the number of updates since the beginning, from the optimizer's step count."""
         model = self.model
         optimizer = (model.critic if self._work.algorithm == "sac" else model.policy).optimizer
         steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
         return steps // max(1, self._work.value_steps(self._num_envs))
 
     def num_parameters(self) -> int:
-        """Trained ones."""
+        """Returns the number of trained parameters."""
         model = self.model
         if self._work.algorithm == "dqn":
             modules = [model.q_net]
@@ -171,7 +181,11 @@ class Stages:
 
 
 def choose_threads(stages: Stages) -> dict[int, float]:
-    """Sets torch's threads to whichever number trains faster; environment steps/s of each."""
+    """Sets torch's threads to the number that trains fastest.
+
+    Returns:
+      Environment steps per second by the number of threads.
+    """
     speeds = {}
     cores = len(os.sched_getaffinity(0))
     for threads in sorted({2**power for power in range(cores.bit_length())} | {cores}):
@@ -184,51 +198,51 @@ def choose_threads(stages: Stages) -> dict[int, float]:
 
 
 def differences(work: works.Work, stages: Stages) -> list[str]:
-    """In what the work done here differs from this pipeline's."""
+    """Returns how the work done here differs from this pipeline's."""
     told = [
-        "episode statistics are logged at the default interval, but written nowhere (verbose=0)",
+        "episode statistics are logged at the default interval, but not written (verbose=0)",
     ]
     if work.is_atari:
         told.append(
             "environments are stepped one after another in one process (DummyVecEnv, SB3's "
-            "default), ours by ALE's own vector environment, in as many threads as cores"
+            "default); ours are stepped by ALE's vector environment in as many threads as cores"
         )
-        told.append("frames are pooled in RGB and then made grey, ours the other way round")
+        told.append("frames are pooled in RGB and then converted to grey; ours are pooled in grey")
     if work.is_atari and not work.continuous:
-        told.append("FIRE is pressed, and then the third action, at the start of each game")
+        told.append("FIRE and then the third action are pressed at the start of each game")
     if work.uses_rollouts:
         told.append(
-            "a rollout has no rows between episodes, so it holds a few environment steps more"
+            "a rollout has no rows between episodes, so it has a few more environment steps"
         )
     else:
         told.append(works.UPDATES_BY_ROWS)
     if work.is_atari and not work.uses_rollouts:
         told.append(
             f"the replay buffer has room for {stages.model.buffer_size:,} stacks of four frames, "
-            "each stored once: a million would take 28 GB"
+            "each stored once, because a million would take 28 GB"
         )
     if not work.is_atari:
-        told.append("environments are watched by Monitor and by gymnasium's PassiveEnvChecker")
+        told.append("environments are wrapped by Monitor and by gymnasium's PassiveEnvChecker")
     if work.algorithm == "dqn":
-        told.append("one random number a vector step decides whether all environments explore")
+        told.append("one random number per vector step decides whether all environments explore")
     if work.algorithm == "a2c":
         told.append(
-            "RMSpropTFLike, as RL Zoo chooses for Atari: the formula of ours; A2C's default is "
-            "torch's RMSprop"
+            "the optimizer is RMSpropTFLike, as in RL Zoo for Atari, with the formula of ours; "
+            "A2C's default is torch's RMSprop"
         )
     if work.algorithm == "trpo":
         told.append(
-            "conjugate gradients begin at small random numbers, not at 0, and end at an absolute "
-            "residual, ours at one relative to the first"
+            "conjugate gradients start from small random numbers, not from 0, and end at an "
+            "absolute residual; ours end at a residual relative to the first one"
         )
         told.append(
-            "the divergence's gradient is kept as a graph; ours computes it anew for every product "
-            "with the Fisher matrix"
+            "the gradient of the KL divergence is kept as a graph; ours is computed again for "
+            "every product with the Fisher matrix"
         )
     if work.algorithm == "sac":
         told.append("temperature, critics and actor are updated one after another")
         if work.is_atari:
-            told.append("the actor's loss trains the image encoder, the critics' do not")
+            told.append("the actor's loss trains the image encoder; the critics' losses do not")
     return told
 
 

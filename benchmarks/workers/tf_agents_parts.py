@@ -1,4 +1,4 @@
-"""The environments, networks and agents of TF-Agents' examples, for `tf_agents_worker`."""
+"""Creates the environments, networks and agents of TF-Agents' examples for `tf_agents_worker`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ _FEATURES = 512
 
 
 def set_threads(work: works.Work) -> dict[str, int]:
-    """As this pipeline's: fewer threads are faster for networks of vectors, by a tenth or less."""
+    """Sets the same numbers of TensorFlow's threads as this pipeline, and returns them.
+
+    For networks that read vectors, fewer threads are faster by a tenth or less.
+    """
     tf.config.threading.set_inter_op_parallelism_threads(work.threads["inter_op"])
     tf.config.threading.set_intra_op_parallelism_threads(work.threads["intra_op"])
     return work.threads
 
 
 class GymnasiumEnvironment(PyEnvironment):
-    """A gymnasium environment as `GymWrapper` wraps one of legacy gym."""
+    """Gymnasium environment, wrapped as `GymWrapper` wraps environments of legacy gym."""
 
     def __init__(self, env: gymnasium.Env, seed: int) -> None:
         super().__init__(handle_auto_reset=True)
@@ -75,9 +78,9 @@ def _spec(space: gymnasium.Space) -> BoundedArraySpec:
 
 
 def make_env(work: works.Work, num_envs: int) -> TFPyEnvironment:
-    """`num_envs` environments in one process, stepped one after another.
+    """Creates `num_envs` environments in one process, which are stepped one after another.
 
-    On two cores that was faster than a thread or a process each.
+    On two cores, this was faster than a thread or a process for each.
     """
     envs = [GymnasiumEnvironment(_gymnasium_env(work), works.SEED + i) for i in range(num_envs)]
     return TFPyEnvironment(BatchedPyEnvironment(envs, multithreading=False))
@@ -101,7 +104,7 @@ def _gymnasium_env(work: works.Work) -> gymnasium.Env:
 
 
 def _channels_last(env: gymnasium.Env) -> gymnasium.Env:
-    """Convolutions on the CPU need [height, width, frames]."""
+    """Moves frames to [height, width, frames], because convolutions on the CPU need it."""
     space = gymnasium.spaces.Box(0, 255, (84, 84, works.FRAME_STACK), np.uint8)
     return gymnasium.wrappers.TransformObservation(
         env, lambda frames: np.moveaxis(frames, 0, -1), space
@@ -109,7 +112,13 @@ def _channels_last(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def create_agent(work: works.Work, env: TFPyEnvironment, step: tf.Variable) -> TFAgent:
-    """The agent of a work; `step` (int64 []) counts its updates."""
+    """Creates the agent of a work.
+
+    Args:
+      work: The work.
+      env: Environment of the agent.
+      step: Variable that counts the updates of the agent, int64 [].
+    """
     create = {"dqn": _dqn, "ppo": _ppo, "sac": _sac}[work.algorithm]
     agent = create(work, env, train_step_counter=step)
     agent.initialize()
@@ -126,7 +135,7 @@ def _dense(units: int, activation: str | None = "relu") -> tf.keras.layers.Dense
 
 
 def _nature_cnn() -> list[tf.keras.layers.Layer]:
-    """As examples/dqn/mnih15, except that it can also read [B, T, ...]."""
+    """Returns the layers of examples/dqn/mnih15, which here can also read [B, T, ...]."""
     conv = functools.partial(
         tf.keras.layers.Conv2D,
         activation="relu",
@@ -191,7 +200,7 @@ def _vector_networks(work: works.Work, env: TFPyEnvironment) -> tuple[Any, Any]:
 
 
 def _image_networks(work: works.Work, env: TFPyEnvironment) -> tuple[Any, Any]:
-    """Two networks with the same layers below their heads."""
+    """Returns a policy and a value network that share the layers below their heads."""
     encoder = _nature_cnn()
     spec = env.action_spec()
 

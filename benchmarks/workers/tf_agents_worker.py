@@ -1,9 +1,10 @@
-"""TF-Agents as its own examples assemble it: a worker of `throughput`.
+"""Runs TF-Agents, as its own examples assemble it, as a worker of `throughput`.
 
     python benchmarks/workers/tf_agents_worker.py --work=dqn_pong_8 --output_dir=/tmp/x
 
 DQN and SAC follow tf_agents/agents/{dqn,sac}/examples/v2/train_eval.py, with the network of
-examples/dqn/mnih15; PPO examples/ppo/schulman17, with the others' driver and buffer for Reverb.
+examples/dqn/mnih15. PPO follows examples/ppo/schulman17, but with the driver and the buffer of the
+other examples in place of Reverb.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from pipeline.utils.tensorflow_import import import_tensorflow
 
-import_tensorflow()  # TF-Agents does not import otherwise
+import_tensorflow()  # Must be first, because the import of TF-Agents fails without it.
 
 import tensorflow as tf
 import works
@@ -36,17 +37,21 @@ from pipeline.benchmarks.throughput import restored
 
 _PACKAGES = ("tf-agents", "tensorflow", "gymnasium", "ale-py", "numpy")
 _SUMMARY_INTERVAL = 1_000  # updates
-_DRAWN = 1_000  # random actions of every environment, before the clock runs
-_REPLAY_SHARE = 0.125  # of the machine's memory: the buffer takes all of it at once
+_DRAWN = 1_000  # random actions per environment, drawn before the time measurement starts
+_REPLAY_SHARE = 0.125  # of the machine's memory; the buffer allocates all of it at once
 
 
 class Stages:
-    """What is alike in the examples: environment, agent, metrics and the driver that collects."""
+    """Common parts of the examples: environment, agent, metrics and collect driver."""
 
     def __init__(self, work: works.Work, num_envs: int, capacity: int, driver_steps: int) -> None:
-        """Args:
-        capacity: of the replay buffer, in rows an environment.
-        driver_steps: environment steps that a call of the driver takes at least.
+        """Creates the environment, the agent, the metrics and the driver.
+
+        Args:
+          work: The work to time.
+          num_envs: Number of environments.
+          capacity: Capacity of the replay buffer, in rows per environment.
+          driver_steps: Minimum number of environment steps of a call of the driver.
         """
         self.work, self.num_envs, self.capacity = work, num_envs, capacity
         self._env = make_env(work, num_envs)
@@ -70,7 +75,7 @@ class Stages:
         return DynamicStepDriver(self._env, policy, observers, num_steps=num_steps)
 
     def num_parameters(self) -> int:
-        """Trained ones."""
+        """Returns the number of trained parameters."""
         agent = self.agent
         if self.work.algorithm == "dqn":
             networks = [agent._q_network]
@@ -83,12 +88,12 @@ class Stages:
         return temperature + sum(int(tf.size(w)) for w in weights.values())
 
     def warm_up(self) -> None:
-        """Stores what random actions give."""
+        """Fills the replay buffer with random actions."""
         policy = RandomTFPolicy(self._env.time_step_spec(), self._env.action_spec())
         common.function(self._driver(policy, self.work.warm_up).run)()
 
     def environment(self, seconds: float) -> Answer:
-        """The environments as Python sees them; actions are drawn before."""
+        """Measures the steps of the Python environments, with actions that are drawn before."""
         env = make_env(self.work, self.num_envs).pyenv
         env.reset()
         spec, random = env.action_spec(), np.random.RandomState(works.SEED)
@@ -109,7 +114,7 @@ class Stages:
         self._time_step, self._policy_state = self._drive(self._time_step, self._policy_state)
 
     def update_all(self) -> None:
-        """The updates of an iteration."""
+        """Makes the updates of an iteration."""
         raise NotImplementedError
 
     def _iterate(self) -> None:
@@ -123,7 +128,7 @@ class Stages:
         return int(self._env_steps.result()), int(self.updates)
 
     def _done(self) -> tuple[int, int]:
-        """Environment steps and updates since the stage began."""
+        """Returns the environment steps and the updates since the stage began."""
         now, start = self._counts(), self._start
         return now[0] - start[0], now[1] - start[1]
 
@@ -142,7 +147,7 @@ class Stages:
         return self._count_env_steps(self._iterate, seconds)
 
     def _batches(self) -> Iterator[Any]:
-        """Of trajectories [B, T]; without an end."""
+        """Returns an endless iterator over batches of trajectories [B, T]."""
         raise NotImplementedError
 
     def sample(self, seconds: float) -> Answer:
@@ -157,21 +162,21 @@ class Stages:
             return 1
 
         def measure() -> Answer:
-            act()  # which traces it the first time
+            act()  # Trace the graph, so that tracing is not timed.
             return repeat(act, seconds, "updates")
 
         return restored(self.agent, measure)
 
 
 class ReplayStages(Stages):
-    """DQN and SAC: some steps into the replay buffer, then updates on batches out of it."""
+    """Stages of DQN and SAC, which alternate steps into a replay buffer and updates from it."""
 
     def __init__(self, work: works.Work, num_envs: int, output_dir: str) -> None:
         del output_dir
         capacity = work.replay_capacity
         if work.is_atari:
             capacity = min(capacity, works.stacks_in_memory(_REPLAY_SHARE))
-        # One vector step of several environments: counting to N would take two where a game ends.
+        # A driver that counts to N would take two vector steps when a game ends, so it counts to 1.
         driver_steps = work.vector_steps(num_envs) if num_envs == 1 else 1
         super().__init__(work, num_envs, capacity // num_envs, driver_steps)
         dataset = self._buffer.as_dataset(
@@ -186,18 +191,19 @@ class ReplayStages(Stages):
         return iter(self._dataset)
 
     def update_all(self) -> None:
-        # The rows between episodes are no environment steps, so the count says what is due.
+        # Rows between episodes are not environment steps, so the number of updates that are due
+        # follows from the count of environment steps.
         env_steps, updates = self._done()
         for _ in range(env_steps // self.work.env_steps_per_update - updates):
             self._train_step()
 
 
 class RolloutStages(Stages):
-    """PPO: a rollout, whose first rows `PPOLearner` shuffles into minibatches."""
+    """Stages of PPO. `PPOLearner` shuffles the first rows of a rollout into minibatches."""
 
     def __init__(self, work: works.Work, num_envs: int, output_dir: str) -> None:
         rows = work.rollout_steps
-        # Twice as long, for rows between episodes are stored beside those that count.
+        # The capacity is twice the rollout, because rows between episodes are stored too.
         super().__init__(work, num_envs, 2 * rows, rows * num_envs)
         self._learner = PPOLearner(
             output_dir,
@@ -213,9 +219,9 @@ class RolloutStages(Stages):
         self._hold_back()
 
     def _hold_back(self) -> None:
-        """Keeps tf.data from reading ahead: it would read the rollout that has been learnt from.
+        """Prevents tf.data from reading ahead, because it would read the previous rollout again.
 
-        In the examples Reverb makes the reader wait for the next one.
+        In the examples, Reverb makes the reader wait for the next rollout.
         """
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
@@ -245,40 +251,40 @@ class RolloutStages(Stages):
 
 
 def differences(stages: Stages) -> list[str]:
-    """In what the work done here differs from this pipeline's."""
+    """Returns how the work done here differs from this pipeline's."""
     work = stages.work
     told = [
         "environments are stepped one after another in one process (BatchedPyEnvironment; a "
-        "thread or a process each was slower on CartPole, and no faster on Pong)",
+        "thread or a process for each was slower on CartPole, and no faster on Pong)",
         f"metrics are written every {_SUMMARY_INTERVAL:,} updates, as Actor and Learner do; the v2 "
-        "examples do so after every update. No checkpoints, no evaluation",
-        "tf.compat.v1's Adam, as in the examples; threads and kernels "
-        "(oneDNN or not) chosen as for ours, where the examples choose none",
+        "examples do so after every update. There are no checkpoints and no evaluations",
+        "the optimizer is tf.compat.v1's Adam, as in the examples. The threads and kernels (oneDNN "
+        "or not) are those of ours; the examples choose none",
     ]
     if work.uses_rollouts:
         told.append("PPOLearner reads each rollout once more, for normalizers that are off here")
-        told.append("tf.data does not read ahead; with Reverb in this buffer's place it could")
+        told.append("tf.data does not read ahead; with Reverb in place of this buffer it could")
         told.append(
-            f"learns from the first {work.rollout_steps} rows of each environment's rollout; "
-            "the last and those between episodes have no advantage and are masked"
+            f"only the first {work.rollout_steps} rows of each environment's rollout are learned "
+            "from; the last one and those between episodes have no advantage and are masked"
         )
         if work.is_atari:
             told.append(
                 "policy and value share their layers, but PPOAgent evaluates one network after "
-                "the other: the encoder runs twice"
+                "the other, so the encoder runs twice"
             )
         return told
     told.append(works.UPDATES_BY_ROWS)
     if work.is_atari:
         told.append(
             f"the replay buffer has room for {stages.capacity * stages.num_envs:,} stacks of four "
-            "frames: a million would take 28 GB"
+            "frames, because a million would take 28 GB"
         )
     if work.algorithm == "dqn" and work.gradient_clip_norm is not None:
-        told.append("gradients are clipped variable by variable, ours by their common norm")
+        told.append("each gradient is clipped by its own norm; ours by their global norm")
     if work.algorithm == "sac":
         told.append("critics, actor and temperature are updated one after another")
-        told.append("rows between episodes are learnt from: as_dataset leaves them in")
+        told.append("rows between episodes are learned from, because as_dataset includes them")
     return told
 
 

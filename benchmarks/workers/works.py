@@ -1,6 +1,6 @@
-"""The works that are timed on every side, with the hyperparameters that all sides share.
+"""Defines the works that are timed on every side, with the hyperparameters that all sides share.
 
-Imports the standard library alone: peers read it too, each in a virtual environment of its own.
+It imports only the standard library, because the peers import it in their own virtual environments.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 PONG = "ALE/Pong-v5"
 
 DISCOUNT = 0.99
-EPSILON = 0.01  # of the epsilon-greedy policy that collects
+EPSILON = 0.01  # of the epsilon-greedy collect policy
 TARGET_UPDATE_TAU = 0.005
 RMSPROP_DECAY = 0.99
-MAX_KL = 0.01  # nats, of TRPO's step of the policy
+MAX_KL = 0.01  # in nats, for TRPO's policy step
 LINE_SEARCH_STEPS = 10
 LINE_SEARCH_SHRINK = 0.8
 FRAME_SKIP = 4
@@ -24,33 +24,34 @@ SEED = 1
 
 
 class Work(NamedTuple):
-    """One line of the table, without the number of environments.
+    """Training that is timed on every side, without the number of environments.
 
     Attributes:
-        algorithm: "dqn", "dqn3", "sac", "ppo", "a2c", "trpo" or "nstep_q".
-        environment: a gymnasium id.
-        batch_size: transitions an update; None: a whole rollout.
-        optimizer: "Adam"; "RMSprop" as in TensorFlow 1, with epsilon inside the root;
-            "CenteredRMSprop" as in DQN 3.0.
-        units: dense layers of a network that reads vectors, and of SAC's heads on images. Images
-            are read by the Nature CNN (Mnih et al. 2015), by n-step Q, which has no peer, with the
-            smaller one of its paper (Mnih et al. 2016).
-        rollout_steps: vector steps of a rollout, which is learnt from `num_epochs` times and thrown
-            away; 0: it learns from a replay buffer.
-        env_steps_per_update: of what learns from a replay buffer.
-        target_update_period: of DQN in updates, of DQN 3.0 and n-step Q in environment steps.
-        gradient_clip_norm: global norm; None: no limit.
-        fisher_fraction: of a rollout's states, those that make TRPO's Fisher matrix.
-        value_epochs: of TRPO, passes over the rollout that fit the values; all of them and the step
-            of the policy are one update.
-        value_batch_size: transitions of a step of that fit.
-        initial_alpha: SAC's temperature, which is learnt.
-        continuous: actions are the joystick's radius, angle and fire (Farebrother & Castro 2024).
-        openai_protocol: Atari without sticky actions, with no-ops and lost lives, as in OpenAI
-            Baselines; otherwise with sticky actions, until the game is over, as in Dopamine. Not of
-            DQN 3.0, which has its own environment.
-        replay_capacity: environment steps, at most.
-        warm_up: environment steps stored before anything is timed.
+      algorithm: "dqn", "dqn3", "sac", "ppo", "a2c", "trpo" or "nstep_q".
+      environment: A gymnasium id.
+      batch_size: Transitions per update. None: a whole rollout.
+      optimizer: "Adam", "RMSprop" as in TensorFlow 1, with epsilon inside the square root, or
+        "CenteredRMSprop" as in DQN 3.0.
+      units: Units of the dense layers of networks that read vectors, and of SAC's heads on images.
+        Images are read by the Nature CNN (Mnih et al. 2015). N-step Q, which has no peer, reads
+        them with the smaller network of its paper (Mnih et al. 2016).
+      rollout_steps: Vector steps of a rollout, which is used for `num_epochs` epochs and then
+        discarded. 0: the algorithm learns from a replay buffer.
+      env_steps_per_update: Environment steps per update, for algorithms with a replay buffer.
+      target_update_period: For DQN in updates, for DQN 3.0 and n-step Q in environment steps.
+      gradient_clip_norm: Limit of the global norm of the gradients. None: no limit.
+      fisher_fraction: Fraction of a rollout's states from which TRPO's Fisher matrix is computed.
+      value_epochs: Number of passes over the rollout that fit TRPO's value function. All of them
+        and the policy step are one update.
+      value_batch_size: Transitions per optimizer step of that fit.
+      initial_alpha: Initial value of SAC's temperature, which is learned.
+      continuous: True if actions are the joystick's radius, angle and fire (Farebrother & Castro
+        2024).
+      openai_protocol: True for Atari as in OpenAI Baselines: without sticky actions, with no-ops at
+        the start, and with lost lives as ends. False as in Dopamine: with sticky actions, and until
+        the game is over. DQN 3.0 does not use it, because it has its own environment.
+      replay_capacity: Largest number of environment steps in the replay buffer.
+      warm_up: Environment steps that are stored before anything is timed.
     """
 
     algorithm: str
@@ -82,41 +83,44 @@ class Work(NamedTuple):
 
     @property
     def is_atari(self) -> bool:
-        """Whether it learns from frames."""
+        """Returns True if the environment is an Atari game."""
         return self.environment == PONG
 
     @property
     def uses_rollouts(self) -> bool:
-        """Whether it learns from one rollout after the other, and not from a replay buffer."""
+        """Returns True if the algorithm learns from rollouts, not from a replay buffer."""
         return self.rollout_steps > 0
 
     @property
     def has_small_layers(self) -> bool:
-        """Whether TensorFlow is faster without oneDNN's kernels."""
+        """Returns True if the networks are so small that TensorFlow is faster without oneDNN."""
         return not self.is_atari and max(self.units) < 256
 
     @property
     def threads(self) -> dict[str, int]:
-        """TensorFlow's, fastest as measured: `inter_op` and `intra_op`; 0 is its own choice."""
+        """Returns TensorFlow's `inter_op` and `intra_op` threads that were fastest when measured.
+
+        0 leaves the choice to TensorFlow.
+        """
         if self.is_atari:
             return {"inter_op": 0, "intra_op": 0}
         return {"inter_op": 1 if self.has_small_layers else 2, "intra_op": 1}
 
     def vector_steps(self, num_envs: int) -> int:
-        """Vector steps of an iteration: between updates, or in a rollout."""
+        """Returns the vector steps of an iteration: those between updates, or of a rollout."""
         if self.uses_rollouts:
             return self.rollout_steps
         return max(1, self.env_steps_per_update // num_envs)
 
     def updates(self, num_envs: int) -> int:
-        """Updates of an iteration."""
+        """Returns the number of updates of an iteration."""
         env_steps = self.vector_steps(num_envs) * num_envs
         if self.uses_rollouts:
             return env_steps * self.num_epochs // (self.batch_size or env_steps)
         return env_steps // self.env_steps_per_update
 
     def value_steps(self, num_envs: int) -> int:
-        """Optimizer steps in an update of TRPO, which fit the values; of all others 0."""
+        """Returns the optimizer steps in an update of TRPO that fit the values; 0 for others."""
         rows = self.rollout_steps * num_envs
         return self.value_epochs * (rows // min(rows, self.value_batch_size)) if rows else 0
 
@@ -178,16 +182,16 @@ WORKS = {
 
 
 UPDATES_BY_ROWS = (
-    "updates come by environment steps, ours by vector steps, in which a row between two episodes "
-    "is no environment step: the shorter the episodes, the more updates ours makes of the steps"
+    "updates are due by environment steps; ours are due by vector steps, which include the rows "
+    "between episodes. So ours makes more updates per environment step if episodes are short"
 )
 
 
 def parse(name: str) -> tuple[Work, int]:
-    """The work and the number of environments that `dqn_pong_8` names.
+    """Returns the work and the number of environments of a name such as `dqn_pong_8`.
 
     Raises:
-        ValueError: there is no such work, or peers could not make as many updates as ours.
+      ValueError: If there is no such work, or if peers could not make as many updates as ours.
     """
     work, _, num_envs = name.rpartition("_")
     if work not in WORKS or not num_envs.isdigit() or int(num_envs) == 0:
@@ -197,13 +201,17 @@ def parse(name: str) -> tuple[Work, int]:
         training.env_steps_per_update
     ):
         raise ValueError(
-            f"with {count} environments an iteration has no whole number of updates, which it has "
-            f"with a divisor or a multiple of {training.env_steps_per_update}"
+            f"with {count} environments, an iteration would not have a whole number of updates; "
+            f"use a divisor or a multiple of {training.env_steps_per_update}"
         )
     return training, count
 
 
 def stacks_in_memory(share: float) -> int:
-    """How many stacks of four frames fit into this share of the machine's memory."""
+    """Returns how many stacks of four frames fit into a share of the machine's memory.
+
+    Args:
+      share: Share of the machine's memory, from 0 to 1.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(share * total) // STACK_BYTES

@@ -35,8 +35,8 @@ class Evaluator:
 
     With `num_env_steps`, the environments instead share that number of environment steps, and
     episodes that are unfinished at the end do not count (Mnih et al. 2015). This favours short
-    episodes, the more so the fewer episodes fit in. The mean of no episodes is 0, as in the program
-    published with that paper.
+    episodes, especially if `num_env_steps` allows few episodes. The mean of no episodes is 0, as in
+    the program published with that paper.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Evaluator:
 
         Args:
           environment: Environment that nothing else steps.
-          policy: The agent's greedy policy, its best guess.
+          policy: The agent's greedy policy.
           stochastic_policy: The agent's collect policy.
           seed: Seed of the evaluated policy's random draws.
           greedy: Whether to evaluate `policy` instead of `stochastic_policy`.
@@ -94,9 +94,9 @@ class Evaluator:
         return self._policy
 
     def length(self, num_episodes: int) -> int:
-        """Returns the length of an evaluation, in environment steps or episodes.
+        """Returns the length of an evaluation: `num_env_steps` if that is set, else `num_episodes`.
 
-        The unit is that of the progress which `run` reports.
+        `run` reports its progress in the same unit.
         """
         return num_episodes if self._num_env_steps is None else self._num_env_steps
 

@@ -69,7 +69,7 @@ class A2CAgent(OnPolicyAgent):
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """Computes the mean of -log pi(a|s) A + c_v (R - V(s))^2 - c_e H over rows [B, 1].
 
-        Mnih et al. 2016, algorithm S3. Boundary rows have weight 0.
+        See Mnih et al. 2016, algorithm S3. Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
         rows = first_rows(experience)
@@ -104,7 +104,7 @@ def create_a2c_agent(
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> A2CAgent:
-    """Creates an A2C agent for discrete or continuous actions, with an `actor_critic.ActorCritic`.
+    """Creates an A2C agent for discrete or continuous actions; its network is an `ActorCritic`.
 
     Args:
       time_step_spec: Unbatched spec from the environment.

@@ -55,8 +55,8 @@ class Agent(tf_agent.TFAgent):
     ) -> tuple[Gradients, tf_agent.LossInfo]:
         """Computes the gradients of the loss of a batch [B, T] with row weights [B].
 
-        It changes no variable. The default is for agents with one loss: it differentiates `_loss`
-        with respect to all trained variables.
+        It changes no variable. The default implementation suits agents with one loss: it
+        differentiates `_loss` with respect to all trained variables.
         """
         variables = self.gradient_variables()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -80,9 +80,10 @@ class Agent(tf_agent.TFAgent):
     def apply(self, gradients: Gradients) -> None:
         """Makes one update: clips and applies `gradients`, and increments the update counter.
 
-        The default is for agents with one `_optimizer` and one `_gradient_clip_norm`. Agents whose
-        target network is updated every few updates extend it. A target network that follows
-        environment steps is copied before the first gradients of an update instead.
+        The default implementation suits agents with one `_optimizer` and one `_gradient_clip_norm`.
+        Agents whose target network is updated after a number of updates extend it. A target network
+        that is updated after a number of environment steps is instead updated before the first
+        gradients of an update.
         """
         gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
         self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
@@ -101,11 +102,12 @@ class Agent(tf_agent.TFAgent):
     def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
         """Makes this the agent of one asynchronous actor; all actors train the weights of `shared`.
 
-        A subclass that shares more than weights, such as a target network, takes it from `shared`.
+        A subclass may also use other variables of `shared`, such as those of a target network.
 
         Args:
-          shared: Agent that holds the shared weights, created like this one.
-          send: Called in the graph with this agent's gradients; makes `shared` apply them.
+          shared: Agent that holds the shared weights, created with the same arguments.
+          send: Function that makes `shared` apply gradients. It is called in the graph with the
+            gradients of this agent.
 
         Raises:
           UserError: If the agent cannot learn asynchronously.
@@ -171,5 +173,5 @@ def standardize(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def clip_by_global_norm(gradients: list, norm: float | None) -> list:
-    """Scales `gradients` so that their global norm is at most `norm`; None means no limit."""
+    """Scales `gradients` so that their global norm is at most `norm`; None for no limit."""
     return gradients if norm is None else tf.clip_by_global_norm(gradients, norm)[0]

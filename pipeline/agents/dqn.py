@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015) and Double DQN (van Hasselt et al. 2015) with n-step targets.
 
-This is TF-Agents' `DqnAgent` with its loss replaced. In the original, the n-step sum continues
+The agent is TF-Agents' `DqnAgent` with another loss. In the original loss, the n-step sum continues
 across the end of a truncated episode into the next episode, and the target network is evaluated
 twice per update.
 """
@@ -81,16 +81,16 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
 
     @property
     def q_network(self) -> HeadedNetwork:
-        """The online network, which maps observations to Q-values."""
+        """Returns the online network, which maps observations to Q-values."""
         return self._q_network
 
     @property
     def target_q_network(self) -> HeadedNetwork:
-        """The target network."""
+        """Returns the target network."""
         return self._target_q_network
 
     def follow_env_steps(self, period: int, env_steps: tf.Variable) -> None:
-        """Updates the target network every `period` environment steps instead of by updates."""
+        """Updates the target network every `period` environment steps instead of updates."""
         self._periodic_target = PeriodicTarget(
             self._q_network, self._target_q_network, period, env_steps.read_value
         )

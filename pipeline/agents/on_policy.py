@@ -65,8 +65,8 @@ class OnPolicyAgent(Agent):
           action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
           actor_critic: Network that acts and is trained.
           optimizer: Optimizer of `gradient_variables`.
-          gradient_clip_norm: Maximum global norm of the gradients; None: no limit.
-          reward_scaler: Scaler of the rewards; None: rewards are not scaled.
+          gradient_clip_norm: Maximum global norm of the gradients, or None for no limit.
+          reward_scaler: Scaler of the rewards, or None for unscaled rewards.
           discount: Discount factor, gamma.
           gae_lambda: Lambda of generalised advantages, in [0, 1]. With 1, value targets are the
             returns of the rollout.
@@ -100,7 +100,7 @@ class OnPolicyAgent(Agent):
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Adds advantages and value targets to a rollout [T, N].
 
-        It is called once per rollout, with the weights that collected it. Schulman et al. 2016,
+        It is called once per rollout, with the weights that collected it. See Schulman et al. 2016,
         eq. 16. A boundary row holds the value of the final observation of its episode, with which
         a truncated episode bootstraps (see `returns`).
         """

@@ -1,8 +1,8 @@
 """Proximal policy optimisation with the clipped objective (Schulman et al. 2017).
 
-Each term of the loss equals that of TF-Agents' `PPOClipAgent` (a test checks this). The inputs of
-the loss correct those of TF-Agents: see `on_policy`. If policy and value share an encoder, it is
-evaluated once for both.
+Each term of the loss equals that of TF-Agents' `PPOClipAgent`, which a test checks. The inputs of
+the loss (rows, advantages and value targets) differ; see `on_policy`. If policy and value share an
+encoder, it is evaluated once for both.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def create_ppo_agent(
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update
 ) -> PPOAgent:
-    """Creates a PPO-clip agent for discrete or continuous actions, with an `ActorCritic`.
+    """Creates a PPO-clip agent for discrete or continuous actions; its network is an `ActorCritic`.
 
     Args:
       time_step_spec: Unbatched spec from the environment.

@@ -1,6 +1,6 @@
 """Soft actor-critic (Haarnoja et al. 2018, "Algorithms and Applications") for continuous actions.
 
-This is TF-Agents' `SacAgent` with its losses replaced. The original losses include boundary rows,
+The agent is TF-Agents' `SacAgent` with other losses. The original losses include boundary rows,
 draw from stateful random ops and evaluate the actor three times per update. Here each loss is a
 mean over transitions only, the number of the update seeds every draw, and the actor is evaluated
 twice.
@@ -152,7 +152,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
     def _target(self, experience: Trajectory, noise: tf.Tensor) -> tf.Tensor:
         """Computes r + gamma d (min_i Q_target_i(s', a') - alpha log pi(a'|s')), [B].
 
-        Equations 5 and 6 of the paper.
+        See equations 5 and 6 of the paper.
         """
         next_observation = experience.observation[:, 1]
         next_action, log_prob = self._act(self._actor_network.encoder(next_observation), noise)
@@ -169,7 +169,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
     ) -> tuple[Gradients, tf_agent.LossInfo]:
         """Computes the gradients of all three losses at the same weights.
 
-        The reference code updates one after another instead.
+        The reference implementation instead updates the networks one after another.
         """
         weights = row_weights(experience, weights)
         variables = self.gradient_variables()

@@ -1,1 +1,1 @@
-"""Benchmarks: suites of training runs, their statistics and report; throughput beside peers."""
+"""Benchmarks: suites of training runs, their statistics and reports, and throughput."""

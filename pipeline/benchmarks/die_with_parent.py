@@ -1,10 +1,10 @@
-"""Becomes another program that ends when the process that started this one ends.
+"""Runs a command that ends when the process that started it ends.
 
     python -m pipeline.benchmarks.die_with_parent PARENT COMMAND ARGUMENT ...
 
-PARENT is the process id of the caller. However the caller dies, by kill -9 included, Linux then
-kills the command, too (prctl(2), PR_SET_PDEATHSIG, which holds across exec). So nothing trains on
-unseen, and a benchmark that is called again finds its runs unlocked.
+PARENT is the process id of the caller. When the caller dies, even by kill -9, Linux also kills the
+command (prctl(2), PR_SET_PDEATHSIG, which is kept across exec). So no training continues in the
+background, and a benchmark that is started again finds its runs unlocked.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def command(program: Sequence[str]) -> list[str]:
-    """Returns the command to start instead of `program`, so that it ends with this process."""
+    """Returns the command that runs `program` so that it ends with the current process."""
     return [sys.executable, "-m", "pipeline.benchmarks.die_with_parent", str(os.getpid()), *program]
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Replaces this process by `command`; does not return."""
+    """Replaces the current process by `command`.
+
+    It returns only if the parent has already died.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-    # If the parent has died already, nobody would send the signal.
+    # If the parent has already died, the signal would never be sent.
     if os.getppid() == parent:
         os.execv(command[0], command)
 

@@ -1,4 +1,4 @@
-"""The figures of a report, drawn by Matplotlib as SVG that takes the colours of the page."""
+"""Draws the figures of a report with Matplotlib, as SVG that uses the colours of the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHORT = FuncFormatter(lambda value, _: formatting.short(value))
 _WIDEST_LINEAR = 4  # ratio of budgets above which an axis is logarithmic
 _PEER_MARKERS = "os^vP*X"
 _DIAMONDS = {"evaluation": "final evaluation", "iteration": "mean of an iteration"}
-# The usual agents keep their colours in every report.
+# These agents have the same colours in every report.
 _AGENTS = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3")
 
 # Matplotlib needs colours of its own; the page's variables replace them in the SVG.
@@ -59,12 +59,12 @@ _STYLE = {
 
 
 class Figure(NamedTuple):
-    """A figure.
+    """Figure of a report.
 
     Attributes:
-      title: Its caption.
-      description: What one would see, in words.
-      svg: An `<svg>` element for a page.
+      title: Caption of the figure.
+      description: Description of what the figure shows.
+      svg: The `<svg>` element for a page.
     """
 
     title: str
@@ -82,9 +82,9 @@ class Figure(NamedTuple):
 def learning_curves(group: Group, environment: str) -> Figure | None:
     """Draws the training returns of every run in an environment, and published scores.
 
-    A thin line is a run, a thick one the interquartile mean with its 95 % band. Diamonds are the
-    scores that count, if the lines do not show them. Hollow markers are published scores of this
-    protocol and of our agents.
+    A thin line is a run. A thick line is the interquartile mean with its 95 % band. Diamonds are
+    the scores of the runs, if the lines do not show them. Hollow markers are published scores of
+    this protocol and of our agents.
 
     Returns:
       None if no run has a curve.
@@ -199,7 +199,7 @@ def _draw_profiles(
 
 
 def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
-    """Draws the runs of a pair; returns in words what it drew."""
+    """Draws the runs of a pair; returns a description of the drawing."""
     curves, runs = pair.curves, formatting.of_runs(len(pair.curves), pair.seeds)
     label = f"{formatting.agent(pair.algorithm)}, {runs}"
     steps = _common_steps(curves)
@@ -214,7 +214,7 @@ def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
 
 
 def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
-    """Draws the scores that are no points of the curve."""
+    """Draws the scores of the runs as diamonds, if they are not points of the curves."""
     asked, end = pair.finished[0], pair.num_env_steps
     if asked["score"] not in _DIAMONDS:
         return
@@ -231,7 +231,7 @@ def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
 
 
 def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
-    """Draws published scores; yields in words what it drew."""
+    """Draws published scores; yields a description of each peer's scores."""
     furthest = (1 + SAME_BUDGET) * max(p.num_env_steps for p in group.of(pair.environment))
     peers: dict[str, list[Published]] = {}
     for score in group.published(pair.environment):
@@ -262,19 +262,22 @@ def _draw_band(axes: Axes, x: np.ndarray, band: Estimate, colour: str, label: st
 
 
 def _common_steps(curves: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns environment steps that all curves have seen, [points]."""
+    """Returns environment steps that all curves cover, [points]."""
     first = max(curve[0, 0] for curve in curves)
     last = min(curve[-1, 0] for curve in curves)
     return np.linspace(first, max(first, last), _POINTS)
 
 
 def _at(curves: Sequence[np.ndarray], steps: np.ndarray) -> np.ndarray:
-    """Interpolates the curves at `steps`: [runs, points]."""
+    """Interpolates the curves at `steps` and returns the values, [runs, points]."""
     return np.stack([np.interp(steps, *curve.T) for curve in curves])
 
 
 def _colour(algorithm: str) -> str:
-    """Returns the colour of an agent; those that are not of the usual ones share by their names."""
+    """Returns the colour of an agent.
+
+    The agents in `_AGENTS` have colours of their own. Others get one of these by their names.
+    """
     if algorithm in _AGENTS:
         return _SERIES[_AGENTS.index(algorithm)]
     return _SERIES[sum(algorithm.encode()) % len(_SERIES)]
@@ -293,7 +296,7 @@ def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:
 
 @contextmanager
 def _canvas() -> Iterator[tuple[Canvas, Axes]]:
-    """Yields one panel in a style of its own, whatever the user's style is."""
+    """Yields a canvas with one panel, in a style that does not depend on the user's."""
     with matplotlib.style.context(["default", _STYLE]):
         canvas = Canvas((4.8, 3.6), layout="constrained")
         yield canvas, canvas.add_subplot()
@@ -307,11 +310,11 @@ def _inline(canvas: Canvas, name: str) -> str:
     canvas.savefig(file, format="svg", transparent=True, metadata=no_metadata)
     text = file.getvalue()
     text = text[text.index("<svg") :].strip()
-    # A page needs no namespaces, scales the drawing, and has a style and fonts of its own.
+    # The page scales the drawing, has its own style and fonts, and needs no namespaces.
     text = re.sub(r' xmlns(:\w+)?="[^"]*"| (width|height)="[\d.]+pt"', "", text)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    # A tenth of a point is finer than any screen; Matplotlib writes a millionth.
+    # One decimal of a point is finer than any screen; Matplotlib writes six.
     text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)
     prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
     text = re.sub(r'(\bid="|url\(#)', rf"\1{prefix}", text)

@@ -1,4 +1,4 @@
-"""Numbers and names as a report prints them."""
+"""Formats the numbers and names of a report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
 
-_FEWEST_RUNS = 5  # whose bootstrapped interval is not far too narrow
+_FEWEST_RUNS = 5  # with fewer runs, the bootstrap interval is far too narrow
 
 
 def agent(algorithm: str) -> str:
-    """ "DQN", "DQN 3.0", "n-step Q"."""
+    """Returns the name of an algorithm in reports: "DQN", "DQN 3.0", "n-step Q"."""
     return {"nstep_q": "n-step Q", "dqn3": "DQN 3.0"}.get(algorithm, algorithm.upper())
 
 
 def number(value: float) -> str:
-    """A score: to a tenth, from a thousand on to a whole."""
+    """Formats a score with one decimal, or without decimals from a thousand on."""
     return format(value, _format(value))
 
 
@@ -27,11 +27,14 @@ def _format(value: float) -> str:
 
 
 def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
-    """ "IQM [low, high] (n)"; without an interval if no task has more than one run.
+    """Formats an estimate as "IQM [low, high] (n)".
+
+    The interval is left out if no task has more than one run.
 
     Args:
-        estimate: of the runs of `tasks` tasks; None is "".
-        spec: how to format the three numbers; as `number` does if empty.
+      estimate: Estimate over the runs of all tasks; None is formatted as "".
+      spec: Format specification of the three numbers. If empty, they are formatted as by `number`.
+      tasks: Number of tasks of the estimate.
     """
     if estimate is None:
         return ""
@@ -43,7 +46,7 @@ def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
 
 
 def published(score: Published) -> str:
-    """ "mean ± standard deviation (n)", without what the source does not say."""
+    """Formats a published score as "mean ± standard deviation (n)"; unknown parts are left out."""
     spec = _format(score.score)
     spread = "" if score.spread is None else f" ± {score.spread:{spec}}"
     runs = "" if score.num_runs is None else f" ({score.num_runs})"
@@ -51,9 +54,10 @@ def published(score: Published) -> str:
 
 
 def verdict(ours: Estimate, theirs: float) -> str:
-    """Whether our mean is at or above theirs; both as printed, for published ones are rounded.
+    """Returns whether our mean is at or above theirs: "yes", "no" or "no, but in its interval".
 
-    Theirs may be above it and still within the interval of our mean.
+    Both are compared as printed, because published scores are rounded. The last answer means that
+    theirs is above our mean, but not above the interval of our mean.
     """
     if _printed(ours.point, theirs) >= _printed(theirs, theirs):
         return "yes"
@@ -66,7 +70,7 @@ def _printed(value: float, other: float) -> float:
 
 
 def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) -> str:
-    """ "median [lowest, highest]"; "" without values."""
+    """Formats values as "median [lowest, highest]"; "" without values."""
     if not len(values):
         return ""
     center, *ends = (show(float(value)) for value in (np.median(values), min(values), max(values)))
@@ -74,13 +78,13 @@ def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) 
 
 
 def steps(env_steps: int, is_atari: bool) -> str:
-    """Environment steps; in Atari also the frames, of which a step takes four."""
+    """Formats environment steps; in Atari with the number of frames, which is four per step."""
     frames = f" ({env_steps * 4 / 1e6:g} M frames)" if is_atari else ""
     return f"{env_steps:,}{frames}"
 
 
 def numbers(values: Iterable[int]) -> str:
-    """ "1 to 3, 7"."""
+    """Formats whole numbers as ranges: "1 to 3, 7"."""
     runs: list[list[int]] = []
     for value in sorted(set(values)):
         if runs and value == runs[-1][-1] + 1:
@@ -91,40 +95,43 @@ def numbers(values: Iterable[int]) -> str:
 
 
 def seeds(values: Sequence[int]) -> str:
-    """ "seed 2", "seeds 1 to 3, 7"."""
+    """Formats seeds: "seed 2", "seeds 1 to 3, 7"."""
     return f"seed{'' if len(values) == 1 else 's'} {numbers(values)}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """ "a, b and c"."""
+    """Formats names as a list: "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def of_runs(num_runs: int, seeds: int) -> str:
-    """ "10 runs", "3 of 10 runs"."""
+    """Formats a number of runs: "10 runs", or "3 of 10 runs" if more seeds were requested."""
     if num_runs < seeds:
         return f"{num_runs} of {seeds} runs"
     return count(num_runs, "run")
 
 
 def count(number_of: int, noun: str) -> str:
-    """ "1 run", "2 runs"."""
+    """Formats a number with its noun: "1 run", "2 runs"."""
     return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
 
 
 def peer(score: Published, environment: str) -> str:
-    """ "RL Zoo DQN"; "RL Zoo DQN (v2)", if theirs is another version of the environment."""
+    """Returns the peer and agent of a score: "RL Zoo DQN".
+
+    The text is "RL Zoo DQN (v2)" if the score is of another version of the environment.
+    """
     other = other_version(score, environment)
     return f"{score.peer} {agent(score.algorithm)}" + (f" ({other})" if other else "")
 
 
 def other_version(score: Published, environment: str) -> str:
-    """ "v2", if a published score is of another version of our environment, else ""."""
+    """Returns "v2" if a score is of version 2 and our environment is another version, else ""."""
     return "" if score.environment == environment else score.environment.rpartition("-")[2]
 
 
 def short(value: float) -> str:
-    """ "500k" for 500000, "1.5M" for 1500000."""
+    """Formats a number with a suffix: "500k" for 500000, "1.5M" for 1500000."""
     for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:g}{suffix}"

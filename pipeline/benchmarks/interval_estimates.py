@@ -1,11 +1,11 @@
-"""Interval estimates of benchmark scores, by SciPy's bootstrap.
+"""Estimates benchmark scores with confidence intervals from SciPy's bootstrap.
 
 Agarwal, Schwarzer, Castro, Courville & Bellemare, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice", NeurIPS 2021.
 
-A task (an environment, a game) has an array of runs, shape [n]; tasks may have different numbers of
-runs. Scores of different tasks are pooled into one number, so they must be on one scale: normalize
-them first. The bootstrap is stratified: it resamples the runs of each task on their own.
+A task (an environment or a game) has an array of the scores of its runs, shape [n]. Tasks may have
+different numbers of runs. Scores of different tasks are pooled into one number, so normalize them
+to a common scale first. The bootstrap is stratified: it resamples the runs of each task separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Statistic: TypeAlias = Callable[..., np.ndarray]
 
 _RESAMPLES = 20_000
 _RESAMPLES_OF_CURVES = 2_000
-_BATCH_VALUES = 2**22  # resampled at a time: 32 MiB
+_BATCH_VALUES = 2**22  # values resampled at a time, 32 MiB
 
 
 class Estimate(NamedTuple):
@@ -50,8 +50,8 @@ def mean(*tasks: np.ndarray) -> np.ndarray:
 def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
     """Computes the mean of the middle half of all runs of all tasks: [..., n] each to [...].
 
-    Of n runs it leaves out the lowest and the highest floor(n / 4). Up to three runs it is the
-    mean.
+    Of n runs, the lowest floor(n / 4) and the highest floor(n / 4) are left out. For up to three
+    runs this is the mean.
     """
     return scipy.stats.trim_mean(np.concatenate(tasks, axis=-1), 0.25, axis=-1)
 
@@ -62,7 +62,7 @@ def median_of_means(*tasks: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(*tasks: np.ndarray) -> np.ndarray:
-    """Computes by how much scores fall short of 1 on average: [..., n] each to [...].
+    """Computes the mean amount by which scores fall short of 1: [..., n] each to [...].
 
     A score above 1 counts as 1 (Agarwal et al., section 4.3).
     """
@@ -72,7 +72,7 @@ def optimality_gap(*tasks: np.ndarray) -> np.ndarray:
 def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> np.ndarray:
     """Computes P(X > Y) + P(X = Y) / 2 for a run of x and a run of y, as the mean over tasks.
 
-    This is the Mann-Whitney statistic over the number of pairs (Agarwal et al., section 4.3).
+    This is the Mann-Whitney statistic divided by the number of pairs (Agarwal et al., section 4.3).
 
     Args:
       x: Runs of the first agent, [..., n] for each task.
@@ -107,9 +107,9 @@ def estimate_improvement(x: Tasks, y: Tasks) -> Estimate:
 
 
 def estimate_paired_difference(x: npt.ArrayLike, y: npt.ArrayLike) -> Estimate:
-    """Estimates the IQM of x minus that of y, [n] each, whose runs go in pairs.
+    """Estimates the IQM of x minus the IQM of y, [n] each, for paired runs.
 
-    A pair, such as two runs of one seed, is resampled as a whole; `n` counts the pairs.
+    A pair, such as two runs of one seed, is resampled as a whole. `n` is the number of pairs.
     """
 
     def statistic(pairs: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def estimate_curve(curves: Tasks, statistic: Statistic = interquartile_mean) -> 
 def estimate_profile(tasks: Tasks, thresholds: np.ndarray) -> Estimate:
     """Estimates the fraction of all runs that score above each threshold, [k].
 
-    The performance profile of Dolan & Moré 2002; Agarwal et al., section 4.2.
+    This is the performance profile of Dolan & Moré 2002 (Agarwal et al., section 4.2).
     """
     curves = [np.asarray(runs)[:, None] > thresholds for runs in tasks]
     return estimate_curve([curve.astype(np.float64) for curve in curves], mean)

@@ -1,4 +1,4 @@
-"""Pieces of GitHub's Markdown."""
+"""Writes elements of GitHub's Markdown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SPECIAL = re.compile(r"([\\`*|~<>&\[\]]|(?<![^\W_])_|_(?![^\W_]))")
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table with a caption in bold above it.
 
-    A column whose cells all begin with a number is aligned to the right. Cells are Markdown: pass
-    foreign text through `escaped` or `code`.
+    A column whose cells all begin with a number is aligned to the right. Cells are Markdown, so
+    pass other text through `escaped` or `code`.
     """
     lines = [list(row) for row in rows]
     are_numbers = [
@@ -27,26 +27,26 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -
 
 
 def notice(text: str, points: Sequence[str] = ()) -> str:
-    """Returns a block quote: a line in bold, and points."""
+    """Returns a block quote with a line in bold and a list of points."""
     return "\n".join(
         [f"> **{text}**", *([">"] if points else []), *(f"> - {x}" for x in points), ""]
     )
 
 
 def details(summary: str, text: str) -> str:
-    """Returns Markdown under a summary that opens it."""
+    """Returns Markdown that is collapsed under a summary."""
     return f"<details><summary>{html.escape(summary)}</summary>\n\n{text}\n</details>\n"
 
 
 def listing(text: str) -> str:
-    """Returns lines that are shown as they are."""
+    """Returns a code block that shows the text as it is."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}\n"
 
 
 def code(text: str) -> str:
-    """Returns a code span of one line, which may stand in a table."""
+    """Returns a code span of one line, which can be used in a table."""
     line = " ".join(text.split()).replace("|", "\\|")
     if not line:
         return ""
@@ -54,5 +54,5 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns foreign text in one line, without the meaning that Markdown gives to characters."""
+    """Returns text in one line, with the special characters of Markdown escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

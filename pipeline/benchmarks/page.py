@@ -1,4 +1,4 @@
-"""Renders a report's Markdown as one HTML page without scripts, fonts or links to elsewhere."""
+"""Renders a report's Markdown as one HTML page without scripts, fonts or external links."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ _RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
 
 
 def render(markdown: str) -> str:
-    """Returns the page; its title is the first heading, and headings of level 2 are linked."""
+    """Returns the HTML page of a report.
+
+    Its title is the first heading. Its table of contents links to the headings of level 2.
+    """
     body = _RENDERER.render(markdown)
-    # A wide table scrolls in a box of its own, which the keyboard reaches through its tabindex.
+    # A wide table scrolls in its own box, which has a tabindex so that the keyboard can reach it.
     body = re.sub(r"<table>", '<div class="table" tabindex="0"><table>', body)
     body = body.replace("</table>", "</table></div>")
     body = body.replace("<blockquote>", '<blockquote class="notice">')

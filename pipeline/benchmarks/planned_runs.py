@@ -1,4 +1,4 @@
-"""The runs that a suite asks for, with their folders, commands and settings."""
+"""Plans the runs of a suite, with their folders, commands and settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ALLOW_IMPORTS = "--allow_gin_imports"
 
 
 class Run(NamedTuple):
-    """One training, in as many processes as it takes to finish it.
+    """Planned training run, which may take several processes to finish.
 
     Attributes:
-      suite: The suite of the run.
-      experiment: The experiment of the suite.
+      suite: The suite that the run belongs to.
+      experiment: The experiment that the run belongs to.
       seed: Seed of the run.
       folder: Folder of the run, `<output_dir>/<suite>/<experiment>/seed-<n>`.
       bindings: Gin statements that override those of the config, in order.
-      settings: What config and bindings together bind, without the defaults of the code: values as
-        text, by name. Equal for runs that differ only in the seed.
-      flags: Flags of `pipeline.train`, beside those that say which run it is.
+      settings: Values that the config and the bindings bind, as text, by name. Defaults of the code
+        are not included. They are equal for runs that differ only in the seed.
+      flags: Flags of `pipeline.train`, in addition to those that identify the run.
     """
 
     suite: Suite
@@ -39,22 +39,22 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the run, for people."""
+        """Returns the name of the run for messages."""
         return f"{self.experiment.name} seed {self.seed}"
 
     @property
     def num_env_steps(self) -> int:
-        """The budget in environment steps, of the suite or of a binding."""
+        """Returns the budget in environment steps, from the suite or a binding."""
         return int(self.settings[_BUDGET])
 
     @property
     def log(self) -> pathlib.Path:
-        """The file with the output of the processes, outside of the folder of the run."""
+        """Returns the log of the processes' output, which is outside of the run's folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def arguments(self) -> list[str]:
-        """The flags for `pipeline.train`."""
+        """Returns the flags for `pipeline.train`."""
         return [
             f"--root_dir={self.folder}",
             f"--gin_file={self.experiment.config}",
@@ -70,13 +70,13 @@ def plan(
     gin_bindings: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> list[Run]:
-    """Returns all runs of a suite, the first seed of every experiment before any second seed.
+    """Returns all runs of a suite, with the first seed of every experiment before any second seed.
 
     Args:
-      suite: The suite.
+      suite: The suite to plan.
       output_dir: Folder of the benchmark.
       gin_bindings: Statements for every run, after those of the suite.
-      flags: Flags of every run.
+      flags: Flags of every run, in addition to those that identify the run.
 
     Raises:
       UserError: If a config is missing, or if it or a binding cannot be read.
@@ -109,8 +109,8 @@ def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict
     foreign = [name for name in values if name.startswith("suite.")]
     if foreign:
         raise UserError(
-            f"{foreign[0]} cannot be bound here: --gin_bindings are for the runs. Copy the suite's "
-            "gin file, change it there, and give its path as --suite."
+            f"{foreign[0]} cannot be bound here: --gin_bindings apply to the runs. Copy the "
+            "suite's gin file, change the value there, and pass its path as --suite."
         )
     values[_BUDGET] = _whole_number(values[_BUDGET])
     return {name: repr(value) for name, value in values.items()}
@@ -119,5 +119,5 @@ def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict
 def _whole_number(value: Any) -> int:
     """Returns the budget, which gin may write as 2e4, as an int."""
     if type(value) not in (int, float) or value < 1 or value % 1 != 0:
-        raise UserError(f"{_BUDGET} = {value!r}: a benchmark needs a whole number, at least 1.")
+        raise UserError(f"{_BUDGET} = {value!r}: a benchmark needs a whole number of at least 1.")
     return int(value)

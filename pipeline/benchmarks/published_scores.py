@@ -1,7 +1,7 @@
-"""What a score is worth: human-normalised scores, the Atari-5 estimate, and what others published.
+"""Human-normalized scores, the Atari-5 estimate, and scores that others published.
 
-The numbers are in `data/`, with their sources in each file. A game is named as the Arcade Learning
-Environment names it, "space_invaders".
+The numbers are in `data/`, with their sources in each file. Games have the names of the Arcade
+Learning Environment, for example "space_invaders".
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from pipeline.utils.errors import UserError
 
-# A number, or an array of them.
+# A number or an array of numbers.
 Scores = TypeVar("Scores", float, np.ndarray)
 
 # Aitchison, Sweetser & Hutter, "Atari-5: Distilling the Arcade Learning Environment down to Five
 # Games", ICML 2023. These weights are a least-squares fit, without intercept, to the authors'
 # dataset.csv (github.com/maitchison/Atari-5): the 44 algorithms there that have all five games.
-# The estimate is off by 9 % on average over those 44.
+# The mean error of the estimate over those 44 is 9 %.
 ATARI5_WEIGHTS = {
     "battle_zone": 0.3820,
     "double_dunk": 0.0679,
@@ -35,19 +35,19 @@ ATARI5_WEIGHTS = {
 
 
 class Published(NamedTuple):
-    """A score that somebody published. Compare it with scores of the same protocol only.
+    """Published score, which is comparable only with scores of the same protocol.
 
     Attributes:
-        source: the paper, or the file in the peer's repository.
-        peer: whose it is, "Dopamine (JAX)".
-        algorithm: "dqn".
-        environment: a gymnasium id or a game, as published: "LunarLander-v2", "pong".
-        env_steps: environment steps of training; in Atari a quarter of the frames.
-        score: mean over the runs of a run's mean return.
-        spread: standard deviation over the runs, None if unknown or of one run.
-        num_runs: None if unknown.
-        protocol: how the score came about; equal text, equal protocol.
-        note: what else differs, "" if nothing is known to.
+      source: The paper, or the file in the peer's repository.
+      peer: Who published the score, for example "Dopamine (JAX)".
+      algorithm: Name of the algorithm, for example "dqn".
+      environment: A gymnasium id or a game, as published: "LunarLander-v2", "pong".
+      env_steps: Environment steps of training. In Atari this is a quarter of the frames.
+      score: Mean over the runs of a run's mean return.
+      spread: Standard deviation over the runs. None if it is unknown, or if there is one run.
+      num_runs: Number of runs. None if it is unknown.
+      protocol: Description of how the score was taken. Equal texts mean equal protocols.
+      note: Other known differences. "" if there are none.
     """
 
     source: str
@@ -63,53 +63,54 @@ class Published(NamedTuple):
 
 
 def atari_games() -> tuple[str, ...]:
-    """The 57 games that have a random and a human score."""
+    """Returns the 57 games that have a random and a human score."""
     return tuple(_atari_rows())
 
 
 def random_score(game: str) -> float:
-    """What uniformly random actions score, in the game's points.
+    """Returns the score of uniformly random actions, in the game's points.
 
     Raises:
-        UserError: `game` is not one of `atari_games`.
+      UserError: If `game` is not one of `atari_games`.
     """
     return float(_atari_row(game)["random"])
 
 
 def human_score(game: str) -> float:
-    """What a professional game tester scores, in the game's points.
+    """Returns the score of a professional game tester, in the game's points.
 
     Raises:
-        UserError: `game` is not one of `atari_games`.
+      UserError: If `game` is not one of `atari_games`.
     """
     return float(_atari_row(game)["human"])
 
 
 def human_normalized(game: str, score: Scores) -> Scores:
-    """0 for a random player's score, 1 for a human's: (score - random) / (human - random).
+    """Computes (score - random) / (human - random): 0 is a random player, 1 is a human.
 
     Raises:
-        UserError: `game` is not one of `atari_games`.
+      UserError: If `game` is not one of `atari_games`.
     """
     random = random_score(game)
     return (score - random) / (human_score(game) - random)
 
 
 def atari5_median(scores: Mapping[str, Scores]) -> Scores:
-    """Estimates the median human-normalised score over 57 games, in per cent, from five of them.
+    """Estimates the median human-normalized score over 57 games, in per cent, from five of them.
 
-    log10(1 + median) is the weighted sum of log10(1 + max(0, normalised score)), all in per cent.
+    log10(1 + median) is the weighted sum of log10(1 + max(0, normalized score)), all in per cent.
 
     Args:
-        scores: of at least the five games of `ATARI5_WEIGHTS`, in the games' points.
+      scores: Scores by game, in the game's points. They must include the five games of
+        `ATARI5_WEIGHTS`.
 
     Raises:
-        UserError: one of the five is missing.
+      UserError: If one of the five games is missing.
     """
     missing = sorted(ATARI5_WEIGHTS.keys() - scores.keys())
     if missing:
         raise UserError(
-            f"the Atari-5 estimate needs scores of {', '.join(missing)} too; run the suite atari5"
+            f"the Atari-5 estimate also needs scores of {', '.join(missing)}: run the suite atari5."
         )
     # Without an intercept the base of the logarithm cancels.
     logarithm = sum(
@@ -120,21 +121,21 @@ def atari5_median(scores: Mapping[str, Scores]) -> Scores:
 
 
 def atari_column(column: str) -> dict[str, float]:
-    """A column of data/atari_scores.csv, "ppo_paper_40M": published scores by game.
+    """Returns a column of data/atari_scores.csv, such as "ppo_paper_40M": published scores by game.
 
     Games without a score are left out.
 
     Raises:
-        KeyError: there is no such column.
+      KeyError: If there is no such column.
     """
     return {game: float(row[column]) for game, row in _atari_rows().items() if row[column]}
 
 
 def published(environment: str | None = None, algorithm: str | None = None) -> list[Published]:
-    """The published scores of an environment and an algorithm, or of all.
+    """Returns the published scores of an environment, an algorithm, or both; None matches all.
 
-    Versions of an environment are looked up together, "LunarLander-v3" finds "LunarLander-v2": the
-    `environment` of what is found tells.
+    Versions of an environment match each other: "LunarLander-v3" also finds "LunarLander-v2". The
+    `environment` of a returned score is the published version.
     """
     return [
         score
@@ -178,7 +179,7 @@ def _atari_row(game: str) -> dict[str, str]:
     rows = _atari_rows()
     if game not in rows:
         near = difflib.get_close_matches(game.lower(), rows, n=3) or sorted(rows)
-        raise UserError(f"no human score for the game {game!r}; there is one for {', '.join(near)}")
+        raise UserError(f"the game {game!r} has no human score; these have: {', '.join(near)}.")
     return rows[game]
 
 

@@ -1,37 +1,40 @@
-"""One record a run, in `<output_dir>/<suite>.jsonl`: all that a report reads.
+"""The records of a benchmark: `<output_dir>/<suite>.jsonl` has one record for each run.
 
-The keys of a record; those marked with * are None, or [] for lists, if the run failed:
+A report reads the runs from these records only. A record has the keys below. If the run failed, the
+keys marked with * are None, or [] if they are lists.
 
-    suite, algorithm, environment, config, seed     which run; config names the gin file
+    suite, algorithm, environment, config, seed     identify the run; config names the gin file
     status                  "finished" or "failed"
-    error                   None; of a failed run its exit code or signal, and its last lines
-    protocol                how environments are made and scores taken, in words
-    score                   which number counts: "evaluation", the mean of evaluation_returns, or
-                            "training", the curve's value where the budget ends, or
-                            "iteration", that of `iterations` there
-    budgets                 environment steps at which scores are tabled beside the final one
-    num_seeds               how many seeds the benchmark was asked for: 1 to num_seeds
-    num_env_steps           the budget, in environment steps
-    env_steps *             taken: an iteration may cross the budget by some
-    updates *               optimizer steps
-    episodes *              finished while training
-    wall_seconds *          of the run, with its evaluations and checkpoints, without its start
-    env_steps_per_second *  while training: evaluations and checkpoints do not count
-    workers *               runs at once, at most, in the call that this one ended in
-    evaluation_returns *    of the final weights, one an episode
-    evaluation_policy *     "greedy", "sampled", or as in "0.05-greedy"
+    error                   None, or the exit code or signal of a failed run and its last lines
+    protocol                description of how environments are made and scores are taken
+    score                   which number is the score: "evaluation" (the mean of
+                            evaluation_returns), "training" (the last value of the curve) or
+                            "iteration" (the value of `iterations` at the budget)
+    budgets                 environment steps at which scores are tabulated in addition to the
+                            final one
+    num_seeds               number of seeds that were requested; the seeds are 1 to num_seeds
+    num_env_steps           the budget in environment steps
+    env_steps *             environment steps taken; the last iteration may exceed the budget
+    updates *               number of optimizer steps
+    episodes *              number of episodes finished while training
+    wall_seconds *          seconds of the run with its evaluations and checkpoints, without startup
+    env_steps_per_second *  speed of training alone, without evaluations and checkpoints
+    workers *               largest number of parallel runs in the call in which this run ended
+    evaluation_returns *    returns of the final weights, one for each episode
+    evaluation_policy *     "greedy", "sampled", or for example "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...
     iterations *            [environment steps, mean return of the training episodes that ended in
-                            the 250,000 before], ..., at each budget and at the end; if they count
+                            the 250,000 steps before], ..., at each budget and at the end; empty
+                            unless score is "iteration"
     evaluations *           [environment steps, mean return of an evaluation while training], ...
-    weights_sha256 *        of the final weights
-    config_sha256 *         of operative_config.gin, which lists every value in force
-    command                 that made the run
-    git_revision *, versions *, threads *, onednn *  of the process that ended the run
-    earlier_revisions *     of the processes that were stopped or killed before, where they differ
-    inexact_resumes *       how many of its processes could not go on bit for bit
-    cpu_model, cpu_count    of the process that ended the run; if it failed, of the machine that
-                            says so
+    weights_sha256 *        SHA-256 of the final weights
+    config_sha256 *         SHA-256 of operative_config.gin, which lists every value in effect
+    command                 command of the run
+    git_revision *, versions *, threads *, onednn *  of the process that finished the run
+    earlier_revisions *     revisions of processes that were stopped or killed before, if different
+    inexact_resumes *       number of processes that could not resume the run bit for bit
+    cpu_model, cpu_count    of the process that finished the run; if the run failed, of the machine
+                            that wrote the record
 
 A later line about the same run replaces an earlier one.
 """
@@ -58,7 +61,7 @@ from pipeline.utils.files import write_text
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200
-ITERATION = 250_000  # environment steps: Dopamine's million frames
+ITERATION = 250_000  # environment steps; one million frames, as in Dopamine
 
 Record = dict[str, Any]
 Key = tuple[str, str, str, int]
@@ -78,17 +81,17 @@ _ALWAYS_KNOWN = (
 
 
 def key(record: Record) -> Key:
-    """Which run a record is about."""
+    """Returns the key that identifies the run of a record."""
     return record["suite"], record["algorithm"], record["environment"], record["seed"]
 
 
 def read(path: pathlib.Path) -> list[Record]:
-    """The last record of every run in a file, in the order in which the runs first appear.
+    """Reads the last record of every run in a file, in the order in which the runs first appear.
 
-    A missing file has none.
+    A missing file has no records.
 
     Raises:
-        UserError: a line is not a record.
+      UserError: If a line is not a record.
     """
     records: dict[Key, Record] = {}
     for record in jsonl.read_jsonl(path, *_ALWAYS_KNOWN, *_OF_ITS_END, *_LISTS):
@@ -97,22 +100,22 @@ def read(path: pathlib.Path) -> list[Record]:
 
 
 def are_in(path: pathlib.Path) -> bool:
-    """Whether the first line of a file says that it is a record; logs of runs have others."""
+    """Returns True if the first line of a file looks like a record, not like a log of a run."""
     with path.open("rb") as file:
         return b'"suite"' in file.readline()
 
 
 def write(path: pathlib.Path, records: Iterable[Record]) -> None:
-    """Replaces the file in one step, so that a killed process leaves no half line.
+    """Replaces the file atomically, so that a killed process leaves no partial line.
 
     Raises:
-        UserError: the disk is full or not writable.
+      UserError: If the disk is full or not writable.
     """
     write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
 def failed(run: Run, error: str) -> Record:
-    """The record of a run that did not come to its end."""
+    """Returns the record of a failed run."""
     return _identity(run, FAILED, error) | {
         **dict.fromkeys(_OF_ITS_END, None),
         **{name: [] for name in _LISTS},
@@ -122,20 +125,20 @@ def failed(run: Run, error: str) -> Record:
 
 
 def last_words(record: Record) -> str:
-    """Why a run failed, in one line."""
+    """Returns why a run failed, in one line."""
     lines = record["error"].splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
 
 
 def finished(run: Run, workers: int) -> Record:
-    """The record of a run that has come to its end, read from its folder.
+    """Reads the record of a finished run from its folder.
 
     Args:
-        run: its folder has a result.json.
-        workers: how many runs were allowed at once.
+      run: The run. Its folder must have a result.json.
+      workers: Largest number of parallel runs.
 
     Raises:
-        UserError: a file of the run is missing or damaged, or a return is not finite.
+      UserError: If a file of the run is missing or damaged, or if a return is not finite.
     """
     folder = RunFolder(run.folder)
     result, start = folder.read_json("result.json"), folder.read_json("run.json")
@@ -159,8 +162,8 @@ def finished(run: Run, workers: int) -> Record:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{run.folder}: a file of the run is damaged, or of another version of the program "
-            f"({error!r}). Move the folder away; the same command runs it again."
+            f"{run.folder}: a file of the run is damaged, or was written by another version of the "
+            f"program ({error!r}). Move the folder away and run the same command again."
         ) from error
 
 
@@ -194,12 +197,16 @@ def _identity(run: Run, status: str, error: str | None) -> Record:
 
 
 def _columns(records: Sequence[Record], name: str) -> list[list[float]]:
-    """[environment steps, value] of the records that have a value."""
+    """Returns [environment steps, value] of each record that has a value."""
     return [[r["env_steps"], r[name]] for r in records if r.get(name) is not None]
 
 
 def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
-    """By the sums of returns in the first records after an iteration has begun and ended."""
+    """Returns [environment steps, mean return] of the iteration before each budget and the end.
+
+    The mean is computed from the running sums of returns in two records: the first at or after the
+    beginning of the iteration, and the first at or after its end.
+    """
     if run.suite.score_of(run.experiment) != "iteration":
         return []
     counts = [(r["env_steps"], r["episodes"], r["return_sum"]) for r in metrics]
@@ -214,9 +221,10 @@ def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
 
 
 def thinned(points: list[list[float]], budgets: Sequence[int]) -> list[list[float]]:
-    """About `MAX_CURVE_POINTS` of the points, evenly spaced.
+    """Returns about `MAX_CURVE_POINTS` of the points, evenly spaced.
 
-    The first, the last, and the first at or after each of `budgets` (environment steps) stay.
+    The first point, the last point, and the first point at or after each of `budgets` (environment
+    steps) are always kept.
     """
     spaced = np.linspace(0, len(points) - 1, min(len(points), MAX_CURVE_POINTS)).round()
     steps = [env_steps for env_steps, _ in points]
@@ -225,9 +233,9 @@ def thinned(points: list[list[float]], budgets: Sequence[int]) -> list[list[floa
 
 
 def _training_speed(metrics: Sequence[Record]) -> float | None:
-    """Environment steps per second over all log intervals but the first, from their speeds.
+    """Computes environment steps per second over all log intervals except the first.
 
-    The first holds the first calls of every graph.
+    The first interval is left out because it includes the tracing of every graph.
     """
     known = [record for record in metrics if record.get("env_steps_per_second")]
     rates = np.array([record["env_steps_per_second"] for record in known])
@@ -238,7 +246,7 @@ def _training_speed(metrics: Sequence[Record]) -> float | None:
 
 
 def _evaluation_policy(config: pathlib.Path) -> str:
-    """Which policy played the final evaluation, by the configuration that was in force."""
+    """Returns which policy played the final evaluation, according to the run's configuration."""
     statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
     if (epsilon := values.get("Evaluator.epsilon")) is not None:

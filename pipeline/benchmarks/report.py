@@ -1,7 +1,8 @@
-"""Writes the report of a benchmark, as Markdown and as the HTML page that is rendered from it.
+"""Writes the report of a benchmark as Markdown, and as an HTML page that is rendered from it.
 
-It reads the records of all suites in a folder, what was asked for (`<suite>.plan.json`), and the
-suites and published scores that are shipped. The same files give the same bytes.
+The report is made from the records of all suites in a folder, from their plans
+(`<suite>.plan.json`), and from the shipped suites and published scores. The same files always
+result in the same bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     """Writes report.html and report.md from every `<suite>.jsonl` in a folder.
 
     Returns:
-      The files that it wrote.
+      The files that were written.
 
     Raises:
       UserError: If there are no records, if a line is not a record, or if the disk is not writable.
@@ -100,7 +101,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     ]
     if not any(suite.records for suite in suites):
         raise UserError(
-            f"no records of runs in {output_dir}; run a suite first: --suite=smoke "
+            f"there are no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"
         )
     drawn = {group.key: Drawn(group) for suite in suites for group in suite.groups}
@@ -114,7 +115,13 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 class SuiteRecords(NamedTuple):
-    """The records of one suite in a folder, and what was asked for."""
+    """Records of one suite in a folder, and what was requested.
+
+    Attributes:
+      name: Name of the suite.
+      records: The records.
+      asked: Seeds and experiments that were requested.
+    """
 
     name: str
     records: Sequence[Record]
@@ -122,24 +129,26 @@ class SuiteRecords(NamedTuple):
 
     @property
     def groups(self) -> list[Group]:
-        """The records in groups."""
+        """Returns the records in groups."""
         return results.groups(self.records, self.asked.num_seeds) if self.records else []
 
     @property
     def num_seeds(self) -> int:
-        """The most seeds that were asked for."""
+        """Returns the largest number of seeds that was requested."""
         return results.most_seeds(self.records, self.asked.num_seeds)
 
     @property
     def not_begun(self) -> list[str]:
-        """The names of the experiments without any record."""
+        """Returns the names of the experiments without any record."""
         return results.not_begun(self.name, self.records, self.asked.experiments)
 
 
 class Drawn:
-    """The figures of a group, which are drawn once for both formats."""
+    """Figures of a group, which are drawn once for both formats."""
 
     def __init__(self, group: Group):
+        """Draws the figures of a group."""
+
         def of_each(draw: Callable[[Group, str], Figure | None]) -> list[Figure]:
             return [x for name in group.environments if (x := draw(group, name))]
 
@@ -172,7 +181,7 @@ def _text(suites: Sequence[SuiteRecords], drawn: dict[str, Drawn], show: Show) -
         "# Benchmark report\n",
         _completeness(suites, groups, bool(points)),
         *(block for group in groups for block in _results(group, groups, drawn[group.key], show)),
-        "## What is missing\n\n" + notice("No other runs count.", points) if points else "",
+        "## What is missing\n\n" + notice("These have no scores.", points) if points else "",
         *_failures(groups),
     ]
     return "\n".join(block for block in blocks if block)
@@ -192,7 +201,7 @@ def _completeness(
 
 
 def _missing(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> Iterator[str]:
-    """Yields what was asked for and is not there."""
+    """Yields descriptions of the runs and scores that were requested and are missing."""
     not_begun = [
         (suite.name, "no run has ended", name) for suite in suites for name in suite.not_begun
     ]

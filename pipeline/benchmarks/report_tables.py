@@ -1,4 +1,4 @@
-"""The tables of a report, as Markdown."""
+"""Makes the tables of a report, as Markdown."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _ATARI5 = sorted(published_scores.ATARI5_WEIGHTS)
 
 
 def best(group: Group) -> str:
-    """Returns the best agent of each environment, by how much it leads, and how sure that is.
+    """Returns a table of the best agent of each environment, its lead, and how sure the lead is.
 
-    Agents whose scores look equal share the first place; the first of them is compared.
+    Agents whose scores look equal in print share the first place. The first of them is compared
+    with the next agent.
     """
     columns = (
         *("environment", "best agent", _SCORE, "next", "its score", "ahead by"),
@@ -73,7 +74,7 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
 
 
 def overview(group: Group) -> str:
-    """Returns a row per pair: its score, the best comparable published one, and which is higher."""
+    """Returns a table with a row per pair: its score and the best comparable published score."""
     columns = (
         *("environment", "agent", "environment steps", _SCORE, _MEAN),
         *("best published: same agent, protocol and steps", "mean at or above?"),
@@ -98,7 +99,7 @@ def _overview_row(group: Group, pair: Pair) -> tuple[str, ...]:
 
 
 def what_was_run(group: Group) -> str:
-    """Returns a row per pair: config, budget, and how its runs ended."""
+    """Returns a table with a row per pair: its config, its budget, and how its runs ended."""
     columns = (
         *("environment", "agent", "config", "environment steps", "finished", "failed", "missing"),
         "final evaluation",
@@ -125,9 +126,10 @@ def _evaluation(pair: Pair) -> str:
 
 
 def environment(group: Group, name: str) -> str:
-    """Returns our agents in one environment, and everything published under this protocol.
+    """Returns a table of our agents in one environment and of scores published under this protocol.
 
-    Of a peer's learning curve the last point within our budget counts, or the first beyond it.
+    For each agent of a peer it shows the last score within our budget. If there is none, it shows
+    the first score beyond our budget.
     """
     columns = (
         *("agent", "by", "environment steps", _SCORE, _MEAN, "wall-clock of a run, median"),
@@ -176,7 +178,7 @@ def _published_row(group: Group, name: str, score: Published) -> tuple[str, ...]
 
 
 def elsewhere(group: Group, name: str) -> tuple[int, str]:
-    """Returns the number of scores under other protocols, and a table of them."""
+    """Returns the number of scores published under other protocols, and a table of them."""
     peers = sorted(group.published_otherwise(name), key=lambda x: (x.protocol, *_order(x)))
     columns = (
         *("protocol", "agent", "by", "environment steps"),
@@ -190,7 +192,7 @@ def elsewhere(group: Group, name: str) -> tuple[int, str]:
 
 
 def budgets(group: Group) -> str:
-    """Returns scores after parts of the training beside published ones; "" without budgets."""
+    """Returns a table of our and published scores at the budgets; "" without budgets."""
     if not group.budgets:
         return ""
     columns = ("environment", "agent", "by", *(_steps(group, budget) for budget in group.budgets))
@@ -215,7 +217,10 @@ def _budget_rows(group: Group, pair: Pair) -> Iterator[tuple[str, ...]]:
 
 
 def improvement(group: Group) -> str:
-    """Returns how probably a run of one agent beats one of another; "" if none share a place."""
+    """Returns a table of the probabilities that a run of one agent scores more than one of another.
+
+    Returns "" if no two agents have scores in the same environment.
+    """
     columns = ("probability that", "environment", "environment steps", "probability")
     rows = [
         row
@@ -250,7 +255,7 @@ def _probability(shared: Sequence[tuple[Pair, Pair]]) -> str:
 
 
 def speeds(group: Group) -> str:
-    """Returns a row per pair: how long its runs took and how fast they were."""
+    """Returns a table with a row per pair: the duration and the speed of its runs."""
     columns = (
         *("environment", "agent", "environment steps", "updates, median"),
         *("wall-clock of a run, h:mm:ss: median [range]", "environment steps/s: median [range]"),
@@ -276,7 +281,7 @@ def _cpu(record: Record) -> str:
 
 
 def provenance(group: Group) -> tuple[int, str]:
-    """Returns the number of runs, and tables of what made each: command, versions, machine."""
+    """Returns the number of runs, and tables of the command, versions and machine of each run."""
     records = [record for pair in group.pairs for record in pair.records]
     machines = list(dict.fromkeys(map(_machine, records)))
     columns = (
@@ -289,7 +294,7 @@ def provenance(group: Group) -> tuple[int, str]:
 
 
 def differences(records: Sequence[Record]) -> Iterator[str]:
-    """Yields in what finished runs that should be alike were not made alike."""
+    """Yields descriptions of how finished runs that should be alike differ."""
     if len({record["config_sha256"] for record in records}) > 1:
         yield "made with different configurations"
     if len({revision for record in records for revision in _revisions(record)}) > 1:
@@ -301,13 +306,13 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _revisions(record: Record) -> list[str]:
-    """Returns the revisions of all processes that made a run, the earliest first."""
+    """Returns the revisions of all processes of a run, the earliest first."""
     of_run = [*record["earlier_revisions"], record["git_revision"]]
     return [revision or "unknown" for revision in of_run]
 
 
 def _machine(record: Record) -> str:
-    """Returns a text that is equal for runs on equal machines with equal software."""
+    """Returns a text that is equal for runs on the same kind of machine with the same software."""
     return json.dumps([record[name] for name in _OF_THE_MACHINE], sort_keys=True)
 
 
@@ -351,7 +356,7 @@ def _run_row(record: Record, machine: int) -> tuple[str, ...]:
 
 
 def normalized(group: Group) -> str:
-    """Returns scores of agents and games between those of a random player and of a human."""
+    """Returns a table of scores and human-normalized scores, by game and agent."""
     columns = (
         *("game", "agent", "environment steps", "random", "human", "score: IQM (runs)"),
         "human-normalized: IQM [95 % interval] (runs)",
@@ -375,7 +380,7 @@ def normalized(group: Group) -> str:
 
 
 def aggregates(group: Group) -> str:
-    """Returns a row per agent and budget: aggregates of all its runs in all games."""
+    """Returns a table with a row per agent and budget: aggregates of all its runs in all games."""
     statistics = {
         "IQM": interval_estimates.interquartile_mean,
         "median": interval_estimates.median_of_means,
@@ -402,14 +407,17 @@ def _steps_with_scores(group: Group, algorithm: str) -> list[int]:
 
 
 def _tasks(group: Group, algorithm: str, steps: int) -> list[np.ndarray]:
-    """Returns the normalized scores of the runs in each game that was trained so long."""
+    """Returns the normalized scores of the runs in each game that was trained for `steps` steps."""
     reached = [pair for pair in group.of(algorithm=algorithm) if steps <= pair.num_env_steps]
     of_games = [(pair.environment, pair.scores_at(steps)) for pair in reached]
     return [published_scores.human_normalized(game, of) for game, of in of_games if len(of)]
 
 
 def atari5(group: Group) -> str:
-    """Returns the estimated medians over 57 games of all whose five games are known, or ""."""
+    """Returns a table of the estimated medians over 57 games; "" if there are none.
+
+    A median is estimated only if the scores of all five games of the estimate are known.
+    """
     rows = [*_our_medians(group), *_published_medians(group)]
     columns = ("agent", "by", "environment steps", "estimated median [95 % interval], %")
     caption = "Atari-5: the median human-normalized score over 57 games, estimated from five"
@@ -464,7 +472,7 @@ def _steps(group: Group, env_steps: int) -> str:
 
 
 def _score(pair: Pair) -> str:
-    """Returns the score, and how many runs were asked for if some have none."""
+    """Returns the score of a pair, with the number of requested runs if some have no score."""
     if pair.estimate is None:
         return "no finished run"
     shown = formatting.interval(pair.estimate)

@@ -13,9 +13,10 @@ from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.records import FINISHED, Record
 
-# Budgets this close are the same: an iteration may cross its budget by some steps.
+# Relative difference up to which budgets are the same, because iterations may exceed a budget.
 SAME_BUDGET = 0.02
-_LATE = 0.05  # a score noted so much later counts for a budget, for logs have intervals
+# Relative delay up to which a logged score counts for a budget, because logs have intervals.
+_LATE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Pair:
     Attributes:
       algorithm: Name of the algorithm, "dqn".
       environment: A gymnasium id or a game.
-      seeds: Number of seeds that were asked for, 1 to `seeds`.
+      seeds: Number of seeds that were requested, 1 to `seeds`.
       records: The last record of each run that has ended, by seed; at least one.
     """
 
@@ -36,77 +37,80 @@ class Pair:
 
     @property
     def config(self) -> str:
-        """The name of the gin file."""
+        """Returns the name of the gin file."""
         return self.records[0]["config"]
 
     @property
     def num_env_steps(self) -> int:
-        """The budget, in environment steps."""
+        """Returns the budget in environment steps."""
         return self.records[0]["num_env_steps"]
 
     @property
     def name(self) -> str:
-        """ "DQN on CartPole-v1"."""
+        """Returns the name of the pair: "DQN on CartPole-v1"."""
         return f"{formatting.agent(self.algorithm)} on {self.environment}"
 
     @property
     def finished(self) -> list[Record]:
-        """The records of the runs that have finished."""
+        """Returns the records of the runs that have finished."""
         return [record for record in self.records if record["status"] == FINISHED]
 
     @property
     def failed(self) -> list[Record]:
-        """The records of the runs that have failed."""
+        """Returns the records of the runs that have failed."""
         return [record for record in self.records if record["status"] != FINISHED]
 
     @property
     def missing(self) -> list[int]:
-        """The seeds that were asked for and have no record."""
+        """Returns the seeds that were requested and have no record."""
         return sorted(set(range(1, self.seeds + 1)) - {record["seed"] for record in self.records})
 
     @property
     def unscored(self) -> list[Record]:
-        """The finished runs that have no score."""
+        """Returns the records of the finished runs that have no score."""
         return [record for record in self.finished if score_of(record) is None]
 
     @functools.cached_property
     def scores(self) -> np.ndarray:
-        """The scores of the finished runs, [n]."""
+        """Returns the scores of the finished runs, [n]."""
         return _known(score_of(record) for record in self.finished)
 
     @functools.cached_property
     def estimate(self) -> Estimate | None:
-        """The interquartile mean of `scores`; None if there are none."""
+        """Returns the interquartile mean of `scores`; None if there are none."""
         return estimate(self.scores)
 
     @functools.cached_property
     def mean(self) -> Estimate | None:
-        """The mean of `scores`, which is what others publish; None if there are none."""
+        """Returns the mean of `scores`, which others publish; None if there are none."""
         return mean(self.scores)
 
     def scores_at(self, env_steps: int) -> np.ndarray:
-        """Returns the scores of the finished runs at so many environment steps, [n]."""
+        """Returns the scores of the finished runs at `env_steps` environment steps, [n]."""
         return _known(score_of(record, env_steps) for record in self.finished)
 
     def numbers(self, name: str) -> np.ndarray:
-        """Returns a field of the finished runs where it is known, [n]."""
+        """Returns a field of the records of the finished runs where it is known, [n]."""
         return _known(record[name] for record in self.finished)
 
     @property
     def curves(self) -> list[np.ndarray]:
-        """(environment steps, return) [points, 2] of each finished run with two points or more."""
+        """Returns a curve for each finished run that has at least two points.
+
+        A curve has an environment step and a return for each point, [points, 2].
+        """
         return [np.array(r["curve"], np.float64) for r in self.finished if len(r["curve"]) > 1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Pairs that may be compared: of one suite, under one protocol.
+    """Pairs that may be compared, because they are of one suite and under one protocol.
 
     Attributes:
       suite: Name of the suite.
       protocol: How environments are made and scores are taken, in words.
       score: "evaluation", "training" or "iteration"; see `records`.
-      budgets: Environment steps at which scores are tabled besides the final one.
+      budgets: Environment steps at which scores are tabulated in addition to the final one.
       pairs: The pairs, by environment, then algorithm.
     """
 
@@ -118,22 +122,22 @@ class Group:
 
     @property
     def key(self) -> str:
-        """A text that no other group of a report has."""
+        """Returns a text that identifies the group in a report."""
         return f"{self.suite} {self.protocol} {self.score}"
 
     @property
     def environments(self) -> list[str]:
-        """The environments, in order."""
+        """Returns the environments, in order."""
         return list(dict.fromkeys(pair.environment for pair in self.pairs))
 
     @property
     def algorithms(self) -> list[str]:
-        """The algorithms, in order."""
+        """Returns the algorithms, in order."""
         return sorted({pair.algorithm for pair in self.pairs})
 
     @property
     def is_atari(self) -> bool:
-        """True if every environment is a game with a human score."""
+        """Returns True if every environment is a game with a human score."""
         return set(self.environments) <= set(published_scores.atari_games())
 
     def of(self, environment: str | None = None, algorithm: str | None = None) -> list[Pair]:
@@ -145,11 +149,11 @@ class Group:
         ]
 
     def published(self, environment: str) -> list[Published]:
-        """Returns published scores of this protocol, of any version of the environment."""
+        """Returns the scores published under this protocol for any version of the environment."""
         return [p for p in published_scores.published(environment) if p.protocol == self.protocol]
 
     def comparable(self, pair: Pair, env_steps: int | None = None) -> list[Published]:
-        """Returns published scores of this protocol, of the same agent after as many steps.
+        """Returns published scores of this protocol and the pair's agent after as many steps.
 
         Args:
           pair: A pair of this group.
@@ -163,15 +167,15 @@ class Group:
 
 
 def most_seeds(records: Sequence[Record], num_seeds: int = 0) -> int:
-    """Returns the most seeds that were asked for, by `num_seeds` or by a record."""
+    """Returns the largest number of seeds requested, by `num_seeds` or by a record."""
     return max([num_seeds, *(record["num_seeds"] for record in records)])
 
 
 def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
     """Groups the records of one suite by protocol.
 
-    The number of seeds and the budgets are the largest of the suite, because a later call may have
-    asked for more than an earlier one, and for more (`num_seeds`) than any record tells.
+    The number of seeds is the largest of all records and `num_seeds`, because a later call may have
+    requested more seeds than any record says. The budgets are those of all records.
     """
     seeds = most_seeds(records, num_seeds)
     budgets = {budget for record in records for budget in record["budgets"]}
@@ -197,7 +201,7 @@ def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()
     Args:
       suite: Name of the suite.
       records: Its records.
-      asked: Names of the experiments that were asked for; if empty, those of the shipped suite.
+      asked: Names of the requested experiments; if empty, those of the shipped suite.
     """
     if not asked and suite in suites.shipped():
         asked = [experiment.name for experiment in suites.load(suite).experiments]
@@ -234,7 +238,13 @@ def mean(values: np.ndarray) -> Estimate | None:
 
 
 def is_comparable(score: Published, pair: Pair, env_steps: int | None = None) -> bool:
-    """Returns True if a score of the same protocol is of the same agent after as many steps."""
+    """Returns True if a score is of the pair's agent after as many steps.
+
+    Args:
+      score: Published score of the same protocol.
+      pair: The pair.
+      env_steps: Environment steps of training; None for the budget of the pair.
+    """
     steps = env_steps or pair.num_env_steps
     is_same_budget = abs(score.env_steps - steps) <= SAME_BUDGET * steps
     return score.algorithm == pair.algorithm and is_same_budget

@@ -1,4 +1,4 @@
-"""Runs what a suite asks for, several processes at a time, and records how each run ended."""
+"""Runs a suite with several processes at a time and records how each run ended."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _STATES = (FINISHED, "running", FAILED, "left")
 
 
 class Outcome(NamedTuple):
-    """How the runs of a suite stand.
+    """Outcome of running a suite.
 
     Attributes:
-      finished: Number of runs that have finished, now or before.
-      failed: Runs that have failed, each with the reason in a line.
-      left: Number of runs that were stopped or not begun.
+      finished: Number of runs that have finished, in this call or before.
+      failed: Runs that have failed, each with the reason in one line.
+      left: Number of runs that were stopped or not started.
     """
 
     finished: int
@@ -53,23 +53,27 @@ def run_suite(
     train: Sequence[str] = TRAIN,
     flags: Sequence[str] = (),
 ) -> Outcome:
-    """Runs what is not finished of a suite and records it in `<output_dir>/<suite>.jsonl`.
+    """Runs the unfinished runs of a suite and records them in `<output_dir>/<suite>.jsonl`.
 
-    A finished run is not touched. A run that was stopped or killed resumes from its checkpoint,
-    and one that failed is tried again.
+    A finished run is not repeated. A run that was stopped or killed resumes from its checkpoint,
+    and a run that failed is tried again.
 
     Args:
-      suite: What to run.
-      output_dir: Folder of the benchmark; made if missing.
-      workers: Runs at the same time.
+      suite: The suite to run.
+      output_dir: Folder of the benchmark; created if missing.
+      workers: Number of runs at the same time.
       gin_bindings: Statements for every run, after those of the suite.
-      stop: Asks all processes to write a checkpoint and exit.
+      stop: Signal that stops the benchmark: all processes write a checkpoint and exit.
       train: Command that trains, without its flags.
-      flags: Flags of every run, beside those that say which run it is.
+      flags: Flags of every run, in addition to those that identify the run.
+
+    Returns:
+      How many runs have finished, failed or are left.
 
     Raises:
-      UserError: If another benchmark runs there, if runs that are there have other settings, if a
-        gin file or a binding is wrong, or if the disk is full or not writable. No process is left.
+      UserError: If another benchmark uses the folder, if runs in it have other settings, if a gin
+        file or a binding is wrong, or if the disk is full or not writable. All processes are
+        stopped before the error is raised.
     """
     runs = plan(suite, output_dir, gin_bindings, flags)
     with SuiteFolder(output_dir, suite.name) as folder:
@@ -101,7 +105,7 @@ class _Runner:
         self._waiting.extend(run for run in self._runs if not self._is_over(run))
         over = len(self._runs) - len(self._waiting)
         left = len(self._waiting)
-        self._display.message(f"{left} runs to go, {over} are over; {self._workers} at once")
+        self._display.message(f"{left} runs to do, {over} are done; {self._workers} at a time")
         try:
             while (self._waiting and not self._stop.requested) or self._running:
                 self._step()
@@ -115,7 +119,7 @@ class _Runner:
         return self._outcome()
 
     def _is_over(self, run: Run) -> bool:
-        """Returns True if a run has ended, also if nobody was there to record it."""
+        """Returns True if a run has ended; records the end if it was not recorded."""
         if self._folder.is_finished(run):
             return True
         record = self._end_of(run)
@@ -124,7 +128,7 @@ class _Runner:
         return record is not None
 
     def _end_of(self, run: Run) -> Record | None:
-        """Returns the record of a run whose folder has its end; None if it has not."""
+        """Returns the record of a run that has ended by its folder; None if it has not ended."""
         try:
             result = RunFolder(run.folder).read_json("result.json")
             if result.get("env_steps", 0) < run.num_env_steps:
@@ -150,7 +154,7 @@ class _Runner:
             try:
                 self._running.append(TrainProcess(run, self._train))
             except OSError as error:
-                reason = f"it cannot be started: {error}; fix that"
+                reason = f"the process cannot be started: {error}"
                 self._note(run, records.failed(run, reason), 0.0)
 
     def _note(self, run: Run, record: Record, seconds: float) -> None:
@@ -182,10 +186,10 @@ def _ending(record: Record) -> str:
 
 
 class _Display:
-    """Shows how the runs stand: a live line on a terminal, else a plain line every minute."""
+    """Display of progress: a live line on a terminal, otherwise a plain line every minute."""
 
     def __init__(self, title: str) -> None:
-        # Ask the file itself, because rich takes a pipe for a terminal if FORCE_COLOR is set.
+        # Check the file itself, because rich takes a pipe for a terminal if FORCE_COLOR is set.
         self._console = Console(force_terminal=sys.stdout.isatty())
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -213,7 +217,7 @@ class _Display:
         self._console.print(Text(text), soft_wrap=True)
 
     def show(self, runs: Sequence[Run], state_of: Callable[[Run], str]) -> None:
-        """Shows the counts of runs and the share of environment steps, once a second."""
+        """Shows the numbers of runs and the share of environment steps, at most once a second."""
         now = time.monotonic()
         if now - self._shown_at < _SHOW_SECONDS:
             return

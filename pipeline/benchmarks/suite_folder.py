@@ -1,10 +1,10 @@
-"""The folder of a benchmark: its records, its plan, and its lock.
+"""Manages the folder of a benchmark: its records, its plan and its lock.
 
 output_dir/
-    <suite>.jsonl           one record a run: see `records`
-    <suite>.plan.json       the number of seeds that were asked for, and the settings of experiments
+    <suite>.jsonl           one record for each run; see `records`
+    <suite>.plan.json       the number of seeds that was requested, and the settings of experiments
     <suite>/<experiment>/   the folders of runs, seed-1/ seed-2/ ..., and their output, seed-1.log
-    .benchmark.lock         held by the benchmark that runs
+    .benchmark.lock         held by the running benchmark
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UNSET = "nothing"
 
 
 class Asked(NamedTuple):
-    """What was asked for, over all calls.
+    """Seeds and experiments that all calls together have requested.
 
     Attributes:
-      num_seeds: The most seeds of any call.
-      experiments: Settings by the names of experiments: those of the runs, and what the suite says
-        about scores.
+      num_seeds: Largest number of seeds of any call.
+      experiments: Settings by the name of the experiment: the settings of the runs, and the
+        protocol and score of the suite.
     """
 
     num_seeds: int
@@ -37,14 +37,14 @@ class Asked(NamedTuple):
 
 
 def suites_in(output_dir: pathlib.Path) -> list[str]:
-    """Returns the names of the suites that were begun in a folder, or that have records there."""
+    """Returns the names of the suites that have a plan or records in a folder."""
     begun = {path.name.removesuffix(_PLAN) for path in output_dir.glob(f"[!.]*{_PLAN}")}
     recorded = {path.stem for path in output_dir.glob("[!.]*.jsonl") if records.are_in(path)}
     return sorted(begun | recorded)
 
 
 def asked(output_dir: pathlib.Path, suite: str) -> Asked:
-    """Reads what was asked for in a folder; nothing if only records are left of it.
+    """Reads the plan of a suite from a folder; an empty plan if there is no file.
 
     Raises:
       UserError: If the file is damaged.
@@ -63,13 +63,13 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 class SuiteFolder:
-    """Context manager with the records of one suite, for the one process that adds to them."""
+    """Context manager of the records of one suite, for the only process that adds to them."""
 
     def __init__(self, output_dir: pathlib.Path, suite: str) -> None:
-        """Initializes it.
+        """Initializes the folder of a suite.
 
         Args:
-          output_dir: Folder of the benchmark; made if missing.
+          output_dir: Folder of the benchmark; created if missing.
           suite: Name of the suite.
         """
         self._output_dir = output_dir
@@ -82,7 +82,7 @@ class SuiteFolder:
         """Locks the folder and reads its records.
 
         Raises:
-          UserError: If another benchmark runs there, or if the folder or a file is unusable.
+          UserError: If another benchmark uses the folder, or if the folder or a file is unusable.
         """
         busy = "another benchmark is running in"
         self._lock = lock(self._output_dir / _LOCK, busy, "--output_dir")
@@ -103,7 +103,7 @@ class SuiteFolder:
         return record is not None and record["status"] == FINISHED
 
     def add(self, record: Record) -> None:
-        """Writes the record of a run, in place of an earlier one.
+        """Writes the record of a run; it replaces an earlier record of the run.
 
         Raises:
           UserError: If the disk is full or not writable.
@@ -112,10 +112,10 @@ class SuiteFolder:
         records.write(self._path, self._records.values())
 
     def check_settings(self, runs: Sequence[Run]) -> None:
-        """Checks that the runs have the settings of those that are there, and writes the plan.
+        """Checks that the runs have the settings of earlier runs in the folder; writes the plan.
 
         Raises:
-          UserError: If an experiment has runs that were begun with other settings.
+          UserError: If an experiment has runs that were started with other settings.
         """
         num_seeds, noted = asked(self._output_dir, self._suite)
         by_experiment = {run.experiment.name: run for run in runs}
@@ -128,7 +128,7 @@ class SuiteFolder:
         write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:
-        """Returns True if any seed of the run's experiment has begun."""
+        """Returns True if any seed of the run's experiment has been started."""
         of_experiment = (key for key, r in self._records.items() if r["status"] == FINISHED)
         is_recorded = any(key[:3] == _key(run)[:3] for key in of_experiment)
         return is_recorded or any(run.folder.parent.glob("*/run.json"))
@@ -139,10 +139,10 @@ class SuiteFolder:
         pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
         changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
         return (
-            f"{run.folder.parent} has runs with other settings than those asked for:\n  "
+            f"{run.folder.parent} has runs with other settings than the requested ones:\n  "
             + "\n  ".join(changes)
-            + f"\nChoose another --output_dir. Or, to run {run.experiment.name} anew, delete "
-            f"{run.folder.parent} and its lines in {self._path}."
+            + f"\nChoose another --output_dir. Or, to run {run.experiment.name} from the start, "
+            f"delete {run.folder.parent} and its lines in {self._path}."
         )
 
 

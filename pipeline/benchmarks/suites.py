@@ -1,6 +1,6 @@
-"""What a suite is: configs, environments, seeds and budgets, in a gin file of a few lines.
+"""Benchmark suites: configs, environments, seeds and budgets, described by a short gin file.
 
-Shipped ones are in `gin_configs/benchmarks`; `--suite` takes the path of any other.
+The shipped suites are in `gin_configs/benchmarks`. `--suite` also accepts the path of another file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class Experiment(NamedTuple):
     """One algorithm on one environment, to be run with several seeds.
 
     Attributes:
-        algorithm: as reports name it.
-        environment: as reports name it; the config, or a binding, is what chooses it.
-        config: a shipped config or the path of a gin file.
-        num_env_steps: the budget, in environment steps.
-        bindings: gin statements, which override those of the config.
+      algorithm: Name of the algorithm in reports.
+      environment: Name of the environment in reports. It has no other effect: the config or a
+        binding selects the environment.
+      config: A shipped config or the path of a gin file.
+      num_env_steps: Training budget in environment steps.
+      bindings: Gin statements that override those of the config.
     """
 
     algorithm: str
@@ -39,30 +40,31 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`algorithm-environment`, which is also the name of a folder."""
+        """Returns `algorithm-environment`, which is also the name of the experiment's folder."""
         return name_of(self.algorithm, self.environment)
 
 
 def name_of(algorithm: str, environment: str) -> str:
-    """The name of an experiment."""
+    """Returns the name of an experiment, which can also be the name of a folder."""
     return re.sub(r"[^\w.-]+", "_", f"{algorithm}-{environment}")
 
 
 class Suite(NamedTuple):
-    """Experiments whose scores belong into one report.
+    """Experiments whose scores belong in one report.
 
     Attributes:
-        name: of its gin file.
-        protocol: how environments are made and scores taken, in words; where that depends on the
-            algorithm, words for each.
-        score: "evaluation": the mean return of the final weights' evaluation; "training": the mean
-            return of the last 100 training episodes when the budget ends; "iteration": of those
-            that ended in its last 250,000 environment steps, as Dopamine reports. Or for each
-            algorithm one of them.
-        num_seeds: seeds are 1 to num_seeds.
-        budgets: environment steps at which scores are tabled beside the final one.
-        bindings: gin statements for every run; those of an experiment override them.
-        experiments: of different names.
+      name: Name of the gin file, without its suffix.
+      protocol: Description of how environments are made and scores are taken. If that depends on
+        the algorithm, a mapping from algorithm to description.
+      score: Which number is the score of a run, or a mapping from algorithm to it. "evaluation" is
+        the mean return of the final weights' evaluation. "training" is the mean return of the last
+        100 training episodes at the end of the budget. "iteration" is the mean return of the
+        training episodes that ended in the last 250,000 environment steps of the budget, as
+        Dopamine reports it.
+      num_seeds: Number of seeds. The seeds are 1 to num_seeds.
+      budgets: Environment steps at which scores are tabulated in addition to the final one.
+      bindings: Gin statements for every run. The bindings of an experiment override them.
+      experiments: The experiments, each with a different name.
     """
 
     name: str
@@ -74,11 +76,11 @@ class Suite(NamedTuple):
     experiments: tuple[Experiment, ...]
 
     def protocol_of(self, experiment: Experiment) -> str:
-        """The protocol in words."""
+        """Returns the description of an experiment's protocol."""
         return _of_algorithm(self.protocol, experiment)
 
     def score_of(self, experiment: Experiment) -> str:
-        """Which number counts, one of `SCORES`."""
+        """Returns which number is the score of an experiment's runs, one of `SCORES`."""
         return _of_algorithm(self.score, experiment)
 
 
@@ -87,14 +89,14 @@ def _of_algorithm(values: str | Mapping[str, str], experiment: Experiment) -> st
 
 
 def load(name: str, allow_imports: bool = False) -> Suite:
-    """The suite of a shipped gin file or of one's own; gin's global config stays as it is.
+    """Loads a suite from a gin file and leaves gin's global configuration unchanged.
 
     Args:
-        name: `classic`, or the path of a gin file.
-        allow_imports: lets it import modules from outside this package.
+      name: Name of a shipped suite, such as `classic`, or the path of a gin file.
+      allow_imports: True to let the file import modules from outside this package.
 
     Raises:
-        UserError: there is none of this name, or it makes no sense.
+      UserError: If there is no suite of this name, or if a value in it is invalid.
     """
     path = _find(name)
     with configuration.preserved():
@@ -103,7 +105,7 @@ def load(name: str, allow_imports: bool = False) -> Suite:
 
 
 def shipped() -> list[str]:
-    """Names of the shipped suites."""
+    """Returns the names of the shipped suites."""
     names = (name.removeprefix(_FOLDER) for name in shipped_names() if name.startswith(_FOLDER))
     return [name for name in names if "/" not in name]
 
@@ -115,8 +117,9 @@ def _find(name: str) -> pathlib.Path:
         return find_file(name, [pathlib.Path()])
     except UserError as error:
         raise UserError(
-            f"no suite is named {name!r}.{suggest(name, shipped())} There are "
-            f"{', '.join(shipped())}; or give the path of a gin file that binds suite.experiments."
+            f"no suite is named {name!r}.{suggest(name, shipped())} The shipped suites are "
+            f"{', '.join(shipped())}. Use one of them, or the path of a gin file that binds "
+            "suite.experiments."
         ) from error
 
 
@@ -131,22 +134,22 @@ def suite(
     bindings: Sequence[str] = (),
     experiments: Sequence[Sequence[Any]] = (),  # fields of Experiment; bindings may follow
 ) -> Suite:
-    """The suite that gin describes.
+    """Builds the suite that gin's bindings describe.
 
     Raises:
-        UserError: a value makes no sense.
+      UserError: If a value is invalid.
     """
     are_many = isinstance(experiments, list | tuple)
     _check(are_many, "experiments", experiments, "must be a tuple of experiments")
     built = tuple(_experiment(entry) for entry in experiments)
     _check_experiments(built)
     is_score = _covers(score, built) and all(_of_algorithm(score, e) in SCORES for e in built)
-    _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or so for every algorithm")
+    _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or one for every algorithm")
     _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
     are_counts = isinstance(budgets, list | tuple) and all(map(_is_count, budgets))
     _check(are_counts, "budgets", budgets, "must be a tuple of environment steps")
     _check(_are_texts(bindings), "bindings", bindings, "must be gin statements")
-    expected = "must say how scores are taken, for every algorithm"
+    expected = "must describe how scores are taken, for every algorithm"
     _check(bool(protocol) and _covers(protocol, built), "protocol", protocol, expected)
     return Suite(name, protocol, score, num_seeds, tuple(budgets), tuple(bindings), built)
 
@@ -170,7 +173,7 @@ def _check_experiments(experiments: Sequence[Experiment]) -> None:
     names = [experiment.name for experiment in experiments]
     _check(bool(names), "experiments", (), "a suite needs at least one")
     twice = [name for name in names if names.count(name) > 1]
-    _check(not twice, "experiments", twice[:1], "one algorithm is on one environment twice")
+    _check(not twice, "experiments", twice[:1], "this algorithm and environment occur twice")
 
 
 def _are_texts(values: Any) -> bool:

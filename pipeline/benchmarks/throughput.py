@@ -1,4 +1,4 @@
-"""Times the stages of a run, each alone, and the whole training: how fast is my configuration?"""
+"""Times each stage of a run alone, and the whole training."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from pipeline.training.train_loop import bound, build_bound
 from pipeline.utils.progress import Progress
 from pipeline.utils.shutdown import StopSignal
 
-#: The result of a stage: "seconds", "count", "unit", and facts.
+#: The result of a stage: "seconds", "count", "unit", and further facts.
 Answer: TypeAlias = dict[str, Any]
-#: Measures for at least so many seconds.
+#: Measures a stage for at least the given number of seconds.
 Stage: TypeAlias = Callable[[float], Answer]
 
 _SEED = 1
-_CALL_SECONDS = 0.3  # of a graph call, so that its overhead is negligible
+_CALL_SECONDS = 0.3  # aimed at for one graph call, so that the overhead of the call is negligible
 _WARM_UP_SECONDS = 3.0
 _FOREVER = 10**12  # environment steps
 _LOG_INTERVAL = 5_000  # environment steps
-_DRAWN = 1_000  # random actions of every environment, drawn before the clock runs
+_DRAWN = 1_000  # random actions per environment, drawn before the time measurement starts
 
 
 def measure(seconds: float) -> str:
     """Times the run that gin's bindings describe, after its warm-up.
 
     Args:
-      seconds: Least time for which each stage is measured.
+      seconds: Minimum number of seconds for which each stage is measured.
 
     Returns:
-      A line per stage, for people.
+      A text with one line per stage.
     """
     with tempfile.TemporaryDirectory() as folder:
         parts = build_components()
@@ -60,7 +60,7 @@ def measure(seconds: float) -> str:
 
 
 def build_components() -> Components:
-    """Builds what `train` would build from gin's bindings, for a training without an end."""
+    """Builds the components that `train` would build, but with an endless budget."""
     gin.bind_parameter("train.num_env_steps", _FOREVER)
     return build_bound(_SEED)
 
@@ -68,15 +68,15 @@ def build_components() -> Components:
 def all_stages(
     parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
 ) -> dict[str, Stage]:
-    """Warms a run up and returns its stages by name.
+    """Warms up a run and returns its stages by name.
 
     Asynchronous actors have no stages that run alone, only "training".
 
     Args:
-      parts: The run.
-      warm_up: Environment steps that a replay buffer holds before anything is timed.
+      parts: Components of the run.
+      warm_up: Environment steps that are stored in a replay buffer before anything is timed.
       output_dir: Folder for the logs of the training.
-      steps_per_update: Number by which the agent's counter grows in one call of its `train`.
+      steps_per_update: Increase of the agent's train step counter per call of its `train`.
     """
     training = Training(parts, warm_up, output_dir, steps_per_update)
     training(_WARM_UP_SECONDS)
@@ -93,12 +93,12 @@ def all_stages(
 
 
 class Training:
-    """Times `pipeline.train`'s own loop, logs included, in pieces of some seconds."""
+    """Stage that times the loop of `pipeline.train` with its logs, a few seconds per call."""
 
     def __init__(
         self, parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
     ):
-        """Warms the run up; see `all_stages` for the arguments."""
+        """Warms up the run. The arguments are those of `all_stages`."""
         self._parts = parts
         self._steps_per_update = steps_per_update
         folder = RunFolder(output_dir / "run")
@@ -126,7 +126,7 @@ class Training:
 
 
 def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
-    """Applies `body` to `state` `times` times inside the graph, one after the other."""
+    """Applies `body` to `state` `times` times in sequence, inside the graph."""
     _, state = tf.while_loop(
         lambda count, _: count < times,
         lambda count, state: (count + 1, body(state)),
@@ -137,7 +137,13 @@ def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
 
 
 def timed(repeat: Callable[[tf.Tensor], float], unit: str, **facts: Any) -> Stage:
-    """Returns a stage that calls `repeat(times)`, which returns how many units it did."""
+    """Returns a stage that calls a function with growing numbers of repetitions.
+
+    Args:
+      repeat: Function of the number of repetitions, int64 []. It returns how many units it did.
+      unit: Name of the unit.
+      **facts: Facts that are added to each answer.
+    """
 
     def stage(seconds: float) -> Answer:
         times, count, spent = 1, 0.0, 0.0
@@ -149,12 +155,17 @@ def timed(repeat: Callable[[tf.Tensor], float], unit: str, **facts: Any) -> Stag
             times = max(1, min(4 * times, int(times * _CALL_SECONDS / call)))
         return {"seconds": spent, "count": count, "unit": unit, **facts}
 
-    stage(0.0)  # traces
+    stage(0.0)  # Trace the graph now, so that tracing is not timed later.
     return stage
 
 
 def finishing(graph: Callable[[tf.Tensor], tf.Tensor], each: float) -> Callable[[tf.Tensor], float]:
-    """Returns, for `timed`, a function that waits for `graph(times)`, `each` units a time."""
+    """Returns a function for `timed` that calls `graph(times)` and waits for its result.
+
+    Args:
+      graph: Function of the number of repetitions, int64 [].
+      each: Number of units per repetition.
+    """
 
     def repeat(times: tf.Tensor) -> float:
         graph(times).numpy()
@@ -164,7 +175,7 @@ def finishing(graph: Callable[[tf.Tensor], tf.Tensor], each: float) -> Callable[
 
 
 def _digest(tensors: Any) -> tf.Tensor:
-    """Sums one element of each tensor, because the graph optimizer removes what nobody reads."""
+    """Sums one element of each tensor, because the graph optimizer removes unread tensors."""
     ends = [tf.cast(tf.reshape(t, [-1])[-1], tf.float32) for t in tf.nest.flatten(tensors)]
     return tf.add_n(ends)
 
@@ -172,13 +183,18 @@ def _digest(tensors: Any) -> tf.Tensor:
 class Stages:
     """Times the parts of an iteration, with the experience and the agent of a run.
 
-    The environments are its own, so that the episodes of the training stay whole. In a replay
-    buffer, one row per measurement is followed by a row of another episode, which is too few to
-    matter for time.
+    It steps separate environments, so that the episodes of the training are not interrupted. As a
+    result, one row per measurement in a replay buffer is followed by a row of another episode.
+    These are too few to affect the times.
     """
 
     def __init__(self, parts: Components, runner: Iterations):
-        """Initializes the stages of a run and of its runner."""
+        """Builds the separate environments.
+
+        Args:
+          parts: Components of the run.
+          runner: Runner of the run.
+        """
         self._agent, self._experience = parts.agent, parts.experience
         environment = bound("create_environment")(stream_key(_SEED, "stages"))
         driver = CollectDriver(environment, seed=_SEED)
@@ -187,7 +203,10 @@ class Stages:
         self._state = self._iterations.initial_state()
 
     def environment(self) -> Stage:
-        """Returns the stage of vector steps with random actions; resets do not count as steps."""
+        """Returns the stage that steps the environments with random actions.
+
+        Resets are not counted as steps.
+        """
         policy = self._agent.collect_policy
         draw = RandomPolicy(policy.time_step_spec, policy.action_spec).action
         time_step = self._state.carry.time_step
@@ -204,7 +223,7 @@ class Stages:
         return timed(lambda times: int(graph(times)), "environment steps")
 
     def collect(self) -> Stage:
-        """Returns the stage of collecting: act, step, count, store."""
+        """Returns the stage that collects experience: act, step, count, store."""
 
         def body(state: LoopState) -> LoopState:
             state = self._collect(state)
@@ -221,7 +240,7 @@ class Stages:
         return timed(repeat, "environment steps")
 
     def sample(self) -> Stage:
-        """Returns the stage of batches; of a rollout, its preparation is included."""
+        """Returns the stage that makes batches; for a rollout, its preparation is included."""
         experience = self._experience
 
         def batch(total: tf.Tensor) -> tf.Tensor:
@@ -248,9 +267,9 @@ class Stages:
         return on_a_rollout
 
     def update(self) -> Stage:
-        """Returns the stage of updates on one batch.
+        """Returns the stage that makes updates on one batch.
 
-        An update of TRPO is the step of the policy and the fit of the values.
+        An update of TRPO is the step of the policy and the fit of the value function.
         """
         agent, experience = self._agent, self._experience
         if not experience.keeps_rows:
@@ -279,9 +298,10 @@ class Stages:
 
 
 def restored(agent: tf.Module, measure: Callable[[], Answer]) -> Answer:
-    """Calls `measure()` and leaves `agent`, optimizers included, as it was before.
+    """Calls `measure()` and restores `agent`, with its optimizers, to its state before the call.
 
-    Many updates on one batch would leave weights that play differently, and so cost differently.
+    Many updates on one batch would leave weights that act differently, which would change the cost
+    of later stages.
     """
     checkpoint = tf.train.Checkpoint(agent=agent)
     with tempfile.TemporaryDirectory() as folder:
@@ -297,7 +317,7 @@ def count_flops(graph: tf.Graph) -> int | None:
     A multiply-add counts as two.
 
     Returns:
-      The number, or None if the graph has loops, whose number of turns is not known.
+      The number, or None if the graph has loops, whose number of iterations is unknown.
     """
     from tensorflow.python.profiler import model_analyzer, option_builder
     from tensorflow.python.util import deprecation

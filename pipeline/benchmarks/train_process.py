@@ -1,4 +1,4 @@
-"""The process that trains a run of a suite."""
+"""Starts, stops and observes the process that trains a run of a suite."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TAIL_BYTES = 65_536
 
 
 class TrainProcess:
-    """`pipeline.train` in a session of its own, which a terminal's Ctrl-C does not reach.
+    """Process of `pipeline.train` in its own session, which a terminal's Ctrl-C does not reach.
 
-    It dies with this process. Its output is appended to the log of the run.
+    It ends when the current process ends. Its output is appended to the log of the run.
     """
 
     def __init__(self, run: Run, command: Sequence[str] = TRAIN) -> None:
         """Starts the process.
 
         Args:
-          run: The run to train, or to go on with.
-          command: The command that takes the flags of `pipeline.train`.
+          run: The run to train or to resume.
+          command: Command that accepts the flags of `pipeline.train`.
         """
         self.run = run
         run.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class TrainProcess:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the start of the process."""
+        """Returns the seconds since the process was started."""
         return time.monotonic() - self._started
 
     def poll(self) -> int | None:
@@ -60,7 +60,10 @@ class TrainProcess:
         return self._is_stopping and self.poll() in (128 + signal.SIGTERM, -signal.SIGTERM)
 
     def stop(self) -> None:
-        """Asks the process once to write a checkpoint and exit; a second signal would kill it."""
+        """Asks the process to write a checkpoint and exit.
+
+        Further calls have no effect, because a second signal would kill the process.
+        """
         if not self._is_stopping:
             self._is_stopping = True
             self._process.send_signal(signal.SIGTERM)
@@ -70,7 +73,7 @@ class TrainProcess:
         self._process.wait()
 
     def error(self) -> str:
-        """Returns why the ended process failed: signal or exit code, and its last lines."""
+        """Returns why the process failed: its signal or exit code, and its last lines of output."""
         code = self._process.returncode
         reason = f"exit code {code}"
         if code < 0:
@@ -87,11 +90,11 @@ def env_steps(run: Run) -> int:
     try:
         return int(json.loads(lines[-1])["env_steps"])
     except (IndexError, KeyError, TypeError, ValueError):
-        return 0  # there is no record yet; or a damaged one, which the run itself reports
+        return 0  # There is no record yet, or a damaged one, which the run itself reports.
 
 
 def _tail(path: pathlib.Path, start: int = 0) -> bytes:
-    """Returns the last bytes of a file, from `start` on."""
+    """Returns the last `_TAIL_BYTES` bytes of a file, but none before `start`."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))

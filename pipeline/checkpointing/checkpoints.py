@@ -5,12 +5,12 @@
             agent/ host/ ...    one folder per part, written by the part
             manifest.json       size and SHA-256 of every file, and a SHA-256 of itself; the mean
                                 return of the weights, if they were evaluated
-        step-0000010000.1/      saved again at the same step: supersedes the one above
+        step-0000010000.1/      saved again at the same step; it replaces the one above
         .tmp-...                being written or removed; deleted at the next start
 
 A checkpoint is written under a temporary name, synced to the disk, and renamed. Neither a killed
-process nor a power failure can therefore leave a partial checkpoint under a final name, and no name
-is ever used for two contents. Restoring trusts only what the manifest confirms.
+process nor a power failure can therefore leave a partial checkpoint under a final name, and a name
+is never used again for other contents. Only files that match the manifest are restored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointError(WriteError):
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Result of `restore`. Each warning names a checkpoint that was skipped, and its fault."""
+    """Result of `restore`. Each warning names a checkpoint that was skipped and what is damaged."""
 
     path: pathlib.Path
     env_steps: int
@@ -58,7 +58,7 @@ class Restored:
 
 
 class Best(NamedTuple):
-    """Checkpoint with the highest evaluation return. Of equal ones, it is the earliest."""
+    """Checkpoint with the highest evaluation return; the earliest if several are equal."""
 
     path: pathlib.Path
     return_mean: float
@@ -75,7 +75,9 @@ class Checkpoints:
         max_to_keep: int = 2,
         writable: bool = True,
     ) -> None:
-        """Creates the folder and deletes what a killed process left in it, if it is writable.
+        """Initializes the object.
+
+        If `writable`, the folder is created, and what a killed process left in it is deleted.
 
         Args:
           folder: Folder that contains checkpoints and nothing else.
@@ -105,7 +107,7 @@ class Checkpoints:
           return_mean: Mean return of exactly these weights, if they were evaluated; see `best`.
 
         Raises:
-          CheckpointError: If the disk is full, not writable, ...
+          CheckpointError: If a file cannot be written, for example because the disk is full.
         """
         same = [x.revision for x in self._list() if x.env_steps == env_steps]
         name = _Name(env_steps, max(same, default=-1) + 1)
@@ -128,7 +130,7 @@ class Checkpoints:
         return path
 
     def best(self) -> Best | None:
-        """Returns the best checkpoint, or None if there is none of evaluated weights.
+        """Returns the best checkpoint, or None if no checkpoint holds evaluated weights.
 
         Raises:
           UserError: If a manifest cannot be read now, or another version of the program wrote it.
@@ -150,7 +152,7 @@ class Checkpoints:
         """Returns the checkpoint of this step.
 
         Raises:
-          UserError: If there is none. The message lists the steps that have one.
+          UserError: If this step has no checkpoint. The message lists the steps that have one.
         """
         names = self._list()
         found = [x for x in names if x.env_steps == env_steps]
@@ -162,7 +164,7 @@ class Checkpoints:
     def restore(
         self, path: pathlib.Path | None = None, names: Collection[str] | None = None
     ) -> Restored | None:
-        """Restores the newest checkpoint that its manifest confirms, or the given one.
+        """Restores the newest checkpoint that matches its manifest, or the given one.
 
         Args:
           path: Checkpoint to restore. None restores the newest intact one.
@@ -173,8 +175,8 @@ class Checkpoints:
           The restored checkpoint, or None if the folder contains no checkpoint.
 
         Raises:
-          UserError: If none is intact, the given one is not, one cannot be read now, or an intact
-            one does not match the parts.
+          UserError: If no checkpoint is intact, the given one is damaged, one cannot be read now,
+            or an intact one does not match the parts.
         """
         candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
         faults: list[str] = []
@@ -278,7 +280,7 @@ class _Name(NamedTuple):
 
 
 def _mark(path: pathlib.Path) -> Best | None:
-    """Returns the checkpoint and its evaluation return, or None if it has none that is usable."""
+    """Returns the checkpoint and its evaluation return, or None if it has no usable return."""
     try:
         value = manifest.header_of(path).get("return_mean")
     except manifest.Damaged:

@@ -34,7 +34,7 @@ def seal(folder: pathlib.Path, header: dict[str, Any], earlier: pathlib.Path | N
       earlier: A sealed folder. Files that are hard links to its files are neither read nor synced.
 
     Raises:
-      OSError: If the disk is full, not writable, ...
+      OSError: If a file cannot be written, for example because the disk is full.
     """
     sealed = _seals_of(earlier) if earlier else {}
     paths = sorted(folder.rglob("*"))

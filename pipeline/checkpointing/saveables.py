@@ -25,7 +25,7 @@ Specs = dict[str, str]
 
 
 class Variables:
-    """Checkpoint part with every variable reachable from the given trackables, whoever created it.
+    """Checkpoint part with every variable that can be reached from the given trackables.
 
     All variables, including optimizer slots, must exist before `restore`, because nothing is
     restored later when a variable is created. Hyperparameters of optimizers, such as Adam's beta_1,
@@ -98,7 +98,8 @@ class HostState(dict[str, Any]):
         """Replaces all values with the saved ones.
 
         Raises:
-          ValueError: If the keys differ or the file cannot be read. No value is replaced then.
+          ValueError: If the keys differ or the file cannot be read. In this case no value is
+            replaced.
         """
         values = files.read_object(folder / "state.json")
         _check_specs(saved=dict.fromkeys(values, ""), expected=dict.fromkeys(self, ""))
@@ -125,8 +126,8 @@ class Tensors:
         """Writes the nest to `tensors.npz`.
 
         Raises:
-          ValueError: If a dtype is not a bool, integer or float of NumPy's own, such as strings
-            and bfloat16.
+          ValueError: If a dtype is not one of NumPy's own bools, integers and floats. Strings and
+            bfloat16, for example, cannot be saved.
         """
         arrays: dict[str, Any] = self._arrays()
         for name, array in arrays.items():
@@ -211,7 +212,7 @@ def _check_specs(saved: Specs, expected: Specs) -> None:
     """Checks that the saved tensors are the expected ones.
 
     Raises:
-      ValueError: If not. The message says what is missing, left over and different.
+      ValueError: If they differ. The message lists the missing, unexpected and different tensors.
     """
     differ = [x for x in sorted(saved.keys() & expected.keys()) if saved[x] != expected[x]]
     faults = (

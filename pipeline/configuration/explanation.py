@@ -97,7 +97,7 @@ def ignored(origins: Origins, is_complete: bool) -> str | None:
 
 
 def operative_config() -> str:
-    """Returns every value that the configurables called so far were given, as gin text.
+    """Returns every value that the configurables called so far have received, as gin text.
 
     TF-Agents' own configurables are left out, because `pipeline.configuration.load` refuses them.
     """

@@ -144,7 +144,7 @@ def defaults(selector: str) -> dict[str, Any]:
 
 
 def in_force(scope: str, selector: str) -> dict[str, Any]:
-    """Returns the values that a configurable would be given now.
+    """Returns the values that a configurable would receive if it were called now.
 
     These are its defaults, overridden by its bindings.
     """
@@ -155,7 +155,7 @@ def in_force(scope: str, selector: str) -> dict[str, Any]:
 
 
 def operative_config() -> str:
-    """Returns the values that the configurables called so far were given, as gin text.
+    """Returns the values that the configurables called so far have received, as gin text.
 
     `load` can read this text.
     """
@@ -189,8 +189,10 @@ def _import(statement: Import) -> None:
         # If a module exists but one of its own imports is missing, the gin file is not wrong.
         if error.name is None or not f"{statement.module}.".startswith(f"{error.name}."):
             raise
-        message = f"{statement.origin}: there is no module {statement.module!r}."
-        raise UserError(message) from None
+        raise UserError(
+            f"{statement.origin}: there is no module {statement.module!r}. Correct its name, or "
+            "add its folder to PYTHONPATH."
+        ) from None
     gin.parse_config(statement.text)
 
 

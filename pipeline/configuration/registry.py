@@ -88,9 +88,9 @@ def parameters(configurable: gin_config.Configurable) -> list[str]:
 
 
 def hints(name: str) -> list[str]:
-    """Returns what a user who bound `name` alone may have meant.
+    """Returns what a user may have meant who bound `name` without the name of a function.
 
-    This is a flag, or else the parameters of this package with that name.
+    The result is the flag of that name, or else all parameters of this package with that name.
     """
     if name in FLAGS:
         return [FLAGS[name]]

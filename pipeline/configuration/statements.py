@@ -1,8 +1,8 @@
 """Reads gin text as a list of statements, without executing any of it.
 
 Nothing here imports, registers or binds, so a gin file can be inspected before it is trusted.
-Includes are expanded in place. Every statement knows where it was written. Text that cannot be read
-raises a `UserError` of one line.
+Includes are expanded in place. Every statement records where it was written. Text that cannot be
+read raises a `UserError` with a message of one line.
 """
 
 from __future__ import annotations

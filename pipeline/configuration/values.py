@@ -16,12 +16,12 @@ from pipeline.utils.errors import UserError
 
 
 class _Kind(NamedTuple):
-    """What a value must be.
+    """Requirements on the value of a parameter.
 
     Attributes:
-      types: Types that it may have.
-      wanted: Their name in a message.
-      items: Kind of the items of a sequence.
+      types: Types that the value may have.
+      wanted: Name of these types in a message.
+      items: Requirements on the items if the value is a sequence.
       is_called: True if the value is a function or a class that will be called.
       result: The type of the result of the call, if that is known to be a class.
     """

@@ -18,9 +18,9 @@ _STATE = "state/"
 class ActionLog:
     """Log of the actions since each environment's anchor.
 
-    An anchor is an environment's last reset from a seed of ours. An environment that is
-    deterministic given its seed is a function of that seed and of the actions since then. Where
-    episodes do not end, an anchor may instead be a state that the environment returned.
+    An anchor is an environment's last reset from a seed that this program chose. An environment
+    that is deterministic given its seed is a function of that seed and of the actions since then.
+    If episodes do not end, an anchor may instead be a state that the environment returned.
 
     Steps are vector steps, counted from the last reset of all environments.
 

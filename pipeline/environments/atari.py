@@ -63,7 +63,7 @@ class AtariEnvironment(VectorEnvironment):
 
 
 class LifeLossAtariEnvironment(AtariEnvironment):
-    """Cuts the return at a lost life (MID row with discount 0), while the game goes on.
+    """Cuts the return at a lost life (MID row with discount 0), while the game continues.
 
     A life is lost by the rule of OpenAI Baselines' EpisodicLifeEnv: there are fewer lives than
     before, but not none, because some games show zero lives for a while before they are over.

@@ -1,8 +1,9 @@
 """AtariVectorEnv that can also render its game, for videos.
 
-The ALE's vector environment returns no frames as a player sees them. Here its rows stay as they
-are. A second emulator with the same seed takes the same actions, frame for frame, and renders the
-screen. A policy therefore sees the same observations whether it is filmed or not.
+The ALE's vector environment does not return frames as a player sees them. Here a second emulator
+with the same seed takes the same actions, frame for frame, and renders the screen. The rows of the
+vector environment are unchanged, so a policy sees the same observations whether or not a video is
+recorded.
 """
 
 from __future__ import annotations

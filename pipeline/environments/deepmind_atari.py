@@ -41,8 +41,8 @@ class DeepMindAtariEnv(gymnasium.Env):
 
     A game begins with a reset of the emulator and k no-op frames, with k uniform in 1 ..
     `noop_max`. Their rewards are dropped, and earlier frames of the stack are zero. With
-    `life_loss_is_terminal`, a lost life also ends the repetition. The game then goes on after k + 1
-    no-op frames, to which the same applies.
+    `life_loss_is_terminal`, a lost life also ends the repetition. The game then continues after
+    k + 1 no-op frames, whose rewards are also dropped, and earlier frames of the stack become zero.
 
     Attributes:
       life_lost: Whether the last step lost a life; always False without `life_loss_is_terminal`.
@@ -195,7 +195,7 @@ class DeepMindAtariEnv(gymnasium.Env):
 
 
 class DeepMindAtariEnvironment(VectorEnvironment):
-    """Cuts the return at a lost life (MID row with discount 0), while the game goes on."""
+    """Cuts the return at a lost life (MID row with discount 0), while the game continues."""
 
     def _discount(
         self, step_type: np.ndarray, terminated: np.ndarray, info: dict[str, Any]
@@ -226,7 +226,7 @@ def deepmind_atari_environment(
       game: Name of the ROM in snake case, for example `"space_invaders"`.
       num_envs: Number of environments that are stepped together, in one thread.
       life_loss_is_terminal: Whether a lost life cuts the return. Bind it to False for evaluation,
-        where only the end of a game does.
+        where only the end of a game cuts the return.
       noop_max: Largest number of no-op frames before a game.
       frame_skip: Frames in an environment step.
       stack_size: Frames in an observation.

@@ -1,8 +1,8 @@
 """Converts the emulator's colour frames to the bytes that DeepMind's Lua program fed its network.
 
 Deep Q-learning 3.0 (Mnih et al. 2015) ran Torch's `image.rgb2y` and `image.scale(..., 'bilinear')`
-on floats, and kept bytes. The operations here have that code's order and precision, because a
-truncated result shows every difference in rounding.
+on floats, and stored the result as bytes. The operations here have the same order and precision,
+because the truncation to bytes can turn any difference in rounding into a different byte.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Episodes:
         self._last = np.zeros(vector_env.num_envs, np.bool_)
 
     def choose_episodes(self, number: int) -> None:
-        """Makes the next reset draw the seeds of the reset with this `number`, counted from 0."""
+        """Sets the number of the next reset, counted from 0, which determines its seeds."""
         self.resets = number
 
     def keep_no_actions(self) -> None:

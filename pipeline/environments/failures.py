@@ -1,4 +1,4 @@
-"""Reports failures outside the program in words: environments that raise, disks that are full."""
+"""Reports failures of environments and of disks by messages that a user can understand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from pipeline.utils.errors import UserError, WriteError
 def named_failures(
     environment: TrainingEnvironment, cause: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Turns what `environment` raises, eagerly or in a graph, into a UserError that names it.
+    """Converts exceptions of `environment`, raised eagerly or in a graph, to a UserError.
+
+    The message names the environment.
 
     Args:
-      environment: Environment whose exceptions are turned.
+      environment: Environment whose exceptions are converted.
       cause: Returns a reason outside the environment, which is added to the message, or "".
 
     Raises:
@@ -40,11 +42,13 @@ def named_failures(
 def untold(
     errors: Sequence[Exception], environments: Sequence[VectorEnvironment]
 ) -> Sequence[Exception]:
-    """Returns those of `errors` that `named_failures` may not report.
+    """Returns the `errors` that `named_failures` may not report.
 
-    The caller raises the first of `errors`. If environments raised, `named_failures` reports their
-    exceptions instead of it. Which of `errors` these exceptions caused is not known, because a
-    graph has changed them. All of `errors` are then returned, unless environments explain them all.
+    The caller raises the first error. If environments raised, `named_failures` reports their
+    exceptions instead of that error. It is then not known which errors these exceptions caused,
+    because a graph has changed the errors. All errors are therefore returned, unless at least as
+    many environments raised as there are errors. If no environment raised, all errors except the
+    first are returned.
 
     Args:
       errors: Errors that occurred together.
@@ -58,7 +62,7 @@ def untold(
 
 @contextlib.contextmanager
 def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
-    """Turns errors in writing files of `folder` into a WriteError that names the folder.
+    """Converts errors in writing files of `folder` to a WriteError that names the folder.
 
     Raises:
       WriteError: If a file cannot be written.
@@ -72,7 +76,8 @@ def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
 def resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
     """Returns a sentence about the `latest` checkpoint, or "" if that cannot be read now.
 
-    The sentence is added to a worse error, which an error in reading must not hide.
+    The sentence is added to the message of another error. An error while reading the checkpoint
+    must not hide that error.
     """
     try:
         newest = latest()
@@ -83,7 +88,7 @@ def resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
 
 @contextlib.contextmanager
 def hinting(hint: Callable[[], str]) -> Iterator[None]:
-    """Adds the hint, if there is one, to every UserError as a line of its own."""
+    """Adds the hint, if it is not empty, to every UserError as a separate line."""
     try:
         yield
     except UserError as error:

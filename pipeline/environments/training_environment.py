@@ -1,4 +1,4 @@
-"""Defines the interface through which the host uses a run's environments."""
+"""Defines the interface through which the host loop uses the environments of a run."""
 
 from __future__ import annotations
 

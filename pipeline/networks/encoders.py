@@ -74,7 +74,7 @@ def nature_cnn_encoder(
 ) -> list[tf.keras.layers.Layer]:
     """Creates the convolutional network of DQN for stacks of frames.
 
-    Mnih et al. 2015, "Methods", Model architecture.
+    See Mnih et al. 2015, "Methods", Model architecture.
 
     Args:
       filters: (channels, kernel, stride) of each convolution.
@@ -104,8 +104,8 @@ def small_cnn_encoder(
 ) -> list[tf.keras.layers.Layer]:
     """Creates a CNN with 3x3 filters for grids [height, width, channels], like MinAtar's network.
 
-    Convolutions of stride 2 come first, as many as reduce the longer side to at most
-    `largest_side`. Otherwise the dense layer would dominate the network on larger images.
+    If the longer side exceeds `largest_side`, convolutions of stride 2 come first, as many as are
+    needed to reduce it to `largest_side`. Otherwise the dense layer would dominate the network.
 
     Args:
       side: Longer side of the image, in pixels.
@@ -181,7 +181,7 @@ def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
       ValueError: If the spec is a nest instead of one tensor.
     """
     if not isinstance(observation_spec, tf.TensorSpec):
-        raise ValueError(f"One observation tensor is needed, not {observation_spec}.")
+        raise ValueError(f"An observation must be one tensor, but its spec is {observation_spec}.")
     if is_frame_stack(observation_spec):
         layers = nature_cnn_encoder()
     elif is_image(observation_spec):
@@ -276,8 +276,8 @@ class CategoricalHead(tf.keras.layers.Layer):
 class GaussianHead(tf.keras.layers.Layer):
     """Policy head for continuous actions: [B, features] -> a diagonal Gaussian.
 
-    Schulman et al. 2017, section 6.1. The standard deviation is learnt and does not depend on the
-    state. Actions are not squashed. The collect driver clips the actions that it passes to the
+    See Schulman et al. 2017, section 6.1. The standard deviation is learnt and does not depend on
+    the state. Actions are not squashed. The collect driver clips the actions that it passes to the
     environment.
 
     Args:

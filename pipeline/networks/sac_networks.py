@@ -21,8 +21,8 @@ def squashed_gaussian(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes a = tanh(mean + std * noise), [B, A] in [-1, 1], and its log-density [B].
 
-    Haarnoja et al. 2018, appendix C, eq. 26, with log(1 - tanh(u)^2) in a form that does not
-    overflow: 2 (log 2 - u - softplus(-2u)).
+    See Haarnoja et al. 2018, appendix C, eq. 26. Here log(1 - tanh(u)^2) is computed in a form that
+    does not overflow: 2 (log 2 - u - softplus(-2u)).
     """
     u = mean + tf.exp(log_std) * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)

@@ -94,7 +94,8 @@ def fisher_vector_product(
 ) -> tf.Tensor:
     """Computes (F + damping I) v, where F is the Hessian of the mean KL divergence at its minimum.
 
-    Schulman et al. 2015, appendix C.1, by double back-propagation (Pearlmutter 1994).
+    See Schulman et al. 2015, appendix C.1. The product uses double back-propagation (Pearlmutter
+    1994).
 
     Args:
       mean_kl: Returns the mean KL divergence, a scalar that is 0 at the present values of the

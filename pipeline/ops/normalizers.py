@@ -52,8 +52,8 @@ class RunningMoments(tf.Module):
 class RewardScaler(tf.Module):
     """Divides rewards by the standard deviation of running discounted returns.
 
-    Engstrom et al. 2020, "Implementation matters in deep policy gradients", as in `VecNormalize` of
-    OpenAI Baselines. TF-Agents' PPO uses the variance of the rewards themselves instead.
+    See Engstrom et al. 2020, "Implementation matters in deep policy gradients", and `VecNormalize`
+    of OpenAI Baselines. TF-Agents' PPO instead uses the variance of the rewards themselves.
     """
 
     def __init__(self, num_envs: int, discount: float, clip: float = 10.0):

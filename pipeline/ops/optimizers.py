@@ -24,8 +24,8 @@ class RMSprop(tf.keras.optimizers.legacy.RMSprop):
         ms <- rho ms + (1 - rho) g^2
         w <- w - learning_rate g / sqrt(ms + epsilon)
 
-    Tieleman & Hinton 2012. Keras runs its fused kernel only with momentum. Without momentum it
-    puts epsilon outside the root.
+    See Tieleman & Hinton 2012. Keras runs its fused kernel only with momentum. Without momentum it
+    adds epsilon outside of the square root.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
         w <- w - learning_rate dw / sqrt(g2 - g^2 + epsilon)
 
     g and g2 start at 0, as in DeepMind's Lua program (`NeuralQLearner:qLearnMinibatch`, where dw
-    points uphill). Without momentum, the legacy class adds epsilon to the root instead.
+    has the opposite sign). Without momentum, the legacy class instead adds epsilon outside of the
+    square root.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def discounted_returns(
 ) -> tf.Tensor:
     """Computes G_t = r_t + d_t G_{t+1} with G_T = final_value; on boundary rows G_t = values_t.
 
-    Sutton & Barto, "Reinforcement Learning: An Introduction", 2nd edition, equation 3.9.
+    See Sutton & Barto, "Reinforcement Learning: An Introduction", 2nd edition, equation 3.9.
 
     Args:
       rewards: [T, B] float32.
@@ -82,7 +82,7 @@ def one_step_targets(
 ) -> tf.Tensor:
     """Computes r_t + d_t V_{t+1} with V_T = final_value; do not use it on boundary rows.
 
-    Sutton & Barto, equation 6.2.
+    See Sutton & Barto, equation 6.2.
 
     Args:
       rewards: [T, B] float32.
@@ -110,7 +110,7 @@ def generalized_advantage_estimation(
 ) -> tf.Tensor:
     """Computes A_t = delta_t + d_t lambda A_{t+1} with delta_t = r_t + d_t V_{t+1} - V_t.
 
-    Schulman et al. 2016, https://arxiv.org/abs/1506.02438, equation 16, with V_T = final_value. The
+    See Schulman et al. 2016, https://arxiv.org/abs/1506.02438, equation 16; V_T is final_value. The
     advantage of a boundary row is 0, so that a truncated episode bootstraps only from the value of
     its final observation.
 
@@ -140,8 +140,8 @@ def n_step_targets(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes n-step targets of the first row, with one bootstrap value per sequence.
 
-    Sutton & Barto, equation 7.1, ending early where an episode ends. The sum takes transitions from
-    row 0 on, until it has n of them or reaches a boundary row. The target is then
+    See Sutton & Barto, equation 7.1. The sum begins at row 0 and ends after n transitions, or
+    earlier at a boundary row. The target is then
 
         returns, discounts, last_index = n_step_targets(...)
         target = returns + discounts * value(take_rows(observations, last_index))
@@ -192,9 +192,9 @@ def take_rows(sequences: Any, index: tf.Tensor) -> Any:
 def _linear_recurrence(a: tf.Tensor, b: tf.Tensor, final: tf.Tensor) -> tf.Tensor:
     """Computes x_t = a_t + b_t x_{t+1} with x_T = final, in log2(T) rounds.
 
-    Hillis & Steele 1986. After each round every row has composed twice as many of the maps
-    x -> a + b x. A loop over T (`tf.scan`) costs six times as much at T = 128 and forty times as
-    much at T = 2048.
+    This is the parallel scan of Hillis & Steele (1986). Each round doubles the number of maps
+    x -> a + b x that every row has composed. A loop over T (`tf.scan`) takes 6 times as long at
+    T = 128 and 40 times as long at T = 2048.
     """
     num_rows = a.shape[0]
     if num_rows is None:

@@ -1,7 +1,7 @@
 """Defines the interface of the stores for collected rows: replay buffers and `Rollout`.
 
-`ReplayBuffer`, `BlockReplayBuffer` and `Rollout` implement `Experience`, which is all that the
-train loop knows about them. One iteration makes these calls:
+`ReplayBuffer`, `BlockReplayBuffer` and `Rollout` implement `Experience`. The train loop uses them
+only through this interface. One iteration makes these calls:
 
     add(stream_ids, rows)       once or more, `collect_steps` vector steps in total
     begin(prepare)
@@ -70,7 +70,7 @@ class Experience(Protocol):
         """Appends `rows` [T, S, ...], the next T rows of the streams `stream_ids` [S] (int).
 
         With `verify`, as in the warm-up, the store also compares the rows with those that it would
-        hand out; `check_ready` reports a difference.
+        return for training. `check_ready` reports a difference.
         """
 
     def begin(self, prepare: Callable[[trajectory.Trajectory], trajectory.Trajectory]) -> None:
@@ -97,7 +97,7 @@ class Experience(Protocol):
         """Checks that the rows collected so far suffice for a batch. Runs eagerly.
 
         Raises:
-          UserError: If they do not.
+          UserError: If more rows are needed, or if `add` found a difference.
         """
 
     def bad_columns(self) -> list[str]:

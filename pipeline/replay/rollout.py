@@ -183,8 +183,8 @@ class Rollout:
         """Writes the counter of rollouts to `rollout.json`.
 
         Raises:
-          ValueError: If there are rows. By the time they were restored, their policy would have
-            changed.
+          ValueError: If the rollout holds rows. Restored rows would come from an older policy than
+            the one that they train.
         """
         if self.size > 0:
             raise ValueError(f"The rollout holds {self.size:_} rows. Save it between iterations.")
@@ -194,7 +194,7 @@ class Rollout:
         """Reads what `save` wrote.
 
         Raises:
-          ValueError: If there are rows, or the file holds no such counter.
+          ValueError: If the rollout holds rows, or the file holds no counter of rollouts.
         """
         if self.size > 0:
             raise ValueError(f"The rollout holds {self.size:_} rows. Restore between iterations.")

@@ -135,7 +135,10 @@ class RunFolder:
         self._check_seed(seed)
         result = self.read_json("result.json")
         if result and not _is_evaluation(result.get("evaluation", {})):
-            raise UserError(f"{self.path / 'result.json'} is damaged (evaluation); remove it.")
+            raise UserError(
+                f"{self.path / 'result.json'} is damaged (invalid evaluation); delete it to "
+                "continue."
+            )
         return result if result.get("env_steps", 0) >= num_env_steps else None
 
     def _free_name(self) -> pathlib.Path:

@@ -66,7 +66,7 @@ class RunLogs:
                 self._unwritten.popleft()
 
     def sync(self) -> None:
-        """Flushes, and returns when everything is on the disk, as durable as a checkpoint."""
+        """Writes all pending records, and returns once they would survive a power failure."""
         self.flush()
         with named_write_errors(self._folder.path):
             for log in self._all:

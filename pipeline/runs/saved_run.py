@@ -1,6 +1,6 @@
 """Reads a finished or running run from its folder, for programs that do not train.
 
-Imports no TensorFlow, so that a wrong folder or checkpoint is reported at once.
+This module does not import TensorFlow, so that a wrong folder or checkpoint is reported at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SavedRun:
         """Restores the agent's part of the checkpoint, such as the weights, into `agent`.
 
         Raises:
-          UserError: If the checkpoint is missing, damaged, or of another agent.
+          UserError: If the checkpoint is missing, is damaged, or belongs to another agent.
         """
         checkpoints = Checkpoints(self._folder.checkpoints, {_AGENT: agent}, writable=False)
         restored = checkpoints.restore(self._checkpoint, names=[_AGENT])

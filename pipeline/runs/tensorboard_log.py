@@ -94,7 +94,7 @@ class EventLog:
             self._writer = None
 
     def _abandon(self, step: int) -> None:
-        """Closes the file, whose last record, of this step, may be incomplete."""
+        """Closes the file. Its last record, whose step is `step`, may be incomplete."""
         with contextlib.suppress(OSError, tf.errors.OpError):
             self.close()
         self._writer = None

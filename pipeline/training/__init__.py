@@ -1,6 +1,6 @@
-"""The train loop: one graph for all agents, checkpointed between calls.
+"""Trains agents: one graph for all of them, with checkpoints between its calls.
 
-Importing this package registers everything that gin can bind in a training.
+Importing this package registers everything that gin can bind in a training run.
 """
 
 from pipeline.training.asynchronous import asynchronous_runner

@@ -2,8 +2,9 @@
 
 Every actor has its own environment and its own copy of the weights. It repeats these steps: copy
 the shared weights, collect a rollout, compute its gradients, apply them to the shared weights with
-the shared optimizer (algorithms 1, S2 and S3). Actors are threads, each inside graph calls in which
-only the environment's step is Python; or they take turns in one thread, which is repeatable.
+the shared optimizer (algorithms 1, S2 and S3). Actors are either threads, each of which makes graph
+calls in which only the environment's step runs Python code, or they take turns in one thread. If
+they take turns, runs with the same seed have the same results.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def actor_epsilon(
 ) -> float:
     """Draws the final epsilon of the actor that is being built (Mnih et al. 2016, section 5.1).
 
-    Returns the mean where no actor is being built, as for the agent that is evaluated.
+    If no actor is being built, the mean is returned. This is the case for the evaluated agent.
 
     Args:
       values: Final epsilons to draw from.
@@ -79,8 +80,8 @@ def actor_epsilon(
     total = sum(probabilities)
     if not are_chances or len(values) != len(probabilities) or abs(total - 1) > 1e-6:
         raise UserError(
-            f"actor_epsilon(values={values}, probabilities={probabilities}): each must be between "
-            "0 and 1, with one probability for each value, which sum to 1."
+            f"actor_epsilon(values={values}, probabilities={probabilities}): all numbers must be "
+            "in [0, 1], with one probability for each value, and the probabilities must sum to 1."
         )
     shares = np.asarray(probabilities) / total
     key = _actor_key.get()
@@ -115,7 +116,11 @@ class Actors:
         return sum_states(states, initial_statistics(1))
 
     def measurements(self) -> dict[str, Any]:
-        """Returns statistics of the updates by others between a copy of weights and its update."""
+        """Returns the mean and the histogram of staleness.
+
+        Staleness is the number of updates that other actors make between an actor's copy of the
+        weights and its own update.
+        """
         counts = sum(actor.staleness.numpy() for actor in self._actors)
         total = counts.sum()
         mean = float(counts @ np.arange(len(counts)) / total) if total else None
@@ -134,7 +139,7 @@ class Actors:
         max_iterations: tf.Tensor,
         until: tf.Tensor,
     ) -> LoopState:
-        """Runs a chunk of all actors' iterations, after which each is at the end of a rollout.
+        """Runs a chunk of iterations of all actors. Afterwards each is at the end of a rollout.
 
         Raises:
           Halted: If an actor failed.
@@ -156,7 +161,7 @@ class Actors:
     def _in_threads(
         self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
     ) -> Outcome:
-        """Runs all actors at once, for as many steps as `rounds` of all of them take."""
+        """Runs all actors at once, for the number of steps of `rounds` iterations of each actor."""
         taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
         # Rollouts end with their episodes; a failure takes back rows but no steps.
         steps_per_row = min(1.0, taken / rows) if rows else 1.0
@@ -175,7 +180,7 @@ class Actors:
     def _in_turns(
         self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
     ) -> Outcome:
-        """Runs one iteration of each actor per round, in an order that is drawn for every round."""
+        """Runs one iteration of each actor per round. The order is drawn anew for every round."""
         counts = states[0]
         for _ in range(rounds):
             if int(self._env_steps) >= until:
@@ -200,7 +205,8 @@ def _attempt(
     """Runs a chunk.
 
     Returns:
-      The state after it, and None; or the state with the episode cut off, and the error.
+      The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
+      off, and the error.
     """
     limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
     try:

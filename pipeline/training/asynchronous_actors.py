@@ -1,4 +1,4 @@
-"""Asynchronous actors, and their own state as parts of one checkpoint."""
+"""Asynchronous actors, and the parts of a checkpoint that hold their state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FROM_ENVIRONMENT = ("observation", "reward")  # columns
 
 
 class Actor(Iterations):
-    """Runs iterations with a copy of the shared weights, and applies its updates to those."""
+    """Runs iterations with a copy of the shared weights, and updates the shared weights."""
 
     def __init__(
         self,
@@ -47,19 +47,26 @@ class Actor(Iterations):
         agent.learn_for(shared, self._send)
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
-        """Saves what the actor does not share, without its copy of the weights, which it renews."""
+        """Saves what the actor does not share, except its copy of the weights.
+
+        The actor copies the weights again before each rollout.
+        """
         parts: dict[str, Part] = {"experience": self.experience, "variables": self._own}
         for name, part in parts.items():
             (folder / name).mkdir()
             part.save(folder / name)
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Restores what `save` wrote; raises ValueError if it does not fit."""
+        """Restores what `save` wrote.
+
+        Raises:
+          ValueError: If the saved state does not fit this actor.
+        """
         self.experience.restore(folder / "experience")
         self._own.restore(folder / "variables")
 
     def give_up(self, state: LoopState) -> LoopState:
-        """Returns the state after a failed iteration: its rows are dropped, its episode cut off."""
+        """Drops the rows of a failed iteration, and returns the state with the episode cut off."""
         self.experience.end(lambda rows: None)
         self._driver.environment.abandon()
         return state._replace(carry=interrupt_episodes(state.carry))
@@ -115,7 +122,11 @@ class _Together:
             member.save(folder / str(number), earlier / str(number) if earlier else None)
 
     def restore(self, folder: pathlib.Path) -> None:
-        """Restores all members; raises ValueError if they do not fit."""
+        """Restores all members.
+
+        Raises:
+          ValueError: If the number of members differs or a member does not fit.
+        """
         saved = len([path for path in folder.iterdir() if path.is_dir()])
         if saved != len(self._members):
             raise ValueError(f"it was saved with {saved} actors, this run has {len(self._members)}")
@@ -124,7 +135,7 @@ class _Together:
 
 
 class ActorEnvironments(_Together):
-    """The environments of all actors; implements `TrainingEnvironment`."""
+    """Environments of all actors; implements `TrainingEnvironment`."""
 
     def __init__(self, environments: Sequence[VectorEnvironment]):
         super().__init__(environments)
@@ -133,22 +144,22 @@ class ActorEnvironments(_Together):
 
     @property
     def seconds(self) -> float:
-        """The seconds that all environments have spent in steps and resets."""
+        """Returns the time that all environments have spent in steps and resets, in seconds."""
         return sum(environment.seconds for environment in self._environments)
 
     @property
     def divergence(self) -> str:
-        """The reason why some episodes could not be continued; "" if all could."""
+        """Returns why the last `restore` could not continue some episodes, or "" if it did."""
         return next((x.divergence for x in self._environments if x.divergence), "")
 
     def failure_message(self) -> str:
-        """Returns what environments raised, one line each; empty if none did."""
+        """Returns what environments raised, one line for each, or "" if none raised."""
         messages = [environment.failure_message() for environment in self._environments]
         return "\n".join(filter(None, messages))
 
 
 class ActorExperience(_Together):
-    """The rollouts and accumulated gradients of all actors, as the host saves and checks them."""
+    """Rollouts and accumulated gradients of all actors, as the host loop saves and checks them."""
 
     def __init__(self, actors: Sequence[Actor]):
         super().__init__(actors)
@@ -157,23 +168,23 @@ class ActorExperience(_Together):
     keeps_rows = False
 
     def truncate(self) -> None:
-        """Does nothing, because there are no rows to cut off between iterations."""
+        """Does nothing, because between iterations there are no rows to truncate."""
 
     def check_ready(self) -> None:
-        """Does nothing, because each iteration collects everything that it learns from."""
+        """Does nothing, because each iteration collects all rows that it trains on."""
 
     def bad_columns(self) -> list[str]:
-        """Returns the names of columns that hold NaN or infinity, of one store that has any.
+        """Describes the columns with NaN or infinity of one actor, or returns [] if there are none.
 
-        Prefers a store that received them from its environment over one that received them from
-        the weights.
+        If several actors have such columns, one whose environment returned NaN or infinity is
+        preferred, because that may have caused the others.
         """
         bad = [columns for store in self._stores if (columns := store.bad_columns())]
         return max(bad, key=lambda columns: columns[0].startswith(_FROM_ENVIRONMENT), default=[])
 
 
 def split_state(state: LoopState) -> list[LoopState]:
-    """Splits the joint state into those of the actors, whose counts begin at 0."""
+    """Splits the joint state into the states of the actors, whose counts begin at 0."""
     carry, nothing = state.carry, _nothing_counted(state)
 
     def of_actor(number: int) -> LoopState:
@@ -228,7 +239,8 @@ def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopSt
     """Joins the states of actors that have run at the same time, and adds up their counts.
 
     Args:
-      states: The first state counts on from `before`, with an empty window; the others from 0.
+      states: States of the actors. The counts of the first state begin at those of `before`, with
+        an empty window of episodes. The counts of the other states begin at 0.
       before: Statistics of all actors together before they ran.
     """
     statistics = merge_statistics([state.carry.statistics for state in states], before)

@@ -41,10 +41,10 @@ def configure_tensorflow(
       intra_op: Threads that share one operation; 0 leaves the choice to TensorFlow.
       inter_op: Operations that run at the same time; 0 leaves the choice to TensorFlow.
       onednn: True to use oneDNN's kernels, which are faster for images and wide layers and slower
-        for small networks. TensorFlow reads this setting when it is imported, so the binaries
-        look up the binding before that; here it is only declared.
+        for small networks. It has no effect here, because TensorFlow reads the setting when it is
+        imported. The binaries look up the binding before that.
       use_gpu: True to run networks and updates on the first GPU, if there is one.
-      execution: Eagerly or as a graph.
+      execution: Whether to run eagerly or as a graph.
 
     Returns:
       The settings in force, for run.json.
@@ -78,7 +78,7 @@ def configure_tensorflow(
 
 
 class Components(NamedTuple):
-    """The components of a run."""
+    """Components of a run."""
 
     environment: TrainingEnvironment
     agent: Agent
@@ -138,13 +138,13 @@ def build_agent(
 
 @gin.configurable(denylist=["agent"])
 def compile_update(agent: Agent, jit_compile: bool = False) -> None:
-    """Lets XLA compile the gradients of an agent's update.
+    """Makes XLA compile the gradients of an agent's update.
 
-    It has no effect with --eager and --exact_graph. Of TRPO only the fit of the value function is
-    compiled.
+    It has no effect with --eager and --exact_graph. For TRPO, only the gradients of the value
+    function are compiled.
 
     Args:
-      agent: The agent whose gradients are compiled.
+      agent: Agent whose gradients are compiled.
       jit_compile: True to compile. The gradients then differ from those of the default graph by
         rounding, and XLA draws other random numbers (the noise of SAC's actions). On a GPU, XLA
         cannot read the environment steps, which an annealed `create_ppo_agent.clip_ratio` needs.
@@ -156,10 +156,10 @@ def compile_update(agent: Agent, jit_compile: bool = False) -> None:
 def build_experience(
     agent: Agent, num_envs: int, seed: int, create_experience: Callable[..., Experience]
 ) -> Experience:
-    """Builds the store for what `num_envs` environments collect for an agent.
+    """Builds the replay buffer or rollout for the rows that `num_envs` environments collect.
 
     Raises:
-      UserError: If the agent cannot learn from what this store hands out.
+      UserError: If the agent cannot learn from the batches that it returns.
     """
     experience = create_experience(
         agent.collect_data_spec,
@@ -194,7 +194,7 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
 def build_evaluator(
     agent: Agent, seed: int, create_environment: Callable[..., VectorEnvironment]
 ) -> Evaluator:
-    """Builds the evaluator of an agent, with environments of its own."""
+    """Builds the evaluator of an agent, with separate environments."""
     environment = build_evaluation_environment(seed, create_environment)
     return Evaluator(
         environment, agent.policy, agent.collect_policy, seed=stream_key(seed, EVALUATION)

@@ -1,4 +1,4 @@
-"""Graph calls of training: how many iterations each makes, and where its time goes."""
+"""Graph calls of training: the number of iterations per call, and the time that they take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraphCalls:
     """
 
     def __init__(self, runner: Runner, environment: TrainingEnvironment):
-        """Initializes the calls, none of which is made yet.
+        """Initializes the object, without making a call.
 
         Args:
           runner: Runs the iterations.
@@ -39,7 +39,7 @@ class GraphCalls:
         return chunk == self._traced
 
     def trace(self, chunk: Chunk, state: LoopState) -> None:
-        """Traces the graph of `chunk`, and starts again with one iteration per call."""
+        """Traces the graph of `chunk`, and resets the number of iterations per call to 1."""
         no_iterations = tf.zeros([], tf.int64)
         chunk(state, no_iterations, no_iterations)
         self._traced = chunk
@@ -49,7 +49,7 @@ class GraphCalls:
         """Makes one call, which ends early if the run reaches `until` environment steps.
 
         Returns:
-          The state after it.
+          The state after the call.
         """
         before = _total(state.carry.vector_steps)
         started = time.perf_counter()
@@ -79,9 +79,10 @@ class GraphCalls:
         return steps / self._seconds if self._seconds else 0.0
 
     def shares(self, state: LoopState) -> dict[str, float]:
-        """Returns the shares of the calls' time: environments, rest of collecting, updates.
+        """Returns the shares of time for the environments, the rest of collecting, and the updates.
 
-        The seconds of iterations that run at the same time are shared among them.
+        If several iterations run at the same time, the sums of their times are divided by their
+        number.
         """
         if not self._seconds:
             return {}

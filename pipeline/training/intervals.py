@@ -1,4 +1,4 @@
-"""How long a run is, and at which environment steps the host takes over."""
+"""Defines the length of a run and its warm-up, and the intervals of logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.utils.errors import UserError
 
 
 class Plan(NamedTuple):
-    """The length of a run and its intervals.
+    """Length of a run and its intervals.
 
     Attributes:
       num_env_steps: Environment steps of the whole run, warm-up included.
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
         """Checks that every value is a whole number and large enough.
 
         Raises:
-          UserError: If a value is not.
+          UserError: If a value is not a whole number or is too small.
         """
         check_arguments(Plan, self._asdict(), "train")
 
@@ -50,9 +50,9 @@ class Plan(NamedTuple):
 @gin.configurable("initialize_replay_buffer")
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """The warm-up, which fills the replay buffer by a random policy before training.
+    """Warm-up, in which a random policy fills the replay buffer before training.
 
-    Gin calls it `initialize_replay_buffer`.
+    Its name in gin is `initialize_replay_buffer`.
 
     Attributes:
       num_env_steps: Environment steps of the warm-up; 0 for on-policy agents, which need none.
@@ -64,7 +64,8 @@ class WarmUp:
         """Checks that the warm-up leaves environment steps of `plan` to train.
 
         Raises:
-          UserError: If it does not, or if it is not a whole number.
+          UserError: If no environment steps are left, or if the length of the warm-up is not a
+            whole number.
         """
         check_arguments(WarmUp, vars(self), "initialize_replay_buffer")
         if self.num_env_steps >= plan.num_env_steps:
@@ -78,7 +79,7 @@ class WarmUp:
         """Checks that `experience` keeps the rows of the warm-up until they are learnt from.
 
         Raises:
-          UserError: If it does not.
+          UserError: If there is a warm-up and `experience` does not keep rows.
         """
         if self.num_env_steps and not experience.keeps_rows:
             raise UserError(

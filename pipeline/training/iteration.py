@@ -1,6 +1,6 @@
-"""The iteration that all agents share, in graph functions that run chunks of iterations.
+"""Defines the iteration that all agents share, and graph functions that run chunks of iterations.
 
-An iteration is `collect`, then `update`.
+An iteration consists of `collect` and then `update`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.utils.execution import HOST, accelerator
 
 
 class LoopState(NamedTuple):
-    """The state that one iteration hands to the next outside of variables.
+    """State that one iteration passes to the next, except for variables.
 
     It is part of a checkpoint.
 
@@ -44,7 +44,7 @@ def clear_losses(state: LoopState) -> LoopState:
 
 
 class Halted(Exception):
-    """Raised when some actors of a run failed and all others came to rest.
+    """Raised when some actors of a run have failed and all others have stopped.
 
     Attributes:
       errors: The errors of the failed actors.
@@ -58,35 +58,35 @@ class Halted(Exception):
 
 
 class Chunk(Protocol):
-    """A function that runs several iterations in one call."""
+    """Function that runs several iterations in one call."""
 
     def __call__(
         self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor, /
     ) -> LoopState:
-        """Runs iterations from `state` on, and returns the state after them.
+        """Runs iterations that begin at `state`, and returns the state after them.
 
-        A call of no iterations traces the graph.
+        A call with `max_iterations` = 0 traces the graph.
 
         Args:
-          state: The state to go on from.
-          max_iterations: Most iterations to run, int64 [].
-          until: Environment steps of the run at which to end, int64 [].
+          state: State before the first iteration.
+          max_iterations: Maximum number of iterations, int64 [].
+          until: Environment steps of the run at which the call ends, int64 [].
         """
 
 
 class Runner(Protocol):
-    """The interface of what runs iterations for the host loop.
+    """Interface of the objects that run iterations for the host loop.
 
     `Iterations` implements it for one agent and its environments.
 
     Attributes:
       train: Runs iterations.
-      collect_randomly: Collects with a random policy and makes no updates.
+      collect_randomly: Runs iterations that collect with a random policy and make no updates.
       collect_steps: Vector steps of an iteration.
       at_once: Number of iterations that run at the same time.
-      is_repeatable: True if the seed decides everything that it does.
+      is_repeatable: True if the results depend only on the seed.
       drivers: The collect drivers.
-      description: Entries of result.json about the runner.
+      description: Entries of result.json that describe the runner.
     """
 
     train: Chunk
@@ -101,17 +101,18 @@ class Runner(Protocol):
         """Resets the environments and returns the state before the first iteration."""
 
     def measurements(self) -> dict[str, Any]:
-        """Returns entries of metrics.jsonl beside the losses: numbers, or counts in a list."""
+        """Returns further entries of metrics.jsonl: numbers, or lists of counts (histograms)."""
 
     def close(self) -> None:
         """Closes the environments and ends all threads."""
 
 
 class Iterations:
-    """Runs chunks of iterations of one agent, each chunk one call of a `tf.function` traced once.
+    """Runs chunks of iterations of one agent. Each chunk is one call of a `tf.function`.
 
     A chunk ends after `max_iterations`, at the first iteration that reaches `until` environment
-    steps, or at the first iteration with a loss that is not finite. Nothing else moves its end.
+    steps, or at the first iteration with a loss that is not finite. Nothing else affects where it
+    ends. Each `tf.function` is traced once.
     """
 
     at_once = 1
@@ -154,7 +155,7 @@ class Iterations:
         return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
 
     def measurements(self) -> dict[str, Any]:
-        """Returns no entries."""
+        """Returns an empty dict, because there are no further entries."""
         return {}
 
     def close(self) -> None:
@@ -203,7 +204,7 @@ class Iterations:
     ) -> LoopState:
         """Collects `collect_steps` vector steps with `policy`, the first half of an iteration.
 
-        With `verify`, as in the warm-up, the experience checks that it can hand the rows out again.
+        With `verify`, as in the warm-up, the experience checks that it can return the same rows.
         """
         started = tf.timestamp()
         with tf.control_dependencies([started]):
@@ -214,7 +215,7 @@ class Iterations:
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
 
     def update(self, state: LoopState) -> LoopState:
-        """Makes the updates of one iteration from what was collected, the second half of it."""
+        """Makes the updates from the collected rows, the second half of an iteration."""
         self.begin_updates(state)
         if self.experience.num_batches == 1:
             loss_sums = self._update_once(state.loss_sums)
@@ -230,12 +231,12 @@ class Iterations:
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def begin_updates(self, state: LoopState) -> None:
-        """Lets the agent prepare what was collected, before `experience.next_batch`."""
+        """Prepares the collected rows for the agent. Call it before `experience.next_batch`."""
         final_time_step = state.carry.time_step
         self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
 
     def end_updates(self) -> None:
-        """Lets the agent finish with what was collected, after the last batch."""
+        """Passes the collected rows to `agent.finish`. Call it after the last batch."""
         self.experience.end(_accelerated(self.agent.finish))
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

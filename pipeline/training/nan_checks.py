@@ -40,7 +40,7 @@ def check_losses(
     """Checks that all losses are finite.
 
     Raises:
-      UserError: If one is not; it names first what feeds the losses.
+      UserError: If a loss is NaN or infinite. The message lists the causes before the losses.
     """
     bad = [name for name, total in loss_sums.items() if not math.isfinite(float(total))]
     if bad:
@@ -53,7 +53,7 @@ def check_weights(agent: Agent, env_steps: int) -> None:
     A loss is computed before its update, so weights may be NaN although all losses are finite.
 
     Raises:
-      UserError: If one is not.
+      UserError: If a weight is NaN or infinite.
     """
     if bad := _bad_weights(agent):
         raise _not_finite(bad, agent, env_steps)
@@ -63,7 +63,7 @@ def _not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
     """Returns the error that ends a run.
 
     Args:
-      bad: Names of what is not finite, each the cause of the next.
+      bad: Names of the tensors that are not finite. Each is a cause of the next.
       agent: Counts the updates.
       env_steps: Environment steps that the run has taken.
     """

@@ -1,7 +1,7 @@
 """Builds a run from gin's bindings and trains it to its end.
 
-`iteration.py` holds the iteration that all agents share; `host_loop.py` holds what the host does
-between graph calls.
+`iteration.py` holds the iteration that all agents share. `host_loop.py` makes the graph calls, and
+logs, evaluates and saves between them.
 """
 
 from __future__ import annotations
@@ -65,24 +65,25 @@ def train(
       root_dir: Folder of the run.
       seed: Seed of everything random.
       restart_behavior: "resume", "restart" or "fail", for a folder that already holds a run.
-      stop: Polled between graph calls.
-      dry_run: Builds everything and calls every configurable once, but trains and writes nothing.
+      stop: Signal to stop, which is polled between graph calls.
+      dry_run: Whether to build everything and call every configurable once, but train and write
+        nothing.
       exactness: What to do with a run that cannot be resumed bit for bit.
-      execution: Eagerly or as a graph; a resumed run must go on as it was begun.
+      execution: Whether to run eagerly or as a graph. A resumed run must use the same mode.
       create_environment: Factory of the training and evaluation environments.
       create_agent: Factory of the agent.
       create_experience: Factory of the replay buffer or the rollout.
       runner: Builds the run from these factories; `asynchronous_runner` builds many actors.
-      num_env_steps: See `Plan`, as for all that follow.
+      num_env_steps: See `Plan`, also for the arguments that follow.
 
     Returns:
-      The contents of result.json, also for a run that was already finished; an empty dict if
-      `dry_run`.
+      The contents of result.json, also for a run that was already finished, or an empty dict if
+      `dry_run` is True.
 
     Raises:
-      UserError: If a binding is wrong or read by nothing, if the folder holds another run, or see
-        `HostLoop.train`.
-      Stopped: If a signal came; a checkpoint has been written.
+      UserError: If a binding is wrong or not used, if the folder holds another run, or if
+        `HostLoop.train` raises it.
+      Stopped: If a signal arrived. A checkpoint has been written.
     """
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
@@ -122,7 +123,11 @@ def _call_what_training_calls() -> None:
 
 
 def _check_bindings() -> None:
-    """Refuses bindings that nothing reads, once every configurable of a run has been called."""
+    """Refuses bindings that are not used, after every configurable of a run has been called.
+
+    Raises:
+      UserError: If the command line has such a binding.
+    """
     if message := configuration.ignored():
         raise UserError(f"{message} --explain lists what is read.")
 
@@ -131,22 +136,33 @@ def bound(name: str) -> Callable[..., Any]:
     """Returns the factory that gin has bound `train.<name>` to, for a name of `BUILDERS`.
 
     Raises:
-      UserError: If nothing is bound.
+      UserError: If `train.<name>` is not bound.
     """
     bindings = gin.get_bindings(train)
     if name not in bindings:
-        raise UserError(f"nothing binds train.{name}: give a config that does.")
+        raise UserError(
+            f"train.{name} is not bound. Add a --gin_file that binds it; "
+            "python -m pipeline.train --list_configs lists the shipped files."
+        )
     return bindings[name]
 
 
 def build_bound(seed: int) -> Components:
-    """Builds what `train` would build from gin's bindings; raises what `bound` raises."""
+    """Builds the components that `train` would build from gin's bindings.
+
+    Raises:
+      UserError: If a factory is not bound.
+    """
     runner = gin.get_bindings(train).get("runner", build)
     return runner(seed, *map(bound, BUILDERS))
 
 
 def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any] | None:
-    """Returns the contents of result.json if the run is finished, and tells the user so."""
+    """Returns the contents of result.json and prints a message if the run is finished, else None.
+
+    Raises:
+      UserError: If it was finished with another configuration.
+    """
     result = folder.finished(seed, num_env_steps)
     if not result:
         return None

@@ -19,7 +19,7 @@ from pipeline.utils.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`; without `low` itself if `is_open`."""
+    """Range of the numbers from `low` to `high`, without `low` itself if `is_open` is True."""
 
     low: float
     high: float = math.inf
@@ -49,12 +49,12 @@ def check_arguments(
     Parameters without a range are not checked. Values of schedules are not checked.
 
     Args:
-      function: The function that is called.
-      arguments: Its arguments by name; others are ignored.
+      function: Function that is called.
+      arguments: Values by name. Names that are not parameters of the function are ignored.
       name: Name of the function in messages; None for its own name.
 
     Raises:
-      UserError: If an argument is out of its range; it names the parameter and the range.
+      UserError: If an argument is out of its range. The message names the parameter and the range.
     """
     target = inspect.unwrap(function)
     for parameter in inspect.signature(target).parameters.values():
@@ -113,9 +113,9 @@ def is_callable(annotation: Any) -> bool:
 
 
 def resolved(target: Any, annotation: Any) -> Any:
-    """Evaluates an annotation of `target` that is a text.
+    """Evaluates an annotation of `target` that is a string.
 
-    Returns None if the text uses names that its module does not have at run time.
+    Returns None if the string uses names that its module does not have at run time.
     """
     if isinstance(annotation, ForwardRef):  # of a NamedTuple
         annotation = annotation.__forward_arg__

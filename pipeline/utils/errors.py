@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 class WriteError(UserError):
-    """Error for a file that cannot be written now: the disk is full, not writable, ...
+    """Error for a file that cannot be written now, for example because the disk is full.
 
     A later attempt may succeed.
     """

@@ -33,7 +33,7 @@ def make_folder(path: pathlib.Path) -> None:
     """Creates the folder and its parents where they are missing.
 
     Raises:
-      OSError: If there is a file of that name, permission is denied, ...
+      OSError: If the folder cannot be created, for example because a file has its name.
     """
     if path.is_dir():
         return
@@ -50,7 +50,7 @@ def replace(temporary: pathlib.Path, path: pathlib.Path) -> None:
     A reader finds either the old file or the new one, even after a crash.
 
     Raises:
-      OSError: If the disk is full, not writable, ...
+      OSError: If the file cannot be written, for example because the disk is full.
     """
     sync(temporary)
     temporary.rename(path)
@@ -61,7 +61,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     """Replaces a text file in one step.
 
     Raises:
-      WriteError: If the disk is full, not writable, ...
+      WriteError: If the file cannot be written, for example because the disk is full.
     """
     temporary = path.with_name(f".tmp-{path.name}")
     try:
@@ -136,8 +136,8 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
 
     Args:
       path: Path of the lock file.
-      busy: What another process that holds the lock is doing. The error message begins with it,
-        and the folder's name follows.
+      busy: Beginning of the error message, which says what another process that holds the lock is
+        doing. The name of the folder follows it.
       flag: Command-line flag that names the folder.
 
     Raises:
@@ -189,7 +189,9 @@ def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); delete it to continue.") from error
     wrong = [k for k, kind in kinds.items() if not isinstance(value.get(k, kind()), kind)]
     if wrong:
-        raise UserError(f"{path} is damaged ({', '.join(wrong)}); delete it to continue.")
+        raise UserError(
+            f"{path} is damaged (wrong type of {', '.join(wrong)}); delete it to continue."
+        )
     return value
 
 
@@ -197,6 +199,6 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step.
 
     Raises:
-      WriteError: If the disk is full, not writable, ...
+      WriteError: If the file cannot be written, for example because the disk is full.
     """
     write_text(path, json.dumps(value, indent=2) + "\n")

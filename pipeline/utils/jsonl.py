@@ -35,9 +35,10 @@ def plain(value: Any) -> Any:
 
 
 def read_jsonl(path: pathlib.Path, *keys: str) -> list[dict[str, Any]]:
-    """Returns the records of a log, oldest first. A missing file has none.
+    """Returns the records of a log, oldest first, or an empty list if the file is missing.
 
-    A last line without its newline is left out: its writer is still writing it, or was killed.
+    A last line without a newline is left out, because it is incomplete: its writer is still writing
+    it, or was killed.
 
     Raises:
       UserError: If a line is not a JSON object with these keys, or the file cannot be read.
@@ -107,7 +108,8 @@ class JsonlLog:
             kept = [record for record in records if record["env_steps"] <= env_steps]
         except TypeError as error:
             raise errors.UserError(
-                f"{self._path}: env_steps is not a number ({error}); fix or delete the line"
+                f"{self._path}: the env_steps of a line is not a number ({error}); fix or delete "
+                "the line"
             ) from error
         files.write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 

@@ -1,4 +1,4 @@
-"""Retries failed file writes, so that training goes on for a while when files cannot be written."""
+"""Retries failed file writes, so that training continues for some time if writing fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds
 
 @gin.configurable(denylist=["say", "look_around"])
 class Patience:
-    """Retries failed writes, each time after a wait twice as long, up to 60 s.
+    """Retries failed writes. The wait doubles after each failure, up to 60 s.
 
     If nothing could be written for `give_up_after` seconds, the failure is raised. A retry writes
-    the latest state, so the waits affect nothing but time.
+    the latest state, so the waits have no effect on the results of a run.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class StopSignal:
 
     On exit, the previous handlers and file descriptor are restored. Only the main thread may set
     handlers: in another thread, the object installs nothing and `requested` stays False. A forked
-    child ignores Ctrl-C, which the terminal also sends to it, and is ended by SIGTERM.
+    child process ignores Ctrl-C, which the terminal also sends to it, but SIGTERM ends it.
 
     Attributes:
       requested: True if a signal has arrived. Poll it between graph calls, because no

@@ -33,10 +33,10 @@ NO_TF_AGENTS_MESSAGE = (
 def import_tensorflow(onednn: bool | None = None) -> None:
     """Imports TensorFlow, with Keras 2 as `tf.keras`, and all of TF-Agents.
 
-    Gradients are summed in a fixed order from then on.
+    From then on, gradients are summed in a fixed order.
 
     Call it before importing any module of this package that uses TensorFlow. Environment variables
-    that the user has set take precedence. After a successful call, another one does nothing.
+    that the user has set take precedence. After a successful call, further calls do nothing.
 
     Args:
       onednn: Whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which

@@ -121,7 +121,7 @@ def test_the_atari5_estimate_of_several_runs_at_once():
 
 
 def test_the_atari5_estimate_says_which_games_it_lacks():
-    with pytest.raises(UserError, match="scores of double_dunk, phoenix too"):
+    with pytest.raises(UserError, match="also needs scores of double_dunk, phoenix:"):
         published_scores.atari5_median(
             {"battle_zone": 1.0, "name_this_game": 1.0, "qbert": 1.0, "pong": 1.0}
         )

@@ -112,7 +112,7 @@ def test_a_run_that_cannot_be_started_stops_nobody_else(tmp_path):
     outcome = run(tmp_path, make_suite())
     ((failed, reason),) = outcome.failed
     assert (outcome.finished, outcome.left, failed.name) == (1, 0, "dqn-A-v1 seed 1")
-    assert reason.startswith("it cannot be started: ") and "seed-1.log" in reason
+    assert reason.startswith("the process cannot be started: ") and "seed-1.log" in reason
 
 
 def test_a_run_with_a_result_has_finished_however_its_process_ended(tmp_path):
@@ -148,7 +148,7 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
     monkeypatch.setattr(runner, "_PLAIN_SECONDS", 0.0)
     assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=StopLater()) == (0, [], 4)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 runs to go, 0 are over; 2 at once"
+    assert lines[0] == "4 runs to do, 0 are done; 2 at a time"
     assert lines[1] == "tiny: 0 finished, 2 running, 0 failed, 2 left, 0% of 400 steps"
     # Two of four runs have taken 50 of 100 steps.
     assert "tiny: 0 finished, 2 running, 0 failed, 2 left, 25% of 400 steps" in lines

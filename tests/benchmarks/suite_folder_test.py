@@ -38,10 +38,10 @@ def test_another_budget_is_refused(tmp_path):
         run(tmp_path, make_suite(2, budget=200))
     folder = tmp_path / "tiny" / "dqn-A-v1"
     assert str(error.value) == (
-        f"{folder} has runs with other settings than those asked for:\n"
+        f"{folder} has runs with other settings than the requested ones:\n"
         "  train.num_env_steps: 100 then, 200 now\n"
-        f"Choose another --output_dir. Or, to run dqn-A-v1 anew, delete {folder} and its lines in "
-        f"{tmp_path / 'tiny.jsonl'}."
+        f"Choose another --output_dir. Or, to run dqn-A-v1 from the start, delete {folder} and its "
+        f"lines in {tmp_path / 'tiny.jsonl'}."
     )
     assert set(starts(tmp_path).values()) == {1}
 

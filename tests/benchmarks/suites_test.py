@@ -84,8 +84,8 @@ def test_a_suite_of_ones_own_and_gins_config_stays(write, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("clasic", "Nearest: classic. There are atari5, atari_small_budget, classic, smoke;"),
-     ("xyzzy", "There are atari5, atari_small_budget, classic, smoke; or give the path of a gin")],
+    [("clasic", "Nearest: classic. The shipped suites are atari5, atari_small_budget, classic,"),
+     ("xyzzy", "The shipped suites are atari5, .*, smoke. Use one of them, or the path of a gin")],
 )  # fmt: skip
 def test_an_unknown_suite_names_the_nearest_and_all(name, hint):
     with pytest.raises(UserError, match=f"no suite is named '{name}'. {hint}"):
@@ -115,7 +115,7 @@ def test_a_path_is_the_user_s(write, monkeypatch):
         ("suite.budgets = 250_000", "suite.budgets = 250000: must be a tuple of whole numbers"),
         ("suite.budgets = None", "suite.budgets = None: must be a tuple of whole numbers"),
         ("suite.experiments = 5", "suite.experiments = 5: must be a tuple of experiments."),
-        ("suite.protocol = ''", "suite.protocol = '': must say how scores are taken"),
+        ("suite.protocol = ''", "suite.protocol = '': must describe how scores are taken"),
         ("suite.protocol = {'ppo': 'any'}", "suite.protocol = .*for every algorithm."),
         ("suite.bindings = 'train.x = 1'", "suite.bindings = .*: must be gin statements."),
         ("suite.experiments = ()", "suite.experiments = .*: a suite needs at least one."),

@@ -125,7 +125,7 @@ def test_a_call_when_all_is_done_is_quick_and_the_report_follows(benchmark):
     ended = run_binary("benchmark", *flags(benchmark.output_dir), "--report")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "0 runs to go, 3 are over; 3 at once",
+        "0 runs to do, 3 are done; 3 at a time",
         f"wrote {benchmark.output_dir}/report.md",
         f"wrote {benchmark.output_dir}/report.html",
     ]
@@ -157,9 +157,9 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
     assert (ended.returncode, ended.stderr) == (1, "")
     reason = f"{folder}/result.json is damaged"
     assert re.search(
-        rf"^dqn-CartPole-v1 seed 1 has failed \({reason}.*\); all .*: {folder}.log\n"
+        rf"^dqn-CartPole-v1 seed 1 has failed \({reason}.*\); its output is in {folder}.log\n"
         r"failed: 1; the same command tries these runs again.\n"
-        r"One that cannot go on begins anew if its folder is deleted: its log without \.log\.\n",
+        r"To start a failed run over, delete its folder\. Its log is beside it, as FOLDER\.log\.\n",
         ended.stdout,
         re.MULTILINE,
     )

@@ -215,8 +215,8 @@ def test_paired_runs_are_compared_by_seed(tmp_path):
 @pytest.mark.parametrize(
     ("seed", "execution", "return_mean", "config", "message"),
     [
-        (1, "graph", 1.0, "x = 1", "has the seed and the kind of another"),
-        (2, "graph", 1.0, "x = 1", "seed 2 has one of its two runs only"),
+        (1, "graph", 1.0, "x = 1", "has the same seed and kind as another"),
+        (2, "graph", 1.0, "x = 1", "seed 2 has only one of its two runs"),
         (1, "eager", None, "x = 1", "odd is not finished"),
         (1, "eager", 1.0, "x = 2", "another configuration"),
     ],
@@ -233,7 +233,7 @@ def test_runs_that_make_no_pairs_are_refused(
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no folder of a run in it"):
+    with pytest.raises(UserError, match="the folder contains no run folders"):
         paired_runs.read_pairs(str(tmp_path))
 
 
@@ -247,7 +247,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         (["--gin_file=dqn_cartpole", "--paired_runs=runs"], "say what to compare"),
         (["--gin_file=dqn_cartpol"], "dqn_cartpole"),
         (["--gin_file=dqn_cartpole", "--num_updates=0"], "num_updates"),
-        (["--gin_file=environments/gymnasium"], "nothing binds train.create_agent"),
+        (["--gin_file=environments/gymnasium"], "train.create_agent is not bound"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(flags, message):
@@ -266,8 +266,8 @@ def test_the_binary_answers_all_questions():
         "Largest absolute difference between eager and graph after each update",
         "Largest relative difference between eager and graph after each update",
         "Between eager and exact graph: the same bits in all variables after each of 1 updates.",
-        "The first operation at which they part, in update 1",
-        "Responsible: ",
+        "The first operation that differs, in update 1",
+        "Responsible rewrites: ",
         "exact graph",
     ):
         assert words in ended.stdout

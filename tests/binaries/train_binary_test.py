@@ -227,6 +227,7 @@ def test_list_configs():
 
 def test_output_that_nobody_reads_any_more_ends_a_program_quietly():
     process = start_binary("train", "--list_configs")
+    assert process.stdout and process.stderr
     process.stdout.close()
     assert process.wait(timeout=60) == 128 + signal.SIGPIPE
     assert process.stderr.read() == ""

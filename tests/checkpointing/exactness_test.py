@@ -28,7 +28,8 @@ def circumstances(
     exactness: Exactness = ANY,
     **values: Any,
 ):
-    text = CONFIG.format(**{"threads": 1, "envs": 8, "steps": 100, "interval": 50, **values}) + schedule
+    values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, **values}
+    text = CONFIG.format(**values) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
     settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
     return Circumstances(settings, seed, pathlib.Path("runs/mine"), exactness)

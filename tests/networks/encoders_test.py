@@ -214,7 +214,7 @@ def test_layers_do_not_share_one_draw() -> None:
 
 
 def test_a_nest_of_observations_is_refused() -> None:
-    with pytest.raises(ValueError, match="One observation tensor is needed"):
+    with pytest.raises(ValueError, match="An observation must be one tensor"):
         create_encoder({"a": tf.TensorSpec((3,), tf.float32)})
 
 

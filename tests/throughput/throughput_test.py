@@ -95,11 +95,11 @@ def test_what_else_a_worker_prints_is_in_its_log(tmp_path, output_dir):
     [
         ("raise ValueError('out of coffee')", ["exit code 1", "ValueError: out of coffee"]),
         ("os.kill(os.getpid(), 9)", ["exit code -9"]),
-        ("channel._output.write('42 bananas\\n')", ["said '42 bananas'"]),
-        ("channel.say({'stage': 'other'})", ["said", "other"]),
-        ("channel.say({'stage': title, 'seconds': 1, 'count': 0, 'unit': 'x'})", ["said"]),
-        ("channel.say([title])", ["said"]),
-        ("time.sleep(60)", ["said nothing for"]),
+        ("channel._output.write('42 bananas\\n')", ["unexpected message, '42 bananas'"]),
+        ("channel.say({'stage': 'other'})", ["unexpected message", "other"]),
+        ("channel.say({'stage': title, 'seconds': 1, 'count': 0, 'unit': 'x'})", ["unexpected"]),
+        ("channel.say([title])", ["unexpected message"]),
+        ("time.sleep(60)", ["did not answer for"]),
     ],
 )
 def test_a_worker_that_fails_costs_only_what_it_had_left(
@@ -190,7 +190,7 @@ def test_what_a_folder_holds_is_not_replaced(tmp_path, fake_sides):
     assert not list(tmp_path.glob(".throughput-scratch-*"))
     before = (tmp_path / "throughput.json").read_bytes()
     (tmp_path / ".throughput-scratch-killed").mkdir()
-    with pytest.raises(UserError, match=r"measurements of another seconds, rounds,.* delete it"):
+    with pytest.raises(UserError, match=r"another seconds, rounds,.* delete the file"):
         measure(tmp_path, False, SMALL[0], 0.2, 1)
     assert (tmp_path / "throughput.json").read_bytes() == before
     assert not list(tmp_path.glob(".throughput-scratch-*"))
@@ -217,7 +217,7 @@ def test_the_same_command_goes_on_with_what_is_left(tmp_path, fake_sides, monkey
     assert list(after) == ["dqn_pong_1", "ppo_pong_1", "sac_pong_1"]
     assert after["dqn_pong_1"] == before["dqn_pong_1"]
     assert after["ppo_pong_1"]["sides"]["sb3"]["error"] is None
-    assert "dqn_pong_1  measured before\n" in capsys.readouterr().out
+    assert "dqn_pong_1  already measured\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["command", "source_sha256", "cpu_model"])
@@ -227,7 +227,7 @@ def test_measurements_of_another_source_or_machine_are_not_gone_on_with(
     measure(tmp_path, False, *SMALL)
     now = throughput._circumstances()
     monkeypatch.setattr(throughput, "_circumstances", lambda: {**now, name: "another"})
-    with pytest.raises(UserError, match=f"measurements of another {name}, which"):
+    with pytest.raises(UserError, match=f"measurements with another {name}, which"):
         measure(tmp_path, False, *SMALL)
 
 
@@ -273,7 +273,7 @@ def test_measuring_nothing_is_refused(tmp_path):
     ],
 )
 def test_a_variant_that_a_work_has_not_is_refused(tmp_path, work):
-    with pytest.raises(UserError, match=f"'{work}' is no work"):
+    with pytest.raises(UserError, match=f"'{work}' is not a work"):
         measure(tmp_path, False, [work])
 
 
@@ -635,14 +635,14 @@ def test_stable_baselines3_makes_an_update_of_every_rollout():
 
 @pytest.mark.parametrize("name", ["dqn_pang_8", "dqn_pong", "dqn_pong_0", "dqn_pong_8:float16", ""])
 def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path, name):
-    with pytest.raises(UserError, match=f"'{name}' is no work"):
+    with pytest.raises(UserError, match=f"'{name}' is not a work"):
         measure(tmp_path, False, ["dqn_cartpole_1", name])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("num_envs", [3, 6, 10])
 def test_peers_that_could_not_make_as_many_updates_are_not_measured(tmp_path, num_envs):
-    with pytest.raises(UserError, match="no whole number of updates"):
+    with pytest.raises(UserError, match="not have a whole number of updates"):
         measure(tmp_path, False, [f"dqn_cartpole_{num_envs}"])
     assert works.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # a rollout is learnt from whole
 

@@ -1,1 +1,1 @@
-"""How far the same training drifts apart eagerly and as a graph, where it begins, and why."""
+"""Compares eager and graph training: how far they drift apart, where this begins, and why."""

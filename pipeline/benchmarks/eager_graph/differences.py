@@ -1,4 +1,4 @@
-"""How far two trainings are apart, variable by variable and update by update."""
+"""Measures how far two trainings are apart, for each variable and update."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pipeline.benchmarks.eager_graph.updates import Weights
 
 
 class Difference(NamedTuple):
-    """The largest difference of two arrays' elements.
+    """Largest elementwise difference of two arrays.
 
     Attributes:
-      absolute: in the arrays' unit.
-      relative: to the larger magnitude of the two elements; so at most 2.
+      absolute: Largest absolute difference, in the unit of the arrays.
+      relative: Largest difference relative to the larger magnitude of the two elements, at most 2.
     """
 
     absolute: float
@@ -23,7 +23,10 @@ class Difference(NamedTuple):
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Of two arrays of one shape, which may hold no element; 0 only where elements are equal."""
+    """Computes the difference of two arrays of the same shape, which may be empty.
+
+    It is 0 only if all elements are equal.
+    """
     gap = np.abs(first.astype(np.float64) - second.astype(np.float64))
     magnitude = np.maximum(np.abs(first), np.abs(second)).astype(np.float64)
     relative = np.divide(gap, magnitude, out=np.zeros_like(gap), where=magnitude > 0)
@@ -31,7 +34,7 @@ def difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
 
 def differences(first: list[Weights], second: list[Weights]) -> dict[str, list[Difference]]:
-    """For each variable its difference after each update."""
+    """Returns the differences of each variable, one after each update."""
     return {
         name: [difference(a[name], b[name]) for a, b in zip(first, second, strict=True)]
         for name in first[0]
@@ -39,13 +42,13 @@ def differences(first: list[Weights], second: list[Weights]) -> dict[str, list[D
 
 
 def largest(first: list[Weights], second: list[Weights]) -> float:
-    """The largest absolute difference over all variables and updates."""
+    """Returns the largest absolute difference over all variables and updates."""
     of_each = differences(first, second).values()
     return max(apart.absolute for variable in of_each for apart in variable)
 
 
 def same_bits(first: Iterable[Weights], second: Iterable[Weights]) -> bool:
-    """Whether all variables are equal after all updates, to the last bit."""
+    """Returns True if all variables are equal to the last bit after every update."""
     return all(
         a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
         for a, b in zip(first, second, strict=True)

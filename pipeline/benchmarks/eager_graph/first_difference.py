@@ -1,4 +1,4 @@
-"""The first operation at which an update's graph parts from the same operations run eagerly."""
+"""Finds the first operation of an update whose outputs differ between graph and eager execution."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from pipeline.benchmarks.eager_graph.updates import Updates, Weights, running
 from pipeline.utils.execution import Execution
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
-_MAX_DEPTH = 2  # of formulas in one another
-_MAX_ROUNDING = 1e-4  # of the largest magnitude, in float32; sums and cancellation included
+_MAX_DEPTH = 2  # of nested formulas
+_MAX_ROUNDING = 1e-4  # fraction of the largest magnitude, in float32, with sums and cancellation
 
 
 class Parting(NamedTuple):
-    """An operation whose outputs differ while all that it depends on and that both graphs have is
-    equal to the last bit: a rewrite made the difference here, or in what took its inputs' place.
+    """First operation whose outputs differ between the two graphs.
+
+    All operations that it depends on and that both graphs have are equal to the last bit. So a
+    rewrite made the difference in this operation, or in the operations that replaced its inputs.
 
     Attributes:
-      update: in which it is, from 1.
-      name: of the operation, which begins with its layer where there is one.
-      difference: of its outputs.
-      written: the operation and its inputs as the program has them.
-      rewritten: what the optimizer made of that.
-      source: "file:line, in function" of the program; empty if nothing is known.
-      variables: those that it reads.
+      update: Number of the update, from 1.
+      name: Name of the operation. It begins with the name of its layer if it belongs to one.
+      difference: Difference of the outputs.
+      written: The operation and its inputs as the program has them.
+      rewritten: The same operation and its inputs after the graph optimizer.
+      source: "file:line, in function" of the program; empty if unknown.
+      variables: Names of the variables that the operation reads.
     """
 
     update: int
@@ -42,17 +44,19 @@ class Parting(NamedTuple):
 
 
 def first_parting(updates: Updates, eager: list[Weights], graph: list[Weights]) -> Parting | None:
-    """Makes the first update after which weights differ once more, operation by operation.
+    """Repeats the first update after which the weights differ, and compares its operations.
 
-    What is written stands for eager, whose bits an exact graph has.
+    The graph as the program wrote it stands for eager execution, because an exact graph has the
+    same bits.
 
     Args:
-      updates: to run.
-      eager: their weights run eagerly.
-      graph: and as a graph.
+      updates: The updates to run.
+      eager: Weights after each update, run eagerly.
+      graph: Weights after each update, run as a graph.
 
     Returns:
-      The first operation that parts; None if no weights do, or no operation that both graphs have.
+      The first operation that differs. None if no weights differ, or if no operation that is in
+      both graphs differs.
     """
     apart = [not same_bits([a], [b]) for a, b in zip(eager, graph, strict=True)]
     if not any(apart):
@@ -79,7 +83,7 @@ def first_parting(updates: Updates, eager: list[Weights], graph: list[Weights]) 
 
 
 def _outputs(updates: Updates, number: int, graph: OperationGraph) -> Outputs:
-    """Of the update that follows `number` others."""
+    """Returns the outputs of the operations of the update that follows `number` others."""
     updates.restore()
     with running(Execution.EXACT_GRAPH):
         for batch in updates.batches[:number]:
@@ -90,16 +94,16 @@ def _outputs(updates: Updates, number: int, graph: OperationGraph) -> Outputs:
 
 
 def _first_difference(expected: Outputs, seen: Outputs, relevant: set[str]) -> str:
-    """The first operation of the `relevant` that parts; "" if none does."""
+    """Returns the name of the first of the `relevant` operations that differs; "" if none does."""
     parted = (name for name in expected if name in relevant and name in seen)
     return next((name for name in parted if _is_rounded(expected[name], seen[name])), "")
 
 
 def _is_rounded(expected: list[np.ndarray], seen: list[np.ndarray]) -> bool:
-    """Whether two operations of one name give the same but for rounding, and do not give equals.
+    """Returns True if the outputs of two operations with one name differ, but only by rounding.
 
-    Where a rewrite changes the order of operations, it may give the name of one to another: its
-    outputs then differ by more, or in their shape.
+    A rewrite that reorders operations may give the name of one operation to another. The outputs
+    then differ by more than rounding, or in their shapes.
     """
     alike = [(a.shape, a.dtype) for a in expected] == [(b.shape, b.dtype) for b in seen]
     if not alike or all(a.tobytes() == b.tobytes() for a, b in zip(expected, seen, strict=True)):
@@ -113,7 +117,10 @@ def _largest(expected: list[np.ndarray], seen: list[np.ndarray]) -> Difference:
 
 
 def _formula(name: str, graph: OperationGraph, other: OperationGraph, depth: int = 0) -> str:
-    """`Op(input, ...)`; inputs that the other graph lacks or computes otherwise likewise."""
+    """Returns `Op(input, ...)`.
+
+    Inputs that the other graph lacks or computes differently are formulas of the same kind.
+    """
     node = graph.nodes[name]
     if node.op == "Const":
         value = tf.make_ndarray(node.attr["value"].tensor)
@@ -127,16 +134,16 @@ def _formula(name: str, graph: OperationGraph, other: OperationGraph, depth: int
 
 
 def _inputs(graph: OperationGraph, name: str) -> list[str]:
-    """The operation's type and what it takes in; empty if there is none of this name."""
+    """Returns the type and the inputs of an operation; empty if there is none of this name."""
     node = graph.nodes.get(name)
     return [node.op, *(text for text in node.input if text[0] != "^")] if node else []
 
 
 def _source(graph: tf.Graph, name: str) -> str:
-    """The innermost line of this package, or of a user's own agent, that made the operation."""
+    """Returns the innermost line of this package that created the operation; "" if unknown."""
     try:
         frames = graph.get_operation_by_name(name).traceback
-    except KeyError:  # it comes from the body of a function
+    except KeyError:  # the operation comes from the body of a function
         return ""
     inner = [frame for frame in frames if _PACKAGE in pathlib.Path(frame.filename).parents]
     if not inner:
@@ -146,7 +153,7 @@ def _source(graph: tf.Graph, name: str) -> str:
 
 
 def _variables(graph: tf.Graph, name: str) -> list[str]:
-    """Variables whose value the operation takes in, directly or through an Identity."""
+    """Returns the variables whose values are inputs of the operation, directly or via Identity."""
     try:
         inputs = [tensor.op for tensor in graph.get_operation_by_name(name).inputs]
     except KeyError:

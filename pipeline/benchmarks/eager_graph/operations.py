@@ -1,4 +1,4 @@
-"""A graph as TensorFlow ran it, operation by operation."""
+"""Runs a graph as TensorFlow optimized it and returns the outputs of each operation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from tensorflow.python.eager import context
 from pipeline.benchmarks.eager_graph.updates import Batch, Updates, running
 from pipeline.utils.execution import Execution
 
-#: What each operation put out, by its name; where it has several outputs, all of them.
+#: The outputs of each operation, by its name.
 Outputs: TypeAlias = dict[str, list[np.ndarray]]
 
 _INTERFACE = ("_Arg", "_Retval")
-_CHANGES = re.compile(r"Resource(Apply|Scatter)|Assign\w*VariableOp")  # a variable
+_CHANGES = re.compile(r"Resource(Apply|Scatter)|Assign\w*VariableOp")  # operations on variables
 
 
 def graph_as_run(updates: Updates, execution: Execution) -> GraphDef:
-    """An update's graph after the optimizer's last pass, as TensorFlow reports it of a call."""
+    """Returns an update's graph after the graph optimizer's last pass, from a call's run metadata.
+
+    If a call runs several graphs, this is the one with the most nodes.
+    """
     updates.restore()
     with running(execution):
         context.context().enable_graph_collection()
@@ -38,16 +41,19 @@ def graph_as_run(updates: Updates, execution: Execution) -> GraphDef:
 
 
 class OperationGraph:
-    """Tells the outputs of every operation of an update's graph.
+    """Graph of an update that returns the outputs of every operation.
 
     Attributes:
-      nodes: by name.
+      nodes: Nodes of the graph, by name.
     """
 
     def __init__(self, graph: GraphDef, captured: list[tf.Tensor]):
-        """Args:
-        graph: of `graph_as_run`.
-        captured: the handles of the variables, as the function that was traced captured them.
+        """Initializes the graph.
+
+        Args:
+          graph: A graph from `graph_as_run`.
+          captured: Handles of the variables, in the order in which the traced function captured
+            them.
         """
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph.node}
         self._graph = graph
@@ -55,7 +61,7 @@ class OperationGraph:
         self._run: tf.types.experimental.ConcreteFunction | None = None
 
     def before_variables(self) -> set[str]:
-        """Names of all operations on whose outputs the new value of some variable depends."""
+        """Returns the names of all operations on which the new value of some variable depends."""
         waiting = [name for name, node in self.nodes.items() if _CHANGES.match(node.op)]
         found: set[str] = set()
         while waiting:
@@ -67,9 +73,10 @@ class OperationGraph:
         return found
 
     def outputs(self, batch: Batch) -> Outputs:
-        """Makes the update and gives the outputs in the order in which operations can run.
+        """Makes the update and returns the outputs in an order in which the operations can run.
 
-        Branches of a condition and bodies of a loop are left out: not all of them run, or once.
+        Operations in branches of conditions and in bodies of loops are left out, because they do
+        not run exactly once.
         """
         arguments = [*tf.nest.flatten(batch), *self._captured]
         if self._run is None:
@@ -86,7 +93,8 @@ class OperationGraph:
         inner = GraphDef(versions=self._graph.versions, library=self._graph.library)
         inner.node.extend(node for node in self._graph.node if node.op not in _INTERFACE)
         for node in inner.node:
-            node.attr.pop("_class", None)  # colocation, with nodes of the graph that was traced
+            # Colocation refers to nodes of the traced graph, which are not in this one.
+            node.attr.pop("_class", None)
         read = {text.partition(":")[0] for node in inner.node for text in node.input}
         inputs = {
             f"{node.name}:0": arguments[node.attr["index"].i]
@@ -106,7 +114,11 @@ class OperationGraph:
 
 
 def _unconditional(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Those outside of branches and loops; `operations` are in an order in which they can run."""
+    """Returns the operations that are outside of branches and loops.
+
+    Args:
+      operations: Operations in an order in which they can run.
+    """
     inside: set[str] = set()
     for operation in operations:
         before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]

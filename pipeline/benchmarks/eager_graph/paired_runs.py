@@ -1,4 +1,4 @@
-"""Finished runs of the same seeds, as a graph and with eager's bits: do their returns differ?"""
+"""Compares the returns of finished graph runs with those of eager or exact-graph runs by seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pipeline.utils.execution import Execution
 
 
 class Pair(NamedTuple):
-    """Two runs of one seed: the mean returns of their final weights' evaluations."""
+    """Mean evaluation returns of the final weights of two runs with the same seed.
+
+    Attributes:
+      seed: Seed of both runs.
+      graph: Mean return of the graph run.
+      exact: Mean return of the eager or exact-graph run.
+    """
 
     seed: int
     graph: float
@@ -20,15 +26,17 @@ class Pair(NamedTuple):
 
 
 def read_pairs(folder: str) -> list[Pair]:
-    """The pairs of runs in `folder`, by seed; `--eager` and `--exact_graph` count alike.
+    """Reads the pairs of runs in `folder`, in the order of their seeds.
+
+    Runs with `--eager` and with `--exact_graph` are treated alike.
 
     Raises:
-      UserError: there is no run, one is not finished, some differ in more than the seed and in
-        how they were run, or a run has no counterpart.
+      UserError: If there is no run, if a run is not finished, if the configurations of the runs
+        differ, if two runs have the same seed and kind, or if a run has no counterpart.
     """
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
-        raise UserError(f"--paired_runs={folder}: there is no folder of a run in it.")
+        raise UserError(f"--paired_runs={folder}: the folder contains no run folders.")
     returns = [_final_return(run) for run in runs]
     _check_configurations(runs)
     graph: dict[int, float] = {}
@@ -37,18 +45,24 @@ def read_pairs(folder: str) -> list[Pair]:
         start = run.read_json("run.json")
         group = graph if start["execution"] == Execution.GRAPH.value else exact
         if start["seed"] in group:
-            raise UserError(f"{run.path} has the seed and the kind of another run beside it.")
+            raise UserError(
+                f"{run.path} has the same seed and kind as another run in --paired_runs={folder}: "
+                "move one of them away."
+            )
         group[start["seed"]] = of_run
     if alone := sorted(graph.keys() ^ exact.keys()):
         raise UserError(
-            f"--paired_runs={folder}: seed {alone[0]} has one of its two runs only: train the "
-            "other, with or without --exact_graph."
+            f"--paired_runs={folder}: seed {alone[0]} has only one of its two runs. Train the "
+            "other one, with or without --exact_graph."
         )
     return [Pair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]
 
 
 def estimate(pairs: list[Pair]) -> Estimate:
-    """The IQM of the graph's returns minus that of eager's, with its 95 % bootstrap interval."""
+    """Estimates the IQM of the graph returns minus the IQM of the eager or exact-graph returns.
+
+    The estimate has a 95 % bootstrap interval.
+    """
     return estimate_paired_difference(
         [pair.graph for pair in pairs], [pair.exact for pair in pairs]
     )
@@ -57,7 +71,7 @@ def estimate(pairs: list[Pair]) -> Estimate:
 def _final_return(run: RunFolder) -> float:
     result = run.read_json("result.json")
     if not result:
-        raise UserError(f"{run.path} is not finished: run its command again.")
+        raise UserError(f"{run.path} is not finished: run its command again to finish it.")
     return float(result["evaluation"]["return_mean"])
 
 
@@ -65,4 +79,7 @@ def _check_configurations(runs: list[RunFolder]) -> None:
     first = (runs[0].path / "operative_config.gin").read_text()
     for run in runs:
         if (run.path / "operative_config.gin").read_text() != first:
-            raise UserError(f"{run.path} has another configuration than {runs[0].path}.")
+            raise UserError(
+                f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
+                "configuration only."
+            )

@@ -1,4 +1,4 @@
-"""What `python -m pipeline.parity` prints: tables of plain text, in the order of the questions."""
+"""Makes the text that `python -m pipeline.parity` prints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.benchmarks.eager_graph.updates import Updates, Weights
 from pipeline.utils.execution import Execution
 
 _UPDATES_A_TABLE = 10
-_SECONDS = 1.0  # of timing, each way of running in each round
+_SECONDS = 1.0  # for which each way of running is timed in each round
 _ROUNDS = 3
 
 
 def of_updates(updates: Updates) -> Iterator[str]:
-    """Compares eager, graph and exact graph; gives each part of the text as soon as it is known."""
+    """Compares eager, graph and exact graph; yields each part of the text when it is known."""
     eager, graph, exact = (
         updates.run(execution)
         for execution in (Execution.EAGER, Execution.GRAPH, Execution.EXACT_GRAPH)
@@ -29,7 +29,7 @@ def of_updates(updates: Updates) -> Iterator[str]:
         found = effects(updates, eager, graph)
         yield rewrites_text(found)
         yield _verdict(updates, eager, responsible(found))
-    # In turns, so that a machine that others use is slow for all; the fastest round counts.
+    # Take turns, so that other load on the machine slows all ways alike. The fastest round counts.
     rounds = [{way: updates.per_second(way, _SECONDS) for way in Execution} for _ in range(_ROUNDS)]
     yield speed_text({way: max(speeds[way] for speeds in rounds) for way in Execution})
 
@@ -45,7 +45,12 @@ def _drift(what: str, first: list[Weights], second: list[Weights]) -> Iterator[s
 
 
 def difference_tables(apart: Mapping[str, list[Difference]], kind: str) -> Iterator[str]:
-    """Variables by updates, ten updates a table; `kind` is a field of `Difference`."""
+    """Yields tables of each variable's differences, with ten updates per table.
+
+    Args:
+      apart: Differences of each variable after each update, by the name of the variable.
+      kind: Field of `Difference` that is shown.
+    """
     total = len(next(iter(apart.values())))
     for start in range(0, total, _UPDATES_A_TABLE):
         numbers = range(start, min(start + _UPDATES_A_TABLE, total))
@@ -60,9 +65,9 @@ def difference_tables(apart: Mapping[str, list[Difference]], kind: str) -> Itera
 
 
 def parting_text(parting: Parting | None) -> str:
-    """The first operation that parts, and what the optimizer made of it."""
+    """Returns a description of the first operation that differs."""
     if parting is None:
-        return "No operation that both graphs have under one name differs by rounding only."
+        return "No operation that is in both graphs under the same name differs by rounding only."
     lines = {
         "operation": parting.name,
         "written in": parting.source or "unknown",
@@ -73,43 +78,43 @@ def parting_text(parting: Parting | None) -> str:
         f"{parting.difference.relative:.1e} relative",
     }
     rows = "\n".join(f"  {name:<12}{text}" for name, text in lines.items())
-    return f"The first operation at which they part, in update {parting.update}:\n{rows}"
+    return f"The first operation that differs, in update {parting.update}:\n{rows}"
 
 
 def rewrites_text(found: Mapping[str, Effect]) -> str:
-    """Each rewrite's effect, and which change bits."""
+    """Returns a table of the effect of each rewrite."""
     rows = [
         [name, _number(effect.without), _number(effect.alone), "yes" if effect.changes_bits else ""]
         for name, effect in found.items()
     ]
-    header = ["rewrite", "without it", "it alone", "changes bits"]
-    return "Largest difference from eager, rewrite by rewrite\n\n" + table(header, rows)
+    header = ["rewrite", "without it", "only it", "changes bits"]
+    return "Largest difference from eager, by rewrite\n\n" + table(header, rows)
 
 
 def _verdict(updates: Updates, eager: list[Weights], names: list[str]) -> str:
     def outcome(without: Sequence[str]) -> str:
         history = updates.run(Execution.GRAPH, without)
-        return "the bits of eager" if same_bits(history, eager) else "other bits than eager"
+        return "same bits as eager" if same_bits(history, eager) else "other bits than eager"
 
     return (
-        f"Responsible: {', '.join(names)}.\n"
-        f"Without {'these' if len(names) > 1 else 'it'}: {outcome(names)}.\n"
+        f"Responsible rewrites: {', '.join(names)}.\n"
+        f"Without {'them' if len(names) > 1 else 'it'}: {outcome(names)}.\n"
         f"Without any of the {len(REWRITES)} rewrites: {outcome(REWRITES)}."
     )
 
 
 def speed_text(per_second: Mapping[Execution, float]) -> str:
-    """Updates a second, and what exactness costs."""
+    """Returns a table of updates per second, absolute and relative to the graph."""
     graph = per_second[Execution.GRAPH]
     rows = [
         [way.value, f"{speed:,.1f}", f"{speed / graph:.2f}"] for way, speed in per_second.items()
     ]
-    header = ["run as", "updates a second", "of graph's speed"]
-    return "Speed of updates alone, one call each\n\n" + table(header, rows)
+    header = ["run as", "updates per second", "relative to graph"]
+    return "Speed of updates alone, one call per update\n\n" + table(header, rows)
 
 
 def of_pairs(pairs: Sequence[Pair]) -> str:
-    """Returns by seed, and the interval of the difference of their interquartile means."""
+    """Returns a table of the returns by seed, and the difference of their interquartile means."""
     rows = [
         [str(pair.seed), f"{pair.graph:.1f}", f"{pair.exact:.1f}", f"{pair.graph - pair.exact:.1f}"]
         for pair in pairs
@@ -125,7 +130,7 @@ def of_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as need be; the first to the left, the others to the right."""
+    """Returns a table in plain text: the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which rewrites of TensorFlow's graph optimizer change bits."""
+"""Finds the rewrites of TensorFlow's graph optimizer that change bits of the weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipeline.benchmarks.eager_graph.differences import largest, same_bits
 from pipeline.benchmarks.eager_graph.updates import Updates, Weights
 from pipeline.utils.execution import Execution
 
-# The options of tf.config.optimizer.set_experimental_options that stand for a rewrite and are on by
-# default; those that are off cannot be what makes the default differ.
+# The rewrites that tf.config.optimizer.set_experimental_options can switch and that are on by
+# default. A rewrite that is off by default cannot cause a difference.
 REWRITES = (
     "constant_folding",
     "arithmetic_optimization",
@@ -25,13 +25,13 @@ REWRITES = (
 
 
 class Effect(NamedTuple):
-    """What one rewrite does.
+    """Effect of one rewrite on the weights.
 
     Attributes:
-      without: largest absolute difference from eager with all rewrites but this one.
-      alone: the same with this one only.
-      changes_bits: whether alone it leaves other bits than eager, or without it the graph has
-        other bits than with all.
+      without: Largest absolute difference from eager execution with all rewrites but this one.
+      alone: Largest absolute difference from eager execution with this rewrite only.
+      changes_bits: True if the graph with this rewrite only differs from eager execution, or if
+        the graph without it differs from the graph with all rewrites.
     """
 
     without: float
@@ -40,12 +40,12 @@ class Effect(NamedTuple):
 
 
 def effects(updates: Updates, eager: list[Weights], graph: list[Weights]) -> dict[str, Effect]:
-    """Switches each rewrite off, and then all others.
+    """Measures the effect of each rewrite, by switching off the rewrite and then all others.
 
     Args:
-      updates: to run.
-      eager: their weights run eagerly.
-      graph: and as a graph with all rewrites.
+      updates: The updates to run.
+      eager: Weights after each update, run eagerly.
+      graph: Weights after each update, run as a graph with all rewrites.
     """
     return {rewrite: _effect(rewrite, updates, eager, graph) for rewrite in REWRITES}
 
@@ -58,5 +58,5 @@ def _effect(rewrite: str, updates: Updates, eager: list[Weights], graph: list[We
 
 
 def responsible(found: dict[str, Effect]) -> list[str]:
-    """The rewrites that change bits."""
+    """Returns the names of the rewrites that change bits."""
     return [rewrite for rewrite, effect in found.items() if effect.changes_bits]

@@ -1,4 +1,4 @@
-"""Updates that can be repeated: the same batches, from the same weights, however they are run."""
+"""Repeats the same updates, from the same weights and on the same batches, in different ways."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Weights: TypeAlias = dict[str, np.ndarray]
 
 
 class Batch(NamedTuple):
-    """What one update learns from.
+    """Inputs of one update.
 
     Attributes:
-      experience: trajectories [B, T, ...].
-      weights: float32 [B].
-      env_steps: environment steps at the time, which schedules read: int64 [].
+      experience: Trajectories [B, T, ...].
+      weights: Weights of the trajectories, float32 [B].
+      env_steps: Environment steps at the time of the update, which schedules read, int64 [].
     """
 
     experience: Trajectory
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 class Snapshot:
-    """All of an agent's variables at one time: weights, optimizer slots, counters."""
+    """Copy of all variables of an agent: weights, optimizer slots and counters."""
 
     def __init__(self, agent: Agent):
         self._variables = Variables(agent=agent)
@@ -49,26 +49,26 @@ class Snapshot:
         self._variables.save(pathlib.Path(self._folder.name))
 
     def restore(self) -> None:
-        """Gives the agent the values of that time."""
+        """Restores the values that the agent had when this snapshot was created."""
         self._variables.restore(pathlib.Path(self._folder.name))
 
 
 class Updates:
-    """The first updates of an agent, on data that its initial policy has collected.
+    """First updates of an agent, on data collected by its initial policy.
 
-    Collecting goes on while the weights stay as they were initialised, so that what an update
-    learns from does not depend on those before it.
+    All batches are collected with the initial weights, so that the batch of an update does not
+    depend on the updates before it.
     """
 
     def __init__(self, parts: Components, num_updates: int):
         """Collects the batches, after a warm-up if there is one.
 
         Args:
-          parts: fresh; changed by this.
-          num_updates: at least 1.
+          parts: Newly built components, which this changes.
+          num_updates: Number of updates, at least 1.
 
         Raises:
-          UserError: an environment failed, or the warm-up does not suit the experience.
+          UserError: If an environment fails, or if the warm-up does not fit the experience.
         """
         with named_failures(parts.environment):
             self.batches = _collect_batches(parts, num_updates)
@@ -78,20 +78,20 @@ class Updates:
         self.apply = self.new_function()
 
     def new_function(self) -> tf.types.experimental.GenericFunction:
-        """A `tf.function` of a `Batch` that makes one update, not yet traced."""
+        """Returns a new `tf.function`, not yet traced, that makes one update on a `Batch`."""
         return tf.function(self._apply, autograph=False)
 
     def _apply(self, batch: Batch) -> tf_agent.LossInfo:
-        # Returned as the train loop has it, for what nobody reads is no part of an optimized graph.
+        # Return what the train loop reads, because the graph optimizer removes unread outputs.
         self._env_steps.assign(batch.env_steps)
         return self._agent.train(batch.experience, batch.weights)
 
     def restore(self) -> None:
-        """Takes all updates back."""
+        """Restores the state before the first update."""
         self._initial.restore()
 
     def weights(self) -> Weights:
-        """A copy of the trained variables as they are now."""
+        """Returns a copy of the trained variables as they are now."""
         return {
             _full_name(network, variable): variable.numpy()
             for network, module in self._agent.trained.items()
@@ -99,7 +99,12 @@ class Updates:
         }
 
     def run(self, execution: Execution, without: Sequence[str] = ()) -> list[Weights]:
-        """The weights after each update from the saved ones; `without`: see `running`."""
+        """Makes all updates from the initial state and returns the weights after each of them.
+
+        Args:
+          execution: How the updates are run.
+          without: Rewrites that are switched off; see `running`.
+        """
         history = []
         self.restore()
         with running(execution, without):
@@ -110,7 +115,10 @@ class Updates:
         return history
 
     def per_second(self, execution: Execution, seconds: float) -> float:
-        """Updates a second, one call each, over at least `seconds`; what is traced is not timed."""
+        """Measures updates per second over at least `seconds`, one call per update.
+
+        Tracing is not timed.
+        """
         self.restore()
         with running(execution):
             self.apply(self.batches[0])
@@ -124,12 +132,12 @@ class Updates:
 
 @contextlib.contextmanager
 def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]:
-    """Runs what is inside in this way, and afterwards as a graph with all rewrites again.
+    """Context manager that sets how TensorFlow runs, and restores graphs with all rewrites after.
 
     Args:
-      execution: the way.
-      without: options of `tf.config.optimizer.set_experimental_options`, on by default, that are
-        off inside.
+      execution: How TensorFlow runs inside of the context.
+      without: Options of `tf.config.optimizer.set_experimental_options`, on by default, that are
+        off inside of the context.
     """
     execution.configure()
     tf.config.optimizer.set_experimental_options(dict.fromkeys(without, False))
@@ -163,6 +171,6 @@ def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
 
 
 def _full_name(network: str, variable: tf.Variable) -> str:
-    """Of a variable, with its network's name before it."""
+    """Returns the name of a variable with the name of its network as its prefix."""
     name = variable.name.removesuffix(":0")
     return name if name.startswith(f"{network}/") else f"{network}/{name}"
