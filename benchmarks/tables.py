@@ -77,10 +77,10 @@ def _circumstances(results: Results) -> str:
         f"Measured on {results['cpu_count']} cores of {results['cpu_model'] or 'an unnamed CPU'}, "
         f"{results['memory_gib']:.0f} GiB, by {code(results['command'])} at revision "
         f"{results['git_revision'] or 'unknown'}. Every stage ran for at least "
-        f"{results['seconds']:g} s in each of {results['rounds']} rounds, the sides in turns "
-        "(what cannot be repeated: once); medians are shown"
-        f"{f', of ratios{precisions} those of the rounds and their range' * compares}; "
-        f"throughput.json has every round. {_load(results)}".rstrip()
+        f"{results['seconds']:g} s in each of {results['rounds']} rounds, in which the sides took "
+        "turns. Stages that cannot be repeated ran once. The tables show medians over the rounds"
+        f"{f'; ratios{precisions} are medians of those of the rounds, with their range' * compares}"
+        f". throughput.json has every round. {_load(results)}".rstrip()
     )
 
 
@@ -91,8 +91,8 @@ def _load(results: Results) -> str:
     if not loads:
         return ""
     return (
-        f"The load average was {loads[0]:.1f} when it began, and at most {max(loads):.1f} at the "
-        "beginning of a work, most of which is what the work before it left."
+        f"The load average was {loads[0]:.1f} at the start of the measurement, and at most "
+        f"{max(loads):.1f} at the start of a work, mostly from the work before it."
     )
 
 
@@ -129,8 +129,8 @@ def _actors(results: Results) -> str:
         if any(speeds[1:]):
             rows.append((work_title(work), *map(number, speeds)))
     caption = (
-        "Environment steps per second, training included, of a batch of environments and of as "
-        "many asynchronous actors"
+        "Environment steps per second, training included, of a batch of environments and of the "
+        "same number of asynchronous actors"
     )
     return _table(caption, ("work", *map(title, names)), rows)
 
@@ -143,9 +143,9 @@ def _known(results: Results, names: Sequence[str]) -> list[str]:
 
 def _stages(results: Results) -> str:
     columns = (
-        *("work", "side", "environment, ms a vector step", "collecting, ms a vector step"),
-        *("sampling, ms a batch", "update, ms", "of the matrix peak", "training, ms a vector step"),
-        *("environment steps an update", "mean return at the end"),
+        *("work", "side", "environment, ms per vector step", "collecting, ms per vector step"),
+        *("sampling, ms per batch", "update, ms", "share of the matrix peak"),
+        *("training, ms per vector step", "environment steps per update", "mean return at the end"),
     )
     rows = [
         (
@@ -169,8 +169,8 @@ def _what_updates_are(results: Results) -> str:
     if not any(name and name.algorithm == "trpo" for name in names):
         return ""
     return (
-        " (an update of TRPO is all that it learns from a rollout: the policy's step and the "
-        "optimizer steps that fit the values)"
+        " (an update of TRPO is the policy step and all optimizer steps that fit the value "
+        "function to a rollout)"
     )
 
 
@@ -197,9 +197,10 @@ def _budget(results: Results, names: Collection[str] | None = None) -> str:
             reached = (ratio_at_floor(results, work, name, peer) for peer in (SB3, TF_AGENTS))
             rows.append((work_title(work), title(name), *shown, *map(number, reached)))
     caption = (
-        "Where the time of a vector step goes, ms (the rest: what the whole training takes beyond "
-        "the stages alone, or less than they; at the peak: the updates' products and convolutions "
-        "at the machine's matrix peak; floor: these and the environment alone)"
+        "Where the time of a vector step goes, in ms (the rest: the whole training minus the "
+        "stages alone, which may be negative; updates at the peak: the products and convolutions "
+        "of the updates at the machine's matrix peak; floor: updates at the peak plus the "
+        "environment alone)"
     )
     return _table(caption, columns, rows)
 
@@ -266,4 +267,4 @@ def _differences(results: Results) -> Iterator[str]:
         yield "## What differs\n"
     for name, works_of in told.items():
         points = [f"{escaped(text)} ({'; '.join(works)})" for text, works in works_of.items()]
-        yield notice(f"{title(name)}, beside what its own loop and networks make of it", points)
+        yield notice(f"{title(name)}, in addition to its own loop and networks", points)

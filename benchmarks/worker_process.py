@@ -64,9 +64,9 @@ class Worker:
         Raises:
           WorkerError: If the worker does not say that it is ready.
         """
-        message = self._hear(_START_SECONDS)
+        message = self._receive(_START_SECONDS)
         if message.get("ready") is not True or not isinstance(message.get("stages"), list):
-            raise self._garbage(message)
+            raise self._unexpected(message)
         return message
 
     def measure(self, stage: str, seconds: float) -> dict[str, Any]:
@@ -75,17 +75,17 @@ class Worker:
         Raises:
           WorkerError: If there is no answer, or if the answer is invalid.
         """
-        self._say({"stage": stage, "seconds": seconds})
-        answer = self._hear(seconds + _ANSWER_SECONDS)
+        self._send({"stage": stage, "seconds": seconds})
+        answer = self._receive(seconds + _ANSWER_SECONDS)
         numbers = answer.get("seconds"), answer.get("count")
         is_measured = all(isinstance(n, int | float) and n > 0 for n in numbers)
         if answer.get("stage") != stage or not is_measured or "unit" not in answer:
-            raise self._garbage(answer)
+            raise self._unexpected(answer)
         return answer
 
     def close(self) -> None:
         """Asks the worker to end, and kills it if it does not end in time."""
-        self._say({"quit": True})
+        self._send({"quit": True})
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -96,14 +96,14 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{json.dumps(message)}\n".encode())
         except BrokenPipeError:
-            return  # The worker has ended; `_hear` reports how.
+            return  # The worker has ended; `_receive` reports how.
 
-    def _hear(self, seconds: float) -> dict[str, Any]:
+    def _receive(self, seconds: float) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -111,22 +111,22 @@ class Worker:
                 f"{self.name} did not answer for {seconds:.0f} s; its output is in {self._log}"
             ) from None
         if line is None:
-            raise WorkerError(self._obituary())
+            raise WorkerError(self._exit_message())
         try:
             message = json.loads(line)
         except ValueError:
-            raise self._garbage(line.decode(errors="replace").strip()) from None
+            raise self._unexpected(line.decode(errors="replace").strip()) from None
         if not isinstance(message, dict):
-            raise self._garbage(message)
+            raise self._unexpected(message)
         return message
 
-    def _garbage(self, message: object) -> WorkerError:
+    def _unexpected(self, message: object) -> WorkerError:
         return WorkerError(
             f"{self.name} sent an unexpected message, {str(message)[:200]!r}; its output is in "
             f"{self._log}"
         )
 
-    def _obituary(self) -> str:
+    def _exit_message(self) -> str:
         code = self._process.wait()
         lines = self._log.read_text(errors="replace").strip().splitlines()
         end = "".join(f"\n  {line}" for line in lines[-_MAX_ERROR_LINES:])

@@ -45,7 +45,7 @@ FINISHED_RUN_FLAGS = [
 # Begun first, so that both of two processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
-    *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution"),
+    *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution", "tutorials"),
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.benchmarks.eager_graph.differences import Difference, differences, same_bits
-from pipeline.benchmarks.eager_graph.first_difference import Parting, first_parting
 from pipeline.benchmarks.eager_graph.paired_runs import Pair, estimate
 from pipeline.benchmarks.eager_graph.rewrites import REWRITES, Effect, effects, responsible
 from pipeline.benchmarks.eager_graph.updates import Updates, Weights
@@ -25,7 +24,6 @@ def of_updates(updates: Updates) -> Iterator[str]:
     yield from _drift("eager and graph", eager, graph)
     yield from _drift("eager and exact graph", eager, exact)
     if not same_bits(eager, graph):
-        yield parting_text(first_parting(updates, eager, graph))
         found = effects(updates, eager, graph)
         yield rewrites_text(found)
         yield _verdict(updates, eager, responsible(found))
@@ -64,23 +62,6 @@ def difference_tables(apart: Mapping[str, list[Difference]], kind: str) -> Itera
         )
 
 
-def parting_text(parting: Parting | None) -> str:
-    """Returns a description of the first operation that differs."""
-    if parting is None:
-        return "No operation that is in both graphs under the same name differs by rounding only."
-    lines = {
-        "operation": parting.name,
-        "written in": parting.source or "unknown",
-        "reads": ", ".join(parting.variables) or "no variable itself",
-        "eager": parting.written,
-        "graph": parting.rewritten,
-        "difference": f"{parting.difference.absolute:.1e} absolute, "
-        f"{parting.difference.relative:.1e} relative",
-    }
-    rows = "\n".join(f"  {name:<12}{text}" for name, text in lines.items())
-    return f"The first operation that differs, in update {parting.update}:\n{rows}"
-
-
 def rewrites_text(found: Mapping[str, Effect]) -> str:
     """Returns a table of the effect of each rewrite."""
     rows = [
@@ -96,11 +77,13 @@ def _verdict(updates: Updates, eager: list[Weights], names: list[str]) -> str:
         history = updates.run(Execution.GRAPH, without)
         return "same bits as eager" if same_bits(history, eager) else "other bits than eager"
 
-    return (
-        f"Responsible rewrites: {', '.join(names)}.\n"
-        f"Without {'them' if len(names) > 1 else 'it'}: {outcome(names)}.\n"
-        f"Without any of the {len(REWRITES)} rewrites: {outcome(REWRITES)}."
-    )
+    lines = ["No single rewrite is responsible."]
+    if names:
+        lines = [
+            f"Responsible rewrites: {', '.join(names)}.",
+            f"Without {'them' if len(names) > 1 else 'it'}: {outcome(names)}.",
+        ]
+    return "\n".join([*lines, f"Without any of the {len(REWRITES)} rewrites: {outcome(REWRITES)}."])
 
 
 def speed_text(per_second: Mapping[Execution, float]) -> str:

@@ -75,11 +75,7 @@ class Updates:
         self._agent = parts.agent
         self._env_steps = parts.env_steps
         self._initial = Snapshot(parts.agent)
-        self.apply = self.new_function()
-
-    def new_function(self) -> tf.types.experimental.GenericFunction:
-        """Returns a new `tf.function`, not yet traced, that makes one update on a `Batch`."""
-        return tf.function(self._apply, autograph=False)
+        self.apply = tf.function(self._apply, autograph=False)
 
     def _apply(self, batch: Batch) -> tf_agent.LossInfo:
         # Return what the train loop reads, because the graph optimizer removes unread outputs.

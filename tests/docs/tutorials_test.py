@@ -1,0 +1,52 @@
+"""The files and commands of docs/tutorials/ work, in the order in which a reader meets them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, user_environment
+
+PAGES = {  # and files in runs/ that each of them promises
+    "environment": ["seek_dqn/result.json", "seek_ppo/result.json", "seek.mp4"],
+    "network": ["residual/result.json"],
+    "agent": ["reinforce/result.json"],
+    "suite": ["my_suite/report.html", "ppo_cartpole.png", "seek_suite/report.md"],
+}
+# Trainings are shortened; DQN just ends its warm-up.
+PYTHON = """
+python() {
+    if [[ $2 == pipeline.train || "$*" == *--suite=* ]]; then
+        set -- "$@" --gin_bindings="train.num_env_steps = 1_024"
+        set -- "$@" --gin_bindings="train.num_final_episodes = 2"
+    fi
+    command python "$@"
+}
+"""
+PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_and_commands_of_a_page_work(page, tmp_path):
+    """A reader has the files of the pages to which this one links."""
+    environment = user_environment(PATH=PATH, PYTHONPATH=str(ROOT))
+    links = re.findall(r"\]\((\w+)\.md", read(page))
+    parts = [part for linked in links for part in blocks(linked) if part[0] != "bash"]
+    for language, block in parts + blocks(page):
+        if language == "bash":
+            command = ["bash", "-e", "-c", PYTHON + block]
+            subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+        elif name := re.match(r"# (\w+\.\w+)", block):  # others are excerpts
+            (tmp_path / name[1]).write_text(block)
+    missing = [path for path in PAGES[page] if not (tmp_path / "runs" / path).is_file()]
+    assert not missing
+
+
+def read(page):
+    path = ROOT / f"docs/tutorials/{page}.md"
+    return path.read_text() if path.is_file() else ""
+
+
+def blocks(page):
+    return re.findall(r"^```(bash|python|gin)\n(.*?)^```", read(page), re.MULTILINE | re.DOTALL)
