@@ -24,7 +24,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import GreedyPolicy, SampledPolicy
 from pipeline.agents.agent import Agent, Gradients, clip_by_global_norm, masked_mean, row_weights
-from pipeline.networks.encoders import create_encoder, to_float
+from pipeline.networks.encoders import create_encoder
 from pipeline.networks.initializers import GlorotUniform, Initializer
 from pipeline.networks.sac_networks import (
     ActorNetwork,
@@ -33,7 +33,6 @@ from pipeline.networks.sac_networks import (
     SquashedGaussianHead,
     squashed_gaussian,
 )
-from pipeline.ops.observations import is_image
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -49,14 +48,9 @@ from pipeline.utils.constraints import (
 from pipeline.utils.errors import UserError
 
 
-def _create_sac_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
-    """Creates an encoder for images, or a layer that only converts and flattens other observations.
-
-    The critics and the actor have dense layers of their own.
-    """
-    if is_image(observation_spec):
-        return create_encoder(observation_spec)
-    return tf.keras.Sequential([to_float(observation_spec), tf.keras.layers.Flatten()])
+def _flatten() -> list[tf.keras.layers.Layer]:
+    """Replaces the encoder of vectors, because critics and actor have dense layers of their own."""
+    return [tf.keras.layers.Flatten()]
 
 
 def _module_of(variable: tf.Variable) -> tf.Module:
@@ -82,7 +76,9 @@ class SacAgent(Agent, sac_agent.SacAgent):
         **kwargs,
     ):
         observation_spec = time_step_spec.observation
-        encoder, target_encoder = (_create_sac_encoder(observation_spec) for _ in range(2))
+        encoder, target_encoder = (
+            create_encoder(observation_spec, of_vectors=_flatten) for _ in range(2)
+        )
         head = SquashedGaussianHead(action_spec, actor_units, kernel_initializer)
 
         def critic(name: str, encoder: tf.keras.Sequential) -> CriticNetwork:

@@ -9,12 +9,13 @@
 
 Bytes with the whole range, 0 to 255, are scaled to [0, 1] first.
 
-The widths, activations and initialisers of the three encoders are gin parameters.
+The widths, activations and initialisers of the three encoders are gin parameters, and
+`create_encoder.layers` replaces them by layers of your own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import gin
@@ -29,6 +30,7 @@ from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer
 from pipeline.networks.layers import check_layers
 from pipeline.ops.observations import is_frame_stack, is_image, is_of_bytes
 from pipeline.utils.constraints import check_arguments
+from pipeline.utils.errors import UserError
 
 
 @gin.configurable
@@ -174,21 +176,49 @@ def to_float(observation_spec: tf.TensorSpec) -> ToFloat:
     return ToFloat(1 / 255 if is_of_bytes(observation_spec) else 1.0)
 
 
-def create_encoder(observation_spec: tf.TensorSpec) -> tf.keras.Sequential:
+@gin.configurable(denylist=["observation_spec", "of_vectors"])
+def create_encoder(
+    observation_spec: tf.TensorSpec,
+    layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None = None,
+    of_vectors: Callable[[], Sequence[tf.keras.layers.Layer]] = mlp_encoder,
+) -> tf.keras.Sequential:
     """Creates the encoder for an observation spec: [B, *observation] -> [B, features] float32.
 
+    Args:
+      observation_spec: Spec of one observation, without the batch dimension.
+      layers: Function that creates the layers of the encoder, which receive float32 observations.
+        None chooses `nature_cnn_encoder` for stacks of frames, `small_cnn_encoder` for other images
+        and the encoder of the agent for all else, which is `mlp_encoder` unless the agent is SAC.
+      of_vectors: Function that creates the layers for observations that are no images, if `layers`
+        is None.
+
     Raises:
+      UserError: If `layers` does not create layers that end with one vector per observation.
       ValueError: If the spec is a nest instead of one tensor.
     """
     if not isinstance(observation_spec, tf.TensorSpec):
         raise ValueError(f"An observation must be one tensor, but its spec is {observation_spec}.")
-    if is_frame_stack(observation_spec):
-        layers = nature_cnn_encoder()
+    if layers is not None:
+        chosen = layers()
+    elif is_frame_stack(observation_spec):
+        chosen = nature_cnn_encoder()
     elif is_image(observation_spec):
-        layers = small_cnn_encoder(max(observation_spec.shape[:2]))
+        chosen = small_cnn_encoder(max(observation_spec.shape[:2]))
     else:
-        layers = mlp_encoder()
-    return tf.keras.Sequential([to_float(observation_spec), *layers, ToFloat()])
+        chosen = of_vectors()
+    encoder = tf.keras.Sequential([to_float(observation_spec), *chosen, ToFloat()])
+    if layers is not None:
+        _check_features(encoder, observation_spec)
+    return encoder
+
+
+def _check_features(encoder: tf.keras.Sequential, observation_spec: tf.TensorSpec) -> None:
+    features = encoder(tf.zeros([1, *observation_spec.shape], observation_spec.dtype))
+    if features.shape.rank != 2:
+        raise UserError(
+            f"create_encoder.layers turns an observation into features of shape "
+            f"{features.shape[1:]}. They must be one vector: end with tf.keras.layers.Flatten."
+        )
 
 
 class Network(network.Network):

@@ -92,6 +92,24 @@ def test_encoder_of(shape: tuple[int, ...], dtype: tf.DType, kind: str, features
     assert np.ptp(outputs, axis=0).any(), "the observation does not reach the features"
 
 
+def test_layers_of_ones_own_replace_the_choice() -> None:
+    spec = tf.TensorSpec((10, 10, 3), tf.uint8)
+    with bound({"create_encoder.layers": mlp_encoder, "mlp_encoder.units": (5,)}):
+        encoder = create_encoder(spec)
+        unlike = create_encoder(spec, of_vectors=lambda: [])
+    assert kind_of(encoder) == kind_of(unlike) == MLP
+    assert encoder(some_observations(spec)).shape == [3, 5]
+
+
+def test_layers_that_make_no_vectors_are_refused() -> None:
+    message = r"create_encoder\.layers .* features of shape \(10, 10, 3\)"
+    with (
+        bound({"create_encoder.layers": lambda: [tf.keras.layers.ReLU()]}),
+        pytest.raises(UserError, match=message),
+    ):
+        create_encoder(tf.TensorSpec((10, 10, 3), tf.uint8))
+
+
 def test_nature_cnn_has_the_published_layers() -> None:
     spec = tf.TensorSpec((4, 84, 84), tf.uint8)
     encoder = create_encoder(spec)
