@@ -14,7 +14,7 @@ import gin
 
 from benchmarks import tables
 from benchmarks.measurements import Results
-from pipeline.benchmarks.markdown import code, escaped, table
+from pipeline.benchmarks.markdown import code, table
 from pipeline.configuration import registry
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def _parameters(name: str) -> str:
         (
             code(f"{name}.{parameter}"),
             _default(signature[parameter].default),
-            escaped(meanings.get(parameter, "")),
+            meanings.get(parameter, "").replace("|", "\\|"),  # Markdown, as docstrings are
         )
         for parameter in registry.parameters(configurable)
     ]
