@@ -29,7 +29,7 @@ from tf_agents.typing import types
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.networks.layers import check_layers
 from pipeline.ops.observations import is_frame_stack, is_image, is_of_bytes
-from pipeline.utils.constraints import check_arguments
+from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 
@@ -102,7 +102,7 @@ def small_cnn_encoder(
     units: Sequence[int] = (128,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
-    largest_side: int = 24,
+    largest_side: PositiveInt = 24,
 ) -> list[tf.keras.layers.Layer]:
     """Creates a CNN with 3x3 filters for grids [height, width, channels], like MinAtar's network.
 
@@ -117,6 +117,7 @@ def small_cnn_encoder(
       kernel_initializer: Initialiser of all kernels.
       largest_side: Longest side that needs no convolution of stride 2, in pixels.
     """
+    check_arguments(small_cnn_encoder, locals())
     check_layers("small_cnn_encoder", units, activation, filters)
     halvings = max(0, int(np.ceil(np.log2(side / largest_side))))
     filters = [(filters[0][0], 3, 2)] * halvings + list(filters)

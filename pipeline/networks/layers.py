@@ -14,7 +14,7 @@ def check_layers(
     encoder: str,
     units: Sequence[int],
     activation: str,
-    filters: Sequence[tuple[int, int, int]] = (),
+    filters: Sequence[tuple[int, int, int]] | None = None,
 ) -> None:
     """Checks that Keras can create layers with these parameters.
 
@@ -22,13 +22,18 @@ def check_layers(
       encoder: Name of the encoder in gin, for error messages.
       units: Widths of the dense layers.
       activation: Keras name of an activation.
-      filters: (channels, kernel, stride) of each convolution.
+      filters: (channels, kernel, stride) of each convolution; None without convolutions.
 
     Raises:
       UserError: If a parameter is invalid.
     """
     check(f"{encoder}.units", units, Sequence[PositiveInt])
-    for place, sizes in enumerate(filters):
+    if filters is not None and not filters:
+        raise UserError(
+            f"{encoder}.filters = {filters!r}: must have at least one convolution. For none, bind "
+            "create_encoder.layers = @mlp_encoder."
+        )
+    for place, sizes in enumerate(filters or ()):
         name = f"{encoder}.filters[{place}]"
         check(name, sizes, Sequence[PositiveInt])
         if len(sizes) != 3:

@@ -124,7 +124,7 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
 
 def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):
     path = tmp_path / "operative_config.gin"
-    text = CONFIG.format(threads=1, envs=8, steps=100)
+    text = CONFIG.format(threads=1, envs=8, steps=100, interval=50)
     path.write_text(f"{text}rate/linear_schedule.final = 1\n")
     more = "GAMES = 8\nevaluation/atari_environment.num_envs = %GAMES\n"
     more += "gymnasium_environment.kwargs = {'b': 1, 'a': 2}\n"

@@ -358,6 +358,7 @@ def test_other_initialisers_leave_biases_at_zero() -> None:
         ("units", (64, "a"), r"units\[1\] = 'a': must be a whole number"),
         ("activation", "foo", "activation = 'foo': Keras has no activation of this"),
         ("filters", ((32, 8, 4), (0, 4, 2)), r"filters\[1\]\[0\] = 0: must be a whole number"),
+        ("filters", (), r"filters = \(\): must have at least one convolution"),
         ("filters", ((32, 8),), r"filters\[0\] = \(32, 8\): must be \(channels, kernel, stride"),
     ],
 )

@@ -540,9 +540,9 @@ def test_the_mean_epsilon_is_that_of_no_actor():
     assert actor_epsilon() == pytest.approx(0.4 * 0.1 + 0.3 * 0.01 + 0.3 * 0.5)
     assert actor_epsilon((0.3,) * 3, (0.3333333,) * 3) == pytest.approx(0.3)
     for wrong in ((0.5, 0.4, 0.3), (1.5, -0.5, 0.0), (0.5, 0.5)):
-        with pytest.raises(UserError, match="actor_epsilon.* between 0 and 1"):
+        with pytest.raises(UserError, match="actor_epsilon.*must be in"):
             actor_epsilon(probabilities=wrong)
-    with pytest.raises(UserError, match="between 0 and 1"):
+    with pytest.raises(UserError, match="must be in"):
         actor_epsilon(values=(0.1, 0.2, 3.0))
 
 
