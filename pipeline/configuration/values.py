@@ -133,7 +133,7 @@ def _kind(annotation: Any) -> _Kind | None:
         results = [get_args(member)[1:] for member in members if is_callable(member)]
         result = results[0][0] if results[0] and inspect.isclass(results[0][0]) else None
         wanted = "a configurable reference, for example @Adam"
-        return _Kind((), wanted, is_called=True, result=result)
+        kind = _Kind((), wanted, is_called=True, result=result)
     else:
         return None
     if NoneType not in members:
