@@ -20,7 +20,7 @@ from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
 from pipeline.acting.policies import EpsilonGreedyPolicy
 from pipeline.environments.failures import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.utils.constraints import PositiveInt, check
+from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
@@ -67,13 +67,13 @@ class Evaluator:
           UserError: If `epsilon` is not a probability, `epsilon` is used without `greedy` or with
             continuous actions, or `num_env_steps` is not a whole number of at least 1.
         """
+        check_arguments(Evaluator, locals())
         environment.keep_no_actions()  # evaluations start anew and are never resumed
         self._environment = environment
         self._policy = policy if greedy else stochastic_policy
         if epsilon is not None:
             _check_epsilon(epsilon, greedy, policy)
             self._policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
-        check("Evaluator.num_env_steps", num_env_steps, PositiveInt | None)
         self._num_env_steps = num_env_steps
         # Overrides the binding of training, because evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)

@@ -53,11 +53,11 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
         return None
     first = ranked[0]
     shown = formatting.number(_point(first))
-    best = [pair for pair in ranked if formatting.number(_point(pair)) == shown]
-    agents = ", ".join(formatting.agent(pair.algorithm) for pair in best)
-    if len(best) == len(ranked):
+    leaders = [pair for pair in ranked if formatting.number(_point(pair)) == shown]
+    agents = ", ".join(formatting.agent(pair.algorithm) for pair in leaders)
+    if len(leaders) == len(ranked):
         return escaped(environment), agents, _score(first), "", "", "", ""
-    second = ranked[len(best)]
+    second = ranked[len(leaders)]
     lead = _point(first) - _point(second)
     return (
         escaped(environment),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import gin
 
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.utils.constraints import NonNegative, check
+from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
 from pipeline.utils.shutdown import exit_at_once
 
@@ -44,7 +44,7 @@ class Watchdog:
         Raises:
           UserError: If the timeout is negative or not a number.
         """
-        check("Watchdog.timeout", timeout, NonNegative)
+        check_arguments(Watchdog, locals())
         self._environments = environments
         self._advice = advice
         self._timeout = timeout

@@ -51,12 +51,13 @@ def encoder_precision(policy: Literal["float32", "mixed_bfloat16"] = "float32") 
 
 @gin.configurable
 def mlp_encoder(
-    units: Sequence[int] = (64, 64),  # of the layers
+    units: Sequence[PositiveInt] = (64, 64),  # of the layers
     activation: str = "relu",  # name of a Keras activation
     kernel_initializer: Initializer = GlorotUniform,  # of all kernels
 ) -> list[tf.keras.layers.Layer]:
     """Creates dense layers for the flattened observation."""
-    check_layers("mlp_encoder", units, activation)
+    check_arguments(mlp_encoder, locals())
+    check_layers("mlp_encoder", activation)
     policy = encoder_precision()
     layers: list[tf.keras.layers.Layer] = [tf.keras.layers.Flatten(dtype=policy)]
     layers += [
@@ -69,7 +70,7 @@ def mlp_encoder(
 @gin.configurable
 def nature_cnn_encoder(
     filters: Sequence[tuple[int, int, int]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-    units: Sequence[int] = (512,),
+    units: Sequence[PositiveInt] = (512,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
     first_padding: int = 0,
@@ -85,7 +86,8 @@ def nature_cnn_encoder(
       kernel_initializer: Initialiser of all kernels.
       first_padding: Zero pixels around each frame; 1 in the program published with the paper.
     """
-    check_layers("nature_cnn_encoder", units, activation, filters)
+    check_arguments(nature_cnn_encoder, locals())
+    check_layers("nature_cnn_encoder", activation, filters)
     padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
         FramesToChannels(),
@@ -99,7 +101,7 @@ def nature_cnn_encoder(
 def small_cnn_encoder(
     side: int,
     filters: Sequence[tuple[int, int, int]] = ((16, 3, 1), (32, 3, 1)),
-    units: Sequence[int] = (128,),
+    units: Sequence[PositiveInt] = (128,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
     largest_side: PositiveInt = 24,
@@ -118,7 +120,7 @@ def small_cnn_encoder(
       largest_side: Longest side that needs no convolution of stride 2, in pixels.
     """
     check_arguments(small_cnn_encoder, locals())
-    check_layers("small_cnn_encoder", units, activation, filters)
+    check_layers("small_cnn_encoder", activation, filters)
     halvings = max(0, int(np.ceil(np.log2(side / largest_side))))
     filters = [(filters[0][0], 3, 2)] * halvings + list(filters)
     return [

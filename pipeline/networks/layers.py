@@ -12,7 +12,6 @@ from pipeline.utils.errors import UserError
 
 def check_layers(
     encoder: str,
-    units: Sequence[int],
     activation: str,
     filters: Sequence[tuple[int, int, int]] | None = None,
 ) -> None:
@@ -20,14 +19,12 @@ def check_layers(
 
     Args:
       encoder: Name of the encoder in gin, for error messages.
-      units: Widths of the dense layers.
       activation: Keras name of an activation.
       filters: (channels, kernel, stride) of each convolution; None without convolutions.
 
     Raises:
       UserError: If a parameter is invalid.
     """
-    check(f"{encoder}.units", units, Sequence[PositiveInt])
     if filters is not None and not filters:
         raise UserError(
             f"{encoder}.filters = {filters!r}: must have at least one convolution. For none, bind "

@@ -15,7 +15,7 @@ from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns, disk_segments
 from pipeline.replay.replay_buffer import DISCOUNT, NEXT_STEP_TYPE, STEP_TYPE, ReplayBuffer
 from pipeline.utils import files
-from pipeline.utils.constraints import PositiveInt, check
+from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 _JSON = "block.json"
@@ -47,7 +47,7 @@ class BlockReplayBuffer(ReplayBuffer):
         sequence_length: int,
         seed: int,
         training_spec: trajectory.Trajectory | None = None,
-        block_size: int = 512,
+        block_size: PositiveInt = 512,
     ) -> None:
         """Allocates the rings and the block.
 
@@ -62,7 +62,7 @@ class BlockReplayBuffer(ReplayBuffer):
         Raises:
           UserError: If a block is smaller than a batch; see also `ReplayBuffer`.
         """
-        check("BlockReplayBuffer.block_size", block_size, PositiveInt)
+        check_arguments(BlockReplayBuffer, locals())
         super().__init__(
             data_spec,
             num_envs,

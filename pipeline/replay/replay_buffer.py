@@ -20,7 +20,7 @@ from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns, disk_segments
 from pipeline.replay.size_checks import check_capacity, iteration_sizes
 from pipeline.utils import files
-from pipeline.utils.constraints import PositiveInt, check
+from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 # Indices into the flattened columns of a Trajectory.
@@ -55,9 +55,9 @@ class ReplayBuffer:
         sequence_length: int,
         seed: int,
         training_spec: trajectory.Trajectory | None = None,
-        capacity: int = gin.REQUIRED,
-        batch_size: int = 32,
-        env_steps_per_update: int | float = 1,
+        capacity: PositiveInt = gin.REQUIRED,
+        batch_size: PositiveInt = 32,
+        env_steps_per_update: Positive = 1,
         store_single_frames: bool = True,
     ) -> None:
         """Allocates the rings.
@@ -78,7 +78,7 @@ class ReplayBuffer:
           UserError: If a value is invalid, or the capacity is too small or too large.
         """
         del training_spec
-        check("ReplayBuffer.batch_size", batch_size, PositiveInt)
+        check_arguments(ReplayBuffer, locals())
         frames = data_spec.observation
         stacked = store_single_frames and not tf.nest.is_nested(frames) and is_frame_stack(frames)
         self._num_envs = num_envs

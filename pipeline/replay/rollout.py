@@ -17,6 +17,7 @@ from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns
 from pipeline.replay.size_checks import check_minibatches
 from pipeline.utils import files
+from pipeline.utils.constraints import PositiveInt, check_arguments
 
 _JSON = "rollout.json"
 
@@ -40,9 +41,9 @@ class Rollout:
         training_spec: trajectory.Trajectory,
         seed: int,
         sequence_length: int = 1,
-        num_steps: int = 128,
-        minibatch_size: int | None = 256,
-        num_epochs: int = 4,
+        num_steps: PositiveInt = 128,
+        minibatch_size: PositiveInt | None = 256,
+        num_epochs: PositiveInt = 4,
     ) -> None:
         """Allocates the rollout.
 
@@ -62,10 +63,11 @@ class Rollout:
             divide the rollout.
         """
         del sequence_length
+        check_arguments(Rollout, locals())
         self._num_envs, self._num_steps, self._num_epochs = num_envs, num_steps, num_epochs
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
-        check_minibatches(num_steps, num_envs, minibatch_size, num_epochs)
+        check_minibatches(num_steps, num_envs, minibatch_size)
         self._num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec
         self._key = stream_key(seed, "rollout")

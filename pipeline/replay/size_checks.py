@@ -8,7 +8,6 @@ import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
 from pipeline.replay import columns
-from pipeline.utils.constraints import Positive, PositiveInt, check
 from pipeline.utils.errors import UserError
 
 _MOST_UPDATES = 1_000  # Limit per iteration, unless the iteration has a single vector step.
@@ -20,18 +19,17 @@ def iteration_sizes(env_steps_per_update: int | float, num_envs: int) -> tuple[i
     `updates * env_steps_per_update == vector steps * num_envs` holds exactly.
 
     Raises:
-      UserError: If the ratio is not a positive number, or requires iterations of too many updates.
+      UserError: If the ratio requires iterations of too many updates.
     """
-    name = "ReplayBuffer.env_steps_per_update"
-    check(name, env_steps_per_update, Positive)
     # The decimal notation makes 0.1 mean a tenth, not the nearest binary fraction.
     ratio = Fraction(str(env_steps_per_update)) / num_envs
     if ratio.numerator > 1 and ratio.denominator > _MOST_UPDATES:
         raise UserError(
-            f"{name} = {env_steps_per_update} with {num_envs} environments requires iterations of "
-            f"{ratio.numerator:_} vector steps and {ratio.denominator:_} updates, which is too "
-            "long, because a run can be stopped only between iterations. Choose a simpler ratio, "
-            f"such as {max(round(4 * env_steps_per_update) / 4, 0.25)}."
+            f"ReplayBuffer.env_steps_per_update = {env_steps_per_update} with {num_envs} "
+            f"environments requires iterations of {ratio.numerator:_} vector steps and "
+            f"{ratio.denominator:_} updates, which is too long, because a run can be stopped only "
+            "between iterations. Choose a simpler ratio, such as "
+            f"{max(round(4 * env_steps_per_update) / 4, 0.25)}."
         )
     return ratio.numerator, ratio.denominator
 
@@ -53,10 +51,8 @@ def check_capacity(
       stored_spec: Specs of a stored row.
 
     Raises:
-      UserError: If the capacity is not a whole number, is too small, or takes more memory than the
-        machine has.
+      UserError: If the capacity is too small, or takes more memory than the machine has.
     """
-    check("ReplayBuffer.capacity", capacity, PositiveInt)
     what = max(needs, key=lambda name: needs[name])
     rows = needs[what] + older_frames
     if capacity // num_envs < rows:
@@ -75,16 +71,12 @@ def check_capacity(
         )
 
 
-def check_minibatches(num_steps: int, num_envs: int, minibatch_size: int, num_epochs: int) -> None:
+def check_minibatches(num_steps: int, num_envs: int, minibatch_size: int) -> None:
     """Checks that a rollout can be split into minibatches of equal size.
 
     Raises:
-      UserError: If a size is not a whole number of at least 1, or `minibatch_size` does not divide
-        `num_steps * num_envs`.
+      UserError: If `minibatch_size` does not divide `num_steps * num_envs`.
     """
-    sizes = {"num_steps": num_steps, "minibatch_size": minibatch_size, "num_epochs": num_epochs}
-    for name, value in sizes.items():
-        check(f"Rollout.{name}", value, PositiveInt)
     rows = num_steps * num_envs
     if rows % minibatch_size:
         divisors = [d for d in range(1, rows + 1) if rows % d == 0]

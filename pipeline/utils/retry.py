@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import gin
 
-from pipeline.utils.constraints import NonNegative, check
+from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import WriteError
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds
@@ -39,7 +39,7 @@ class Patience:
         Raises:
           UserError: If `give_up_after` is negative.
         """
-        check("Patience.give_up_after", give_up_after, NonNegative)
+        check_arguments(Patience, locals())
         self._say = say
         self._look_around = look_around
         self._give_up_after = give_up_after
