@@ -51,11 +51,11 @@ _WORKS = flags.DEFINE_list(
     "bfloat16. a2c_pong_8:asynchronous and a2c_pong_8:in_turns measure 8 actors.",
 )
 _SECONDS = flags.DEFINE_float(
-    "seconds", 3.0, "Minimum seconds of a stage in a round.", lower_bound=1e-3
+    "seconds", 2.0, "Minimum seconds of a stage in a round.", lower_bound=1e-3
 )
 _ROUNDS = flags.DEFINE_integer(
     "rounds",
-    7,
+    5,
     "Number of rounds through all stages and sides. Works that cannot be repeated (start_pong, "
     "replay_pong) are measured once, for as long as all rounds take.",
     lower_bound=1,
@@ -80,8 +80,8 @@ def measure(
     output_dir: pathlib.Path,
     with_peers: bool,
     works: Sequence[str] = sides.DEFAULT_WORKS,
-    seconds: float = 3.0,
-    rounds: int = 7,
+    seconds: float = 2.0,
+    rounds: int = 5,
 ) -> list[str]:
     """Measures all works and writes the results after each work.
 
