@@ -29,7 +29,7 @@ DEFAULT_WORKS = (
     "start_pong", "replay_pong",
 )  # fmt: skip
 
-_SOLITARY = ("machine", "start_pong", "replay_pong")  # without peers
+_WITHOUT_PEERS = ("machine", "start_pong", "replay_pong")
 
 _WORKERS = pathlib.Path(__file__).parent / "workers"
 _PEER_WORKS = {
@@ -69,17 +69,17 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if fault := _fault(name):
             raise UserError(
-                f"--works: {name!r} is not a work: {fault}. Choose from {', '.join(_SOLITARY)} and "
-                "works such as dqn_pong_8, dqn_pong_8:bfloat16, a2c_pong_8:asynchronous or "
-                "a2c_pong_8:in_turns. In WORK_N, N is the number of environments or actors, and "
-                f"WORK is one of {', '.join(trainings.WORKS)}."
+                f"--works: {name!r} is not a work: {fault}. Choose from "
+                f"{', '.join(_WITHOUT_PEERS)} and works such as dqn_pong_8, dqn_pong_8:bfloat16, "
+                "a2c_pong_8:asynchronous or a2c_pong_8:in_turns. In WORK_N, N is the number of "
+                f"environments or actors, and WORK is one of {', '.join(trainings.WORKS)}."
             )
 
 
 def _fault(name: str) -> str:
     """Returns why `name` is not a work, or "" if it is one."""
     work, colon, variant = name.partition(":")
-    if work in _SOLITARY:
+    if work in _WITHOUT_PEERS:
         return "it has no variants" if colon else ""
     try:
         training, _ = trainings.parse(work)
@@ -115,7 +115,7 @@ def peers(work: str, python: dict[str, str]) -> list[Side]:
       work: Name of the work, without a variant.
       python: Path of the Python interpreter of each peer.
     """
-    if work in _SOLITARY:
+    if work in _WITHOUT_PEERS:
         return []
     training = trainings.parse(work)[0]
     # The peers' TensorFlow uses the same kernels as ours; torch does not read this variable.

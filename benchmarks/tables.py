@@ -259,12 +259,12 @@ def _facts(answer: dict[str, Any]) -> str:
 
 def _differences(results: Results) -> Iterator[str]:
     """Yields the known differences of each peer from this pipeline, with the affected works."""
-    told: dict[str, dict[str, list[str]]] = {}
+    differences: dict[str, dict[str, list[str]]] = {}
     for work, name, side in sides_of(results):
         for difference in side["facts"].get("differences", []):
-            told.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
-    if told:
+            differences.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
+    if differences:
         yield "## What differs\n"
-    for name, works_of in told.items():
+    for name, works_of in differences.items():
         points = [f"{escaped(text)} ({'; '.join(works)})" for text, works in works_of.items()]
         yield notice(f"{title(name)}, in addition to its own loop and networks", points)

@@ -1,4 +1,4 @@
-"""Records of runs that nobody made: plausible, and the same every time."""
+"""Made-up records of runs, plausible and the same every time."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def make_record(
     points: int = 60,
     **fields: Any,
 ) -> Record:
-    """A finished run whose returns rise from the first to the second of `returns`, with noise."""
+    """Returns a finished run whose noisy returns rise from the first to the second of `returns`."""
     budget = fields.get("num_env_steps", 50_000)
     name = f"{algorithm}-{environment}-{seed}"
     generator = np.random.default_rng(list(name.encode()))
@@ -74,7 +74,7 @@ def make_record(
 
 
 def make_failed(algorithm: str, environment: str, seed: int, error: str, **fields: Any) -> Record:
-    """A run that ended with `error`, which is several lines."""
+    """Returns the record of a run that ended with `error`, a text of several lines."""
     unknown = ["env_steps", "updates", "episodes", "wall_seconds", "env_steps_per_second"]
     unknown += ["workers", "evaluation_policy", "weights_sha256", "config_sha256"]
     unknown += ["git_revision", "versions", "threads", "onednn", "inexact_resumes"]
@@ -90,7 +90,7 @@ def make_failed(algorithm: str, environment: str, seed: int, error: str, **field
 def make_games(
     algorithm: str, ends: dict[str, float], seeds: Sequence[int] = (1, 2, 3), **fields: Any
 ) -> list[Record]:
-    """Runs of an Atari suite on games whose curves end near the given scores."""
+    """Returns runs of an Atari suite on games whose curves end near the given scores."""
     return [
         make_record(
             algorithm,
@@ -112,7 +112,7 @@ def make_games(
 
 
 def write_records(path: pathlib.Path, records: Sequence[Record]) -> pathlib.Path:
-    """Returns the folder, for which a report can be written."""
+    """Writes the records and returns their folder, for which a report can be written."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path.parent
 

@@ -1,5 +1,6 @@
-"""What tests share: a run that has finished, trained once a session by the binary itself."""
+"""Fixtures and helpers of all tests, such as a run that the binary trains once per session."""
 
+import gc
 import importlib
 import os
 import pathlib
@@ -19,6 +20,7 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 importlib.import_module("pipeline.training")  # registers what gin can bind
+gc.freeze()  # TensorFlow's modules have millions of objects, which every collection would visit.
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
@@ -42,7 +44,7 @@ FINISHED_RUN_FLAGS = [
 ]
 
 
-# Begun first, so that both of two processes are busy to the end.
+# These start first, so that both test processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
     *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution", "tutorials"),
@@ -55,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FinishedRun(NamedTuple):
-    """A run's folder (look, don't touch: others share it), and what the program said."""
+    """Folder of a run, which tests share and must not change, and the program's output."""
 
     root_dir: pathlib.Path
     first_line_seconds: float
@@ -64,13 +66,13 @@ class FinishedRun(NamedTuple):
 
 
 def user_environment(**variables: str) -> dict[str, str]:
-    """The environment of a user's shell: without what TensorFlow and pytest set in this process."""
+    """Returns a user's environment, without variables set here by TensorFlow and pytest."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "PYTEST_"))}
     return kept | variables
 
 
 def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
-    """Starts `python -m pipeline.<binary>` as a user's shell would, output in pipes."""
+    """Starts `python -m pipeline.<binary>` as a user's shell would, with output in pipes."""
     settings: dict[str, Any] = {
         "cwd": ROOT,
         "env": user_environment(),
@@ -84,7 +86,7 @@ def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
 
 
 def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
-    """Runs it to its end."""
+    """Runs `python -m pipeline.<binary>` to its end."""
     process = start_binary(binary, *flags, **kwargs)
     stdout, stderr = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
@@ -92,7 +94,7 @@ def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> FinishedRun:
-    """DQN on CartPole, 1,200 environment steps: trained, not good at it."""
+    """Trains DQN on CartPole for 1,200 environment steps, which are too few to play well."""
     root_dir = tmp_path_factory.mktemp("my runs") / "dqn_cartpole"
     started = time.monotonic()
     process = start_binary("train", f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
@@ -106,17 +108,17 @@ def finished_run(tmp_path_factory) -> FinishedRun:
 
 @pytest.fixture(autouse=True)
 def clean_gin() -> Iterator[None]:
-    """Leaves no test the configuration of another: gin's is the process's."""
+    """Clears gin's configuration, which is global, after each test."""
     yield
     gin.clear_config()
 
 
 @pytest.fixture
 def any_config(monkeypatch):
-    """Lets a test load configs that ask for other threads than this process has."""
+    """Lets a test load configs with other numbers of threads than this process has."""
     import tensorflow as tf
 
-    # TensorFlow is running by now, and would refuse another number of threads.
+    # TensorFlow is running and would refuse another number of threads.
     for kind in ("intra", "inter"):
         name = f"set_{kind}_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, name, lambda count: None)

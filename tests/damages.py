@@ -1,4 +1,4 @@
-"""Damage that a file can come to."""
+"""Kinds of damage to files."""
 
 import pathlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Stands for `pipeline.train` in tests of benchmarks: takes its flags and leaves its files.
+"""Replaces `pipeline.train` in tests of benchmarks: takes its flags and writes its files.
 
 Bindings `fake.x = value` choose what it does; see `main`.
 """
@@ -13,10 +13,10 @@ import time
 
 
 def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -> int:
-    """Ends after `seconds`; the seeds in `failing` fail while the file `broken` is there.
+    """Ends after `seconds`; the seeds in `failing` fail while the file `broken` exists.
 
-    With `patience`, takes half of its steps and waits for SIGTERM, on which it takes half a second
-    to write a checkpoint; started again, it finishes.
+    With `patience`, it takes half of its steps and waits for SIGTERM, then takes half a second to
+    write a checkpoint; started again, it finishes.
     """
     print("started", seed, flush=True)
     with (root_dir.parent / "times.jsonl").open("a") as times:
@@ -78,12 +78,12 @@ def finish(root_dir: pathlib.Path, seed: int, budget: int) -> None:
 
 
 def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:
-    """Writes its process id first, so that it can be seen to live and to die."""
+    """Writes its process id, so that tests can follow the process, and waits for SIGTERM."""
     stopping = root_dir / "stopping"
 
     def stop(number: int, frame: object) -> None:
         if stopping.exists():
-            os._exit(1)  # a second signal: no checkpoint
+            os._exit(1)  # a second signal prevents the checkpoint
         stopping.touch()
         time.sleep(0.5)
         checkpoint.touch()

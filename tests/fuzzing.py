@@ -1,9 +1,9 @@
-"""What every test of readers of files draws from."""
+"""Settings and strategies shared by the fuzz tests of readers of files."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# Each example overwrites the one file, so that a folder for all of them is no leak between them.
+# Each example overwrites the same file, so a folder for all of them leaks nothing between them.
 fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

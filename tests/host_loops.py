@@ -1,4 +1,4 @@
-"""Host loops over tiny runs, in this process."""
+"""Host loops over tiny runs in this process."""
 
 import io
 import threading
@@ -32,7 +32,7 @@ def actor_threads():
 
 
 class Watching(Progress):
-    """Calls `hook(record, phase)` at every update."""
+    """Progress that calls `hook(record, phase)` at every update."""
 
     def __init__(self):
         super().__init__(300, console=Console(file=io.StringIO()))
@@ -49,14 +49,14 @@ class Watching(Progress):
 
 
 class Run:
-    """A host loop over a fresh process' worth of components, in a folder that may hold a run."""
+    """Host loop over newly built components, in a folder that may hold a run."""
 
     def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
         self.parts = self.build(path, algorithm, **overrides)
         self.folder = RunFolder(path)
         path.mkdir(exist_ok=True)
         self.progress = Watching()
-        self.stop = StopSignal()  # never installed: tests request it themselves
+        self.stop = StopSignal()  # not installed; tests request it themselves
         self.loop = HostLoop(self.parts, plan, self.folder, self.progress, self.stop)
         self.warm_up = WARM_UP if self.parts.experience.keeps_rows else 0
 
@@ -80,11 +80,11 @@ class Run:
         self.progress.hook = hook
 
     def count_into(self, counts):
-        """Appends the environment steps after each call."""
+        """Appends the environment steps to `counts` at every update."""
         self.progress.hook = lambda record, phase: counts.append(self.loop.env_steps)
 
     def at(self, env_steps, act):
-        """Calls `act` once `env_steps` are taken."""
+        """Calls `act` at every update once `env_steps` are taken."""
 
         def hook(record, phase):
             if self.loop.env_steps >= env_steps:

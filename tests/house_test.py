@@ -1,4 +1,4 @@
-"""The rules of the house that no linter checks."""
+"""Tests of the project's rules that no linter checks."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ MAX_FUNCTION_LINES = 60
 
 ALGORITHMS = {"a2c", "a3c", "dqn", "nstep", "ppo", "sac", "trpo"}
 ENVIRONMENTS = {"atari", "ale_py"}
-# What the code of a room must not mention; comments and docstrings may.
+# Words that the code of a package must not mention; comments and docstrings may.
 UNMENTIONED = {
     "agents": ENVIRONMENTS,
     "environments": ALGORITHMS,
@@ -21,7 +21,7 @@ UNMENTIONED = {
 
 
 def words_of(tree: ast.Module) -> set[str]:
-    """Lower-case words of names and strings, without docstrings."""
+    """Returns the lower-case words of names and strings, without docstrings."""
     docstrings = {
         id(node.value)
         for node in ast.walk(tree)
@@ -47,7 +47,7 @@ def words_of(tree: ast.Module) -> set[str]:
 def test_rooms_do_not_mention_each_other(path: Path):
     room = path.relative_to(PACKAGE).parts[0]
     if path.name == "asynchronous.py":
-        return  # it tells which agents it can run
+        return  # it lists the agents that it can run
     mentioned = words_of(ast.parse(path.read_text())) & UNMENTIONED.get(room, set())
     assert not mentioned, f"{path} mentions {sorted(mentioned)}"
 

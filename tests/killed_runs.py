@@ -1,12 +1,12 @@
 """Kills trainings: `python killed_runs.py FOLDER KILLS STEPS TRAIN_FLAG...`.
 
-Trains over and over by the same command, in a process that is killed at a random moment, until it
-comes to its end; then without kills, in a folder beside; then the same with the next seed, until
-there were enough kills. Moments are drawn in vector steps, at most STEPS after a start, so that a
-run gets on whatever else the machine does. Prints, as JSON, the kills by phase and the folders.
+Repeats the same training command in a process that is killed at a random moment, until the
+training ends; then runs it without kills in another folder; then does the same with the next seed,
+until there were enough kills. Moments are drawn in vector steps, at most STEPS after a start, so
+that runs progress at any speed of the machine. Prints, as JSON, the kills by phase and the folders.
 
-TensorFlow is imported once and every training forked from this process, which runs no operation
-of TensorFlow itself and so has none of its threads: a start takes no ten seconds.
+TensorFlow is imported once, and every training is forked from this process, which runs no operation
+of TensorFlow itself and so has none of its threads. A start thus takes less than ten seconds.
 """
 
 import functools
@@ -24,7 +24,7 @@ import numpy as np
 from pipeline import configuration
 from pipeline.utils.tensorflow_import import import_tensorflow
 
-STARTING = "starting"  # and building graphs, and writing logs
+STARTING = "starting"  # includes building graphs and writing logs
 RESTORING = "restoring"
 WARMING_UP = "warming up"
 COLLECTING = "collecting"
@@ -35,13 +35,13 @@ ANY = "any"
 PHASES = (STARTING, RESTORING, WARMING_UP, COLLECTING, UPDATING, CHECKPOINTING, EVALUATING)
 
 POLL_SECONDS = 0.0005
-# After a phase has begun; so long do the short ones last.
+# Limit for the time from the beginning of a phase to the kill; short phases last about as long.
 SECONDS_INTO_PHASE = 0.02
 SECONDS_TO_START = 5.0
 
 
 class Phase:
-    """What a forked training does now, in memory that it shares with this process."""
+    """Current phase of a forked training, in memory that it shares with this process."""
 
     def __init__(self):
         self._memory = RawArray("q", 2)
@@ -56,14 +56,14 @@ class Phase:
 
     @property
     def steps(self):
-        """Vector steps that it has trained, without those of its warm-up."""
+        """Returns the number of vector steps that it has trained, without those of its warm-up."""
         return self._memory[1]
 
     def start(self):
         self._memory[:] = [PHASES.index(STARTING), 0]
 
     def follow(self, owner, name, phase):
-        """`phase` while a method of the class runs."""
+        """Sets `phase` while a method of the class runs."""
         method = getattr(owner, name)
 
         @functools.wraps(method)
@@ -77,13 +77,13 @@ class Phase:
         setattr(owner, name, followed)
 
     def follow_calls(self, calls_class, environment_class):
-        """Tells collecting from updating, by the steps of the training environment."""
+        """Distinguishes collecting from updating by the steps of the training environment."""
         run_chunk, step = calls_class.run, environment_class._step_rows
 
         def followed_chunk(calls, chunk, state, until):
             function = getattr(
                 chunk, "python_function", run_chunk
-            )  # actors have none, nor warm-ups
+            )  # actors lack it and have no warm-ups
             is_random = function.__name__ == "_random_chunk"
             self._collect_steps = calls._collect_steps
             before, self.now = self.now, WARMING_UP if is_random else COLLECTING
@@ -105,7 +105,7 @@ class Phase:
 
 
 def load():
-    """Imports what trains, in the way of the binary."""
+    """Imports what trains, as the binary does, and returns a phase that follows it."""
     flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
     import_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
     from pipeline.environments.vector_environment import VectorEnvironment
@@ -122,7 +122,7 @@ def load():
 
 
 def start(folder, flags):
-    """Forks a training; the number of its process."""
+    """Forks a training and returns the number of its process."""
     child = os.fork()
     if child:
         return child
@@ -143,14 +143,14 @@ def start(folder, flags):
 
 
 def has_ended(child):
-    """Whether it came to its end, with exit code 0, which it must."""
+    """Returns whether it came to its end, which must have exit code 0."""
     ended, status = os.waitpid(child, os.WNOHANG)
     assert status == 0, f"exit code {os.waitstatus_to_exitcode(status)}"
     return bool(ended)
 
 
 def is_alive_at(child, condition, seconds=0.0):
-    """Waits until so many seconds after the condition has come true; False if it ends before."""
+    """Waits until `seconds` after the condition has come true; returns False if it ends before."""
     met = None
     while met is None or time.monotonic() < met + seconds:
         if has_ended(child):
@@ -162,10 +162,10 @@ def is_alive_at(child, condition, seconds=0.0):
 
 
 def kill_once(child, phase, target, generator, max_steps):
-    """Kills it after at most `max_steps` vector steps, and then in `target` if that is a phase.
+    """Kills a training after at most `max_steps` vector steps, in `target` if that is a phase.
 
     Returns:
-      The phase in which it was killed, None if it came to its end before.
+      The phase in which it was killed, or None if it ended before.
     """
     if target not in (STARTING, RESTORING, WARMING_UP):
         steps = generator.integers(max_steps)
@@ -182,7 +182,7 @@ def kill_once(child, phase, target, generator, max_steps):
 
 
 def targets(generator, warms_up):
-    """In which phase to kill next; the warm-up comes but once."""
+    """Yields the phases in which to kill; the warm-up is only among the first."""
     yield from [WARMING_UP, WARMING_UP, STARTING] if warms_up else [STARTING]
     while True:
         phases = [RESTORING, COLLECTING, UPDATING, CHECKPOINTING, EVALUATING, ANY, ANY, ANY]

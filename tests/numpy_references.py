@@ -1,4 +1,4 @@
-"""What the tests of agents share: made-up rows, and networks and gradients in plain NumPy."""
+"""Helpers of the tests of agents: random rows, and networks and gradients in plain NumPy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory, time_step_spec
+
+from pipeline import configuration
 
 FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
 GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
@@ -32,14 +34,11 @@ def env_steps(value: int = 0) -> tf.Variable:
 
 @contextlib.contextmanager
 def bound(bindings: Mapping[str, Any]) -> Iterator[None]:
-    """Gin bindings, gone afterwards."""
-    with gin.unlock_config():
+    """Binds gin parameters, and restores the configuration at the end."""
+    with configuration.preserved():
         for name, value in bindings.items():
             gin.bind_parameter(name, value)
-    try:
         yield
-    finally:
-        gin.clear_config()
 
 
 def random_events(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -47,7 +46,7 @@ def random_events(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def step_types_and_discounts(events: Array, starts: Sequence[int] | Array) -> tuple[Array, Array]:
-    """Follows `events` [B, T], what happens on every row, from the first rows' step types [B]."""
+    """Returns what `events` [B, T] on the rows lead to, given the first rows' step types [B]."""
     step_types = np.zeros(events.shape, np.int32)
     step_types[:, 0] = starts
     for b, t in np.ndindex(*events.shape):
@@ -68,7 +67,7 @@ def random_sequences(
     observation_spec: tf.TensorSpec = THREE_NUMBERS,
     policy_info: Any = (),
 ) -> Trajectory:
-    """Sequences [B, T] of NumPy arrays in which `events` happen; all else is random."""
+    """Returns sequences [B, T] of NumPy arrays with these `events`; all else is random."""
     step_types, discounts = step_types_and_discounts(events, starts)
     following = np.where(
         step_types == LAST, FIRST, np.where(np.isin(events, (TERMINATE, TRUNCATE)), LAST, MID)
@@ -91,7 +90,7 @@ def random_rollout(
     num_steps: int,
     num_envs: int,
 ) -> Trajectory:
-    """Rows [T, N] of NumPy arrays in which anything may happen."""
+    """Returns rows [T, N] of NumPy arrays with random events."""
     events = random_events(rng, (num_envs, num_steps))
     rows = random_sequences(rng, action_spec, events, rng.choice([FIRST, MID, LAST], num_envs))
     return tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
@@ -131,7 +130,7 @@ def float64(variables: Sequence[tf.Variable]) -> list[Array]:
 
 
 def randomize(rng: np.random.Generator, variables: Sequence[tf.Variable]) -> None:
-    """Gives every weight, biases included, something to do."""
+    """Assigns random values to all weights, including biases."""
     for variable in variables:
         fan_in = int(np.prod(variable.shape[:-1])) if variable.shape.rank > 1 else 1
         values = rng.normal(scale=min(0.5, fan_in**-0.5), size=variable.shape)
@@ -139,7 +138,7 @@ def randomize(rng: np.random.Generator, variables: Sequence[tf.Variable]) -> Non
 
 
 def dense_layers(x: Array, weights: Sequence[Array], last_activation: Any = None) -> Array:
-    """Layers of kernel and bias; ReLU between them."""
+    """Applies layers of kernel and bias, with ReLU between them."""
     for i in range(0, len(weights), 2):
         x = x @ weights[i] + weights[i + 1]
         last = i == len(weights) - 2
@@ -148,7 +147,7 @@ def dense_layers(x: Array, weights: Sequence[Array], last_activation: Any = None
 
 
 def numeric_gradients(loss: Callable[[list[Array]], float], weights: list[Array]) -> list[Array]:
-    """Central differences of a loss in float64."""
+    """Returns the central differences of a loss in float64."""
     gradients = [np.zeros_like(w) for w in weights]
     step = 1e-6
     for i, weight in enumerate(weights):

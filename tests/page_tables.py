@@ -1,4 +1,4 @@
-"""The parts of the pages that are made from committed results and from signatures.
+"""Tables of the pages that are made from committed results and from signatures.
 
 `make tables` writes them anew.
 """
@@ -29,12 +29,12 @@ _PART = re.compile(
 
 
 def shown(text: str) -> list[tuple[str, str]]:
-    """Returns the sources (folders of RESULTS, or "gin") and tables that are in a page's `text`."""
+    """Returns the sources (folders of RESULTS, or "gin") and tables in a page's `text`."""
     return [(part["source"], part["table"]) for part in _PART.finditer(text)]
 
 
 def rewritten(text: str) -> str:
-    """Returns a page's `text` with every such part as its source has it."""
+    """Returns a page's `text` with all such tables made anew from their sources."""
 
     def part(found: re.Match[str]) -> str:
         source, name = found["source"], found["table"]

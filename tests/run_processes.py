@@ -1,4 +1,4 @@
-"""Whole runs in processes of their own, and what a run and its uninterrupted twin must share."""
+"""Whole runs in their own processes, and checks of a run against its uninterrupted twin."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS
 
 
 class Records:
-    """What the folder of a run holds."""
+    """Contents of the folder of a run."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -44,7 +44,7 @@ class Records:
 
     @property
     def checkpoints(self):
-        """From old to new."""
+        """Returns the checkpoints from old to new."""
         return sorted((self.path / "checkpoints").glob("step-*"), key=checkpoint_order)
 
     @property
@@ -53,13 +53,13 @@ class Records:
 
     @property
     def best(self):
-        """Environment steps and mean return of the best checkpoint; None if none was evaluated."""
+        """Returns environment steps and mean return of the best evaluated checkpoint, or None."""
         best = Checkpoints(self.path / "checkpoints", {}, writable=False).best()
         return best and (checkpoint_order(best.path)[0], best.return_mean)
 
     @property
     def env_steps(self):
-        """Of the newest checkpoint."""
+        """Returns the environment steps of the newest checkpoint."""
         return checkpoint_order(self.newest)[0]
 
     @property
@@ -71,7 +71,7 @@ class Records:
 
 
 class Run(Records):
-    """One run folder and the command that trains in it."""
+    """Folder of a run and the command that trains in it."""
 
     def __init__(self, tmp_path, algorithm, **overrides):
         super().__init__(tmp_path / "run")
@@ -83,7 +83,7 @@ class Run(Records):
         self.output = ""
 
     def at(self, path):
-        """The same run in another folder."""
+        """Returns the same run in another folder."""
         run = copy.copy(self)
         run.path = path
         flag = f"--root_dir={self.path}"
@@ -91,7 +91,7 @@ class Run(Records):
         return run
 
     def copied(self, path):
-        """The same run in a copy of its folder."""
+        """Copies the folder and returns the same run in the copy."""
         shutil.copytree(self.path, path)
         return self.at(path)
 
@@ -105,7 +105,7 @@ class Run(Records):
         )
 
     def finish(self, process=None, *flags):
-        """Lets it, or a new process, run to the end at full speed; returns the exit code."""
+        """Lets `process`, or a new one, run to the end at full speed; returns the exit code."""
         if process is None:
             self.output, process = "", self.start(*flags)
         (self.switches / "slow").unlink(missing_ok=True)
@@ -113,7 +113,7 @@ class Run(Records):
         return process.returncode
 
     def start_until(self, phase, env_steps=0):
-        """A slow process that has shown a line of `phase` and logged so many environment steps."""
+        """Starts a slow process and waits until it shows `phase` and has logged `env_steps`."""
         (self.switches / "slow").touch()
         process = self.start()
         self.output = line = ""
@@ -127,7 +127,7 @@ class Run(Records):
         return process
 
     def stop(self, number, phase, env_steps=0):
-        """Sends a signal at that moment and waits for the end; returns the exit code."""
+        """Sends a signal at that moment, waits for the end and returns the exit code."""
         with self.start_until(phase, env_steps) as process:
             process.send_signal(number)
             return self.finish(process)
@@ -139,7 +139,7 @@ def checkpoint_order(path):
 
 
 def assert_ends_as_its_twin(run, tmp_path, algorithm, **overrides):
-    """Bit for bit as a run of the same command that nobody stopped."""
+    """Checks that it ends as an uninterrupted run of the same command does, bit for bit."""
     (tmp_path / "twin").mkdir()
     twin = Run(tmp_path / "twin", algorithm, **overrides)
     assert twin.finish() == 0
@@ -147,7 +147,7 @@ def assert_ends_as_its_twin(run, tmp_path, algorithm, **overrides):
 
 
 def assert_same_end(run, twin):
-    """Results, logs but for times, which checkpoint is best, and all that the last one holds."""
+    """Compares results, logs without times, the best checkpoint and contents of the last one."""
     assert run.result == twin.result
     assert run.best == twin.best
     assert run.evaluations == twin.evaluations

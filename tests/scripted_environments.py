@@ -1,4 +1,4 @@
-"""Small gymnasium environments that tests know everything about."""
+"""Small gymnasium environments whose behaviour is completely known."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _KINDS_OF_END = ("terminated", "truncated")
 
 
 class ScriptedEnv(gymnasium.Env):
-    """Plays episodes of the given (length, ending) in turn: "terminated", "truncated" or "both".
+    """Environment that plays (length, ending) in turn: "terminated", "truncated" or "both".
 
     The observation is (episode, step), the reward the step; `seeds` and `actions` are kept.
     """
@@ -47,7 +47,7 @@ class ScriptedEnv(gymnasium.Env):
 
 
 class EchoEnv(gymnasium.Env):
-    """Observations are drawn from the space by the seeded generator."""
+    """Environment whose seeded generator draws observations from the space."""
 
     def __init__(self, observation_space, action_space=None):
         self.observation_space = observation_space

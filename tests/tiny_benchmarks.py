@@ -1,4 +1,4 @@
-"""Benchmarks small enough to test: two experiments whose trainings are `fake_training`'s."""
+"""Benchmarks small enough to test: two experiments that `fake_training` trains."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
 PATIENCE = "fake.patience = 'yes'"
-# Runs in a process of its own, to be killed; its argument is the folder.
+# Program that runs in its own process, to be killed; its argument is the folder.
 _PROGRAM = """
 import pathlib, sys
 sys.path.insert(0, "tests")
@@ -42,26 +42,26 @@ def run(
 
 
 def recorded(output_dir: pathlib.Path) -> dict[tuple[str, int], dict]:
-    """Records by environment and seed."""
+    """Returns the records by environment and seed."""
     found = records.read(output_dir / "tiny.jsonl")
     return {(record["environment"], record["seed"]): record for record in found}
 
 
 def starts(output_dir: pathlib.Path) -> dict[str, int]:
-    """How often each run was started, by what the logs say."""
+    """Returns how often each run was started, according to the logs."""
     logs = output_dir.glob("tiny/*/*.log")
     return {f"{log.parent.name}/{log.stem}": log.read_text().count("started") for log in logs}
 
 
 def start_program(output_dir: pathlib.Path) -> subprocess.Popen:
-    """Two seeds of each experiment, which wait for a signal, two at once."""
+    """Starts two seeds of each experiment, two at a time, all of which wait for a signal."""
     command = [sys.executable, "-c", _PROGRAM, str(output_dir)]
     root = pathlib.Path(__file__).parent.parent
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def waiting_processes(output_dir: pathlib.Path, count: int) -> list[int]:
-    """Process ids of the fake trainings, once so many have come to wait."""
+    """Waits until `count` fake trainings wait for a signal, and returns their process ids."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         texts = [path.read_text() for path in output_dir.glob("tiny/*/*/process_id")]

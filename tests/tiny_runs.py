@@ -1,6 +1,6 @@
 """Runs small enough to test: an environment with switches, and all that trains in it.
 
-Importing this registers `Walk-v0`, so that `tiny_runs:Walk-v0` names it in a process of its own.
+Importing this module registers `Walk-v0`, which other processes find as `tiny_runs:Walk-v0`.
 """
 
 import json
@@ -16,11 +16,11 @@ EPISODES = ((7, True), (11, False))  # (length, whether it terminates), in turn
 
 
 class Walk(gymnasium.Env):
-    """Episodes as in `EPISODES`; the observation is (episode, step, a random number).
+    """Environment with `EPISODES` in turn and observations (episode, step, a random number).
 
-    The reward is 3 a step. Files in `switches` act on every step: `slow` makes it take 4 ms and
-    `stuck` a minute, which the file `is_stuck` then tells; `fail` makes it raise, `nan` makes its
-    reward NaN; `fail_reset` makes `reset` raise; `drift` makes its random numbers others.
+    The reward is 3 per step. Files in `switches` act on every step: `slow` makes it take 4 ms and
+    `stuck` a minute, which the file `is_stuck` then shows; `fail` makes it raise, `nan` makes its
+    reward NaN; `fail_reset` makes `reset` raise; `drift` changes its random numbers.
     """
 
     def __init__(self, switches: str = "", continuous: bool = False, dtype: str = "float32"):
@@ -139,7 +139,7 @@ WARM_UP = {"dqn": 100, "sac": 100}  # environment steps
 
 
 def bindings(algorithm: str, switches: object = "", **overrides: object) -> list[str]:
-    """Gin statements; `overrides` are named as in `train__num_env_steps=1`."""
+    """Returns gin statements; `overrides` are named as in `train__num_env_steps=1`."""
     text = (_COMMON + _BINDINGS[algorithm]) % {"switches": switches}
     lines = statements(text)
     if algorithm in WARM_UP:
@@ -148,7 +148,7 @@ def bindings(algorithm: str, switches: object = "", **overrides: object) -> list
 
 
 def statements(text: str) -> list[str]:
-    """The lines of a text that are not empty."""
+    """Returns the lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -157,7 +157,7 @@ def gin_files(algorithm: str) -> list[str]:
 
 
 def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
-    """The components of such a run, in this process; leaves gin's config loaded."""
+    """Builds the components of such a run in this process; leaves gin's config loaded."""
     from pipeline import configuration
     from pipeline.training.train_loop import build_bound
 
@@ -166,7 +166,7 @@ def build_components(algorithm: str, switches: object = "", seed: int = 1, **ove
 
 
 def variables(trackable: object) -> dict[str, np.ndarray]:
-    """Every variable by its object path."""
+    """Returns every variable by its object path."""
     from pipeline.checkpointing.saveables import Variables
 
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def variables(trackable: object) -> dict[str, np.ndarray]:
 
 
 def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Every variable of a saved part `Variables` by its object path."""
+    """Returns every variable of a saved part `Variables` by its object path."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(folder / "variables"))
@@ -184,7 +184,7 @@ def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_files(folder: pathlib.Path) -> dict[str, object]:
-    """Contents of the npz and JSON files of a saved part, variables, and the bytes of segments."""
+    """Returns arrays, JSON, variables and the bytes of segments in the folder of a saved part."""
     contents: dict[str, object] = {}
     if (folder / "variables.index").exists():
         contents |= read_variables(folder)
@@ -203,7 +203,7 @@ def read_files(folder: pathlib.Path) -> dict[str, object]:
 
 
 def saved(part: object) -> dict[str, object]:
-    """What a part would write."""
+    """Returns the contents of the files that a part saves."""
     with tempfile.TemporaryDirectory() as folder:
         part.save(pathlib.Path(folder))  # type: ignore[attr-defined]
         return read_files(pathlib.Path(folder))

@@ -1,7 +1,7 @@
 """Trains with a second logical CPU as the GPU: `python two_devices.py CONFIG BINDING...`.
 
-Whatever no device was asked for runs there, as it would on a GPU. Prints, as JSON, what ran where:
-the devices of each type of operation, and the tensors that were sent from one to the other.
+Operations without a requested device run there, as on a GPU. Prints, as JSON, what ran where: the
+devices of each type of operation, and the tensors that were sent from one device to the other.
 """
 
 import json
@@ -41,7 +41,7 @@ def main(config: str, *bindings: str) -> dict[str, Any]:
 
 
 def nodes_run(call) -> Iterable[Any]:
-    """The nodes of all graphs of a call, each on the device on which it ran."""
+    """Yields the nodes of all graphs of a call, each with the device on which it ran."""
     from tensorflow.python.eager import context
 
     context.context().enable_graph_collection()
@@ -67,7 +67,7 @@ def devices_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
 
 
 def sent(nodes: Iterable[Any]) -> list[list[str]]:
-    """From, dtype and name of each tensor."""
+    """Returns the source, dtype and name of each tensor."""
     import tensorflow as tf
 
     return sorted(

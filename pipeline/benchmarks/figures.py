@@ -215,17 +215,17 @@ def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
 
 def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
     """Draws the scores of the runs as diamonds, if they are not points of the curves."""
-    asked, end = pair.finished[0], pair.num_env_steps
-    if asked["score"] not in _DIAMONDS:
+    run, end = pair.finished[0], pair.num_env_steps
+    if run["score"] not in _DIAMONDS:
         return
-    budgets = asked["budgets"] if asked["score"] == "iteration" else []
+    budgets = run["budgets"] if run["score"] == "iteration" else []
     before = [(b, results.estimate(pair.scores_at(b))) for b in budgets if b < end]
     drawn = [(at, estimate) for at, estimate in [*before, (end, pair.estimate)] if estimate]
     if not drawn:
         return
     steps, estimates = zip(*drawn, strict=True)
     points, lows, highs, _ = zip(*estimates, strict=True)
-    label = f"{formatting.agent(pair.algorithm)}, {_DIAMONDS[asked['score']]}"
+    label = f"{formatting.agent(pair.algorithm)}, {_DIAMONDS[run['score']]}"
     axes.vlines(steps, lows, highs, color=colour, linewidth=1.8)
     axes.plot(steps, points, "D", color=colour, markersize=4.5, label=label)
 

@@ -69,7 +69,7 @@ Key = tuple[str, str, str, int]
 _FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
 _FROM_START = ("git_revision", "versions", "threads", "onednn")
 _PROCESSOR = ("cpu_model", "cpu_count")
-_OF_ITS_END = (
+_KNOWN_AT_THE_END = (
     *_FROM_RESULT, *_FROM_START, "env_steps_per_second", "workers", "evaluation_policy",
     "config_sha256", "inexact_resumes",
 )  # fmt: skip
@@ -94,7 +94,7 @@ def read(path: pathlib.Path) -> list[Record]:
       UserError: If a line is not a record.
     """
     records: dict[Key, Record] = {}
-    for record in jsonl.read_jsonl(path, *_ALWAYS_KNOWN, *_OF_ITS_END, *_LISTS):
+    for record in jsonl.read_jsonl(path, *_ALWAYS_KNOWN, *_KNOWN_AT_THE_END, *_LISTS):
         records[key(record)] = record
     return list(records.values())
 
@@ -117,7 +117,7 @@ def write(path: pathlib.Path, records: Iterable[Record]) -> None:
 def failed(run: Run, error: str) -> Record:
     """Returns the record of a failed run."""
     return _identity(run, FAILED, error) | {
-        **dict.fromkeys(_OF_ITS_END, None),
+        **dict.fromkeys(_KNOWN_AT_THE_END, None),
         **{name: [] for name in _LISTS},
         "command": shlex.join(["python", "-m", "pipeline.train", *run.arguments]),
         **machine(),

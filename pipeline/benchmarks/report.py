@@ -25,7 +25,7 @@ from pipeline.benchmarks.figures import Figure
 from pipeline.benchmarks.markdown import details, escaped, listing, notice
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
-from pipeline.benchmarks.suite_folder import Asked
+from pipeline.benchmarks.suite_folder import Plan
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_text
 
@@ -95,7 +95,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
         SuiteRecords(
             name,
             records.read(output_dir / f"{name}.jsonl"),
-            suite_folder.asked(output_dir, name),
+            suite_folder.read_plan(output_dir, name),
         )
         for name in suite_folder.suites_in(output_dir)
     ]
@@ -120,27 +120,27 @@ class SuiteRecords(NamedTuple):
     Attributes:
       name: Name of the suite.
       records: The records.
-      asked: Seeds and experiments that were requested.
+      plan: Seeds and experiments that were requested.
     """
 
     name: str
     records: Sequence[Record]
-    asked: Asked
+    plan: Plan
 
     @property
     def groups(self) -> list[Group]:
         """Returns the records in groups."""
-        return results.groups(self.records, self.asked.num_seeds) if self.records else []
+        return results.groups(self.records, self.plan.num_seeds) if self.records else []
 
     @property
     def num_seeds(self) -> int:
         """Returns the largest number of seeds that was requested."""
-        return results.most_seeds(self.records, self.asked.num_seeds)
+        return results.most_seeds(self.records, self.plan.num_seeds)
 
     @property
     def not_begun(self) -> list[str]:
         """Returns the names of the experiments without any record."""
-        return results.not_begun(self.name, self.records, self.asked.experiments)
+        return results.not_begun(self.name, self.records, self.plan.experiments)
 
 
 class Drawn:
@@ -191,10 +191,10 @@ def _completeness(
     suites: Sequence[SuiteRecords], groups: Sequence[Group], is_incomplete: bool
 ) -> str:
     pairs = [pair for group in groups for pair in group.pairs]
-    asked = sum(pair.seeds for pair in pairs)
-    asked += sum(suite.num_seeds * len(suite.not_begun) for suite in suites)
+    num_runs = sum(pair.seeds for pair in pairs)
+    num_runs += sum(suite.num_seeds * len(suite.not_begun) for suite in suites)
     done = sum(len(pair.finished) for pair in pairs)
-    runs = formatting.count(asked, "run")
+    runs = formatting.count(num_runs, "run")
     if is_incomplete:
         return notice(f"Incomplete: {done} of {runs} have finished; see What is missing, below.")
     return f"All {runs} that were asked for have finished.\n"

@@ -195,18 +195,18 @@ def _pairs(records: Sequence[Record], kind: tuple[str, ...], seeds: int) -> tupl
     )
 
 
-def not_begun(suite: str, records: Sequence[Record], asked: Collection[str] = ()) -> list[str]:
+def not_begun(suite: str, records: Sequence[Record], requested: Collection[str] = ()) -> list[str]:
     """Returns the names of the experiments that have no record.
 
     Args:
       suite: Name of the suite.
       records: Its records.
-      asked: Names of the requested experiments; if empty, those of the shipped suite.
+      requested: Names of the requested experiments; if empty, those of the shipped suite.
     """
-    if not asked and suite in suites.shipped():
-        asked = [experiment.name for experiment in suites.load(suite).experiments]
+    if not requested and suite in suites.shipped():
+        requested = [experiment.name for experiment in suites.load(suite).experiments]
     known = {suites.name_of(record["algorithm"], record["environment"]) for record in records}
-    return [name for name in asked if name not in known]
+    return [name for name in requested if name not in known]
 
 
 def score_of(record: Record, env_steps: int | None = None) -> float | None:

@@ -23,7 +23,7 @@ _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
 
 
-class Asked(NamedTuple):
+class Plan(NamedTuple):
     """Seeds and experiments that all calls together have requested.
 
     Attributes:
@@ -43,7 +43,7 @@ def suites_in(output_dir: pathlib.Path) -> list[str]:
     return sorted(begun | recorded)
 
 
-def asked(output_dir: pathlib.Path, suite: str) -> Asked:
+def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
     """Reads the plan of a suite from a folder; an empty plan if there is no file.
 
     Raises:
@@ -53,7 +53,7 @@ def asked(output_dir: pathlib.Path, suite: str) -> Asked:
     experiments = noted.get("experiments", {})
     if not all(isinstance(settings, dict) for settings in experiments.values()):
         raise UserError(f"{output_dir / (suite + _PLAN)} is damaged (experiments); remove it.")
-    return Asked(noted.get("num_seeds", 0), experiments)
+    return Plan(noted.get("num_seeds", 0), experiments)
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -117,14 +117,14 @@ class SuiteFolder:
         Raises:
           UserError: If an experiment has runs that were started with other settings.
         """
-        num_seeds, noted = asked(self._output_dir, self._suite)
+        num_seeds, noted = read_plan(self._output_dir, self._suite)
         by_experiment = {run.experiment.name: run for run in runs}
         for name, run in by_experiment.items():
             before = noted.get(name, {})
             if before != _settings(run) and self._has_begun(run):
                 raise UserError(self._refusal(run, before))
         settings = {name: _settings(run) for name, run in by_experiment.items()}
-        plan = Asked(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
+        plan = Plan(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
         write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:

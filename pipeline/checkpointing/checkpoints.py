@@ -186,7 +186,8 @@ class Checkpoints:
             except manifest.Damaged as fault:
                 self._damaged.add(candidate.name)
                 if path:
-                    raise UserError(f"{path} is damaged: {fault}") from fault
+                    message = f"{path} is damaged: {fault}. Choose another checkpoint."
+                    raise UserError(message) from fault
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
             except OSError as error:

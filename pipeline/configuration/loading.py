@@ -209,8 +209,9 @@ def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
     try:
         gin.parse_config(f"{binding.name} = {binding.value!r}")
     except SyntaxError:
-        message = f"{binding.origin}: {binding.value!r} cannot be written in gin."
-        raise UserError(message) from None
+        raise UserError(
+            f"{binding.origin}: {binding.value!r} cannot be written in gin; use finite numbers."
+        ) from None
     scope = binding.scope if binding.parameter else binding.name
     key = (scope, selector, binding.parameter or "value")
     _origins.setdefault(key, []).append(binding.origin)

@@ -243,7 +243,7 @@ class HostLoop:
                 try:
                     self._save()
                 except UserError as error:
-                    self._progress.message(f"no checkpoint could be made of what is left: {error}")
+                    self._progress.message(f"the other actors could not be saved: {error}")
                 environments = [driver.environment for driver in self._runner.drivers]
                 for other in untold(halted.errors, environments):
                     self._progress.message(f"another failure: {other}")

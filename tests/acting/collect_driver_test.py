@@ -22,7 +22,7 @@ class Info(NamedTuple):
 
 
 class CountingPolicy(tf_policy.TFPolicy):
-    """Recurrent: its state counts its calls; the action is a function of all that it is given."""
+    """Recurrent policy whose state counts its calls and whose action depends on all its inputs."""
 
     def __init__(self, env):
         scalar = tf.TensorSpec((), tf.int32)
@@ -67,7 +67,7 @@ def stack(rows):
 
 
 class PlainLoop:
-    """The same collecting written out in plain Python, one environment at a time."""
+    """Reference implementation of collecting in plain Python, one environment at a time."""
 
     def __init__(self, seed):
         self.key = stream_key(seed, "collect")
@@ -78,7 +78,7 @@ class PlainLoop:
         self.env_steps = 0
 
     def run(self, num_steps):
-        # (step type, observation) that the next action answers
+        # The (step type, observation) to which each environment's next action responds.
         now = [(FIRST, env.reset()[0]) for env in self.envs]
         in_flight = [(0.0, 0), (0.0, 0)]
         for step in range(num_steps):
@@ -153,13 +153,13 @@ def test_rewards_are_clipped_for_the_learner_and_not_in_statistics():
         carry, rows = driver.run(policy, initial_carry(env, policy), steps)
     assert rows.reward.numpy().max() == 1.5
     assert rows.reward.numpy().min() == 0
-    # Episodes of 3 and 2 steps in the first environment, of 4 and 1 in the second.
+    # The episodes have 3 and 2 steps in the first environment, 4 and 1 in the second.
     returns = carry.statistics.last_returns.numpy()
     assert sorted(returns[~np.isnan(returns)]) == [1, 1 + 2, 1 + 2 + 3, 1 + 2 + 3 + 4]
 
 
 class FarPolicy(CountingPolicy):
-    """Acts beyond the bounds of a Box."""
+    """Policy whose actions lie outside the bounds of a Box."""
 
     def _action(self, time_step, policy_state, seed):
         action = tf.constant([[-7.0, 0.25], [0.5, 9.0]])
@@ -215,7 +215,7 @@ def test_interrupted_episodes_end_in_an_ordinary_boundary_row():
     np.testing.assert_array_equal(rows.reward[0], [0, 0])
     np.testing.assert_array_equal(rows.discount[0], [1, 1])
     statistics = after_carry.statistics
-    # The unfinished returns are dropped; the steps that made them stay counted.
+    # Unfinished returns are dropped, but their steps still count.
     assert statistics.env_steps == carry.statistics.env_steps + 3
     assert statistics.episodes == carry.statistics.episodes + 2
     np.testing.assert_array_equal(statistics.last_returns[-2:], [1, 3])

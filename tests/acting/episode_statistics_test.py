@@ -19,7 +19,7 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 class NaiveStatistics:
-    """The definition, one row of one environment at a time."""
+    """Reference implementation that processes one row of one environment at a time."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns = [0.0] * num_envs
@@ -76,7 +76,7 @@ def update(
 
 
 def step_types(ends: np.ndarray) -> np.ndarray:
-    """[T+1, N] step types of environments whose episode may end ([T, N] bool) at each step."""
+    """Returns step types [T+1, N]; `ends` [T, N] says where an episode in progress ends."""
     types = np.zeros([ends.shape[0] + 1, ends.shape[1]], np.int32)
     for t, n in np.ndindex(*ends.shape):
         types[t + 1, n] = FIRST if types[t, n] == LAST else LAST if ends[t, n] else MID
@@ -89,9 +89,9 @@ def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ends = random.random([num_rows, num_envs]) < draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
     types = step_types(ends)
-    if draw(st.booleans()):  # orders that no environment produces, LAST after LAST among them
+    if draw(st.booleans()):  # orders that no environment produces, such as LAST after LAST
         types = random.integers(FIRST, LAST + 1, types.shape).astype(np.int32)
-    # Boundary rows get a reward as well: whatever it is, it must not count.
+    # Boundary rows have a reward too, which must not count.
     reward = random.integers(-9, 10, [num_rows, num_envs]).astype(np.float32)
     cuts = draw(st.sets(st.integers(1, num_rows), max_size=5))
     return types[:-1], types[1:], reward, sorted({0, num_rows, *cuts})
@@ -123,7 +123,7 @@ def test_simultaneous_ends_join_the_window_in_order_of_environment() -> None:
 
 
 def test_more_than_a_window_of_episodes_in_one_call() -> None:
-    ends = np.ones([130, 4], bool)  # lengths alternate: one step, boundary row
+    ends = np.ones([130, 4], bool)  # steps and boundary rows alternate
     types = step_types(ends)
     reward = np.arange(520, dtype=np.float32).reshape(130, 4)
     expected = NaiveStatistics(4)

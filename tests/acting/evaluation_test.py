@@ -36,7 +36,7 @@ class ConstantPolicy(tf_policy.TFPolicy):
 
 
 class LuckyEnv(ScriptedEnv):
-    """Rewards are drawn by the seeded generator, and so are the lengths of episodes."""
+    """Environment whose seeded generator draws the rewards and the lengths of episodes."""
 
     def __init__(self):
         super().__init__([(None, None)])
@@ -51,7 +51,7 @@ class LuckyEnv(ScriptedEnv):
 
 
 class VisibleEnv(ScriptedEnv):
-    """A frame's red is 20 a step."""
+    """Environment whose frames have a red value of 20 times the step."""
 
     render_mode = "rgb_array"
     metadata = {"render_fps": 10}
@@ -75,11 +75,11 @@ def evaluator(env, seed=1, **kwargs):
 
 
 def short_and_long():
-    """Returns of 1 + 2 = 3 and of 1 + ... + 40 = 820."""
+    """Returns two environments, whose episodes have returns of 1 + 2 = 3 and 1 + ... + 40 = 820."""
     return environment(ScriptedEnv([(2, "terminated")]), ScriptedEnv([(40, "truncated")]))
 
 
-# Whose episodes count.
+# Which episodes count.
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,7 @@ def test_short_episodes_are_not_favoured(num_episodes, returns):
 
 
 def test_first_to_finish_would_favour_them():
-    """What the quota is there for: of the first six to finish in those environments, all are
-    short."""
+    """Checks that without the quota the first six episodes to finish would all be short."""
     env = short_and_long()
     policy = constant_policy(env, 0)
     time_step = env.reset()
@@ -200,7 +199,7 @@ def test_epsilon_mixes_random_actions_into_the_greedy_ones():
     env = environment(scripted)
     evaluation = evaluator(env, epsilon=0.3)
     evaluation.run(1, 0)
-    # A random action is the greedy one, 0, in half of the cases.
+    # In half of the cases a random action equals the greedy one, 0.
     assert 0.1 < np.mean([int(action) for action in scripted.actions[:1_000]]) < 0.2
     once = list(scripted.actions)
     scripted.actions.clear()
@@ -234,9 +233,9 @@ def test_epsilon_needs_a_greedy_choice():
 @pytest.mark.parametrize(
     ("num_env_steps", "returns"),
     [
-        (200, [3] * 50 + [820] * 2),  # 100 steps each: the third of 40 is unfinished
-        (80, [3] * 20 + [820]),  # the last step counts
-        (79, [3] * 20),  # 40 and 39 steps
+        (200, [3] * 50 + [820] * 2),  # 100 steps each; the third long episode is unfinished
+        (80, [3] * 20 + [820]),  # the last step ends the long episode
+        (79, [3] * 20),  # 40 and 39 steps; the long episode is unfinished
         (3, [3]),
     ],
 )
@@ -260,12 +259,12 @@ def test_a_budget_of_steps_can_be_interrupted():
         return steps > 60
 
     assert evaluation.run(5, 0, look_around) is None
-    assert seen == [0, 28, 56, 84]  # 32 vector steps a call, 4 of them boundaries
+    assert seen == [0, 28, 56, 84]  # 32 vector steps per call, 4 of them boundaries
     assert evaluation.length(5) == 10_000
     assert evaluator(environment(LuckyEnv())).length(5) == 5
 
 
-# Interrupting.
+# Interruption.
 
 
 def test_look_around_sees_episodes_and_interrupts():
@@ -277,7 +276,7 @@ def test_look_around_sees_episodes_and_interrupts():
 
     env = environment(ScriptedEnv([(7, "terminated")]))
     assert evaluator(env).run(1000, 0, look_around) is None
-    # 32 vector steps a call, 8 of them an episode and its boundary.
+    # A call takes 32 vector steps: four episodes of 7 steps, each with a boundary row.
     assert seen == [0, 4, 8, 12]
 
 

@@ -1,4 +1,4 @@
-"""Policies draw what they should, and the same for the same seed."""
+"""Tests of the distributions that policies draw from, and of their reproducibility."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOGITS = [0.5, -1.0, 2.0, 0.0]
 
 
 class FixedPolicy(tf_policy.TFPolicy):
-    """The same distribution whatever it observes."""
+    """Policy with the same distribution for every observation."""
 
     def __init__(self, action_spec=FOUR_ACTIONS, logits=LOGITS):
         super().__init__(specs(), action_spec)
@@ -61,7 +61,7 @@ def actions(policy: tf_policy.TFPolicy, counter: int = 0, batch_size: int = MANY
 
 
 def assert_frequencies(drawn: Array, probabilities: Array) -> None:
-    """A chi-square test that fails once in ten thousand for four actions."""
+    """Checks frequencies by a chi-square test that fails once in 10,000 times with four actions."""
     counts = np.bincount(drawn, minlength=len(probabilities))
     expected = probabilities * drawn.size
     assert np.sum((counts - expected) ** 2 / expected) < 21.1
@@ -79,7 +79,7 @@ def test_no_epsilon_is_greedy() -> None:
 
 
 def test_exploring_and_the_random_action_are_independent() -> None:
-    """One draw for both would leave out actions when epsilon is small."""
+    """Checks that there are two draws; one would leave out actions when epsilon is small."""
     drawn = actions(EpsilonGreedyPolicy(FixedPolicy(), lambda: tf.constant(0.1)))
     others = drawn[drawn != 2]
     assert_frequencies(np.array([0, 1, -1, 2])[others], np.full(3, 1 / 3))

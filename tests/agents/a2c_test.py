@@ -1,4 +1,4 @@
-"""A2C's loss and gradients against plain NumPy; what it shares with PPO is tested there."""
+"""Tests of A2C's loss and gradients against NumPy; ppo_test covers the parts shared with PPO."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def create(action_spec=FOUR_ACTIONS, constructor=create_a2c_agent, **kwargs: Any
 
 
 def batch(action_spec, seed: int = 0, boundaries: bool = True) -> tuple[Trajectory, Array]:
-    """Prepared rows [ROWS, 1], and which of them are transitions."""
+    """Returns prepared rows [ROWS, 1] and a mask of those that are transitions."""
     rng = np.random.default_rng(seed)
     kinds = [FIRST, MID, LAST] if boundaries else [FIRST, MID]
     starts = rng.choice(kinds, ROWS)
@@ -73,7 +73,7 @@ def batch(action_spec, seed: int = 0, boundaries: bool = True) -> tuple[Trajecto
 def reference_loss(
     weights: dict[str, Any], rows: Trajectory, valid: Array, settings: dict[str, Any]
 ) -> float:
-    """In float64, from the weights in the order of `trainable_variables`, found by shape."""
+    """Computes the loss in float64 from the layers of policy and value."""
     policy, log_std, value = weights["policy"], weights["log_std"], weights["value"]
     observation = as_float64(rows.observation[:, 0])
     output = dense_layers(observation, policy)
@@ -98,7 +98,7 @@ def reference_loss(
 
 
 def parameters(agent: A2CAgent) -> tuple[list[tf.Variable], Any]:
-    """The variables, and how a list of their values reads as the layers of policy and value."""
+    """Returns the variables, and a function that sorts a list of their values into layers."""
     actor_critic = agent.actor_critic
     head = actor_critic.policy_head
     dense = head.logits if hasattr(head, "logits") else head.mean
@@ -149,7 +149,7 @@ def test_boundary_rows_never_enter(action_spec) -> None:
 
 
 def test_its_gradient_is_that_of_ppo_before_the_first_update(action_spec) -> None:
-    """Where the ratio is 1, the clipped surrogate has the gradient of the log-probability."""
+    """Checks PPO at a ratio of 1, where its surrogate has the gradient of the log-probability."""
     agent = create(action_spec, value_coefficient=0.5)
     ppo = create(action_spec, create_ppo_agent, value_coefficient=0.5, normalize_advantages=None)
     rows, _ = batch(action_spec)
@@ -165,7 +165,7 @@ def test_its_gradient_is_that_of_ppo_before_the_first_update(action_spec) -> Non
 
 
 def n_step_return(rows: Trajectory, values: Array, final: float, start: int) -> float:
-    """By the rule of `returns`, one transition after the other."""
+    """Computes an n-step return by the rule of `returns`, one transition after the other."""
     total, weight, t = 0.0, 1.0, start
     while True:
         total += weight * rows.reward[t]
@@ -180,7 +180,7 @@ def n_step_return(rows: Trajectory, values: Array, final: float, start: int) -> 
 
 
 def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any]:
-    """Rows [5, 3] in which anything may happen, values after them, and what `prepare` adds."""
+    """Returns rows [5, 3] with any events, the values after them and the result of `prepare`."""
     rng = np.random.default_rng(seed)
     rows = random_rollout(rng, FOUR_ACTIONS, 5, 3)
     info = OnPolicyInfo(*(as_float32(rng.normal(size=(5, 3))) for _ in range(2)))
@@ -195,7 +195,7 @@ def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any
     [
         (create_a2c_agent, None, "rollout"),
         (create_ppo_agent, None, "rollout"),
-        (create_ppo_agent, "minibatch", "rollout"),  # of which `prepare` knows nothing
+        (create_ppo_agent, "minibatch", "rollout"),  # not done by `prepare`
     ],
 )
 def test_advantages_are_standardised_over_the_transitions_of_a_rollout(

@@ -1,4 +1,4 @@
-"""Gradients of k batches make the update that one batch of all their rows would make."""
+"""Tests that the gradients of k batches make the same update as one batch of all their rows."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ AGENTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def create(name: str, **kwargs: Any) -> Agent:
     constructor, action_spec, settings = AGENTS[name]
     given = {"num_envs": 1, "seed": 4, "env_steps": env_steps(), "learning_rate": 0.05}
-    # A norm that cuts, so that clipping too early or too often would show.
+    # The norm is small enough to clip, so that clipping too early or too often would show.
     given |= {"optimizer": SGD, "gradient_clip_norm": 0.05} | settings | kwargs
-    tf.keras.utils.set_random_seed(1)  # target networks alike
+    tf.keras.utils.set_random_seed(1)  # makes target networks equal
     with bound({"mlp_encoder.units": (5,)}):
         agent = constructor(specs(), action_spec, **given)
     rng = np.random.default_rng(7)
@@ -69,7 +69,7 @@ def create(name: str, **kwargs: Any) -> Agent:
 
 
 def batch_for(name: str, agent: Agent, num_rows: int, seed: int = 0) -> Trajectory:
-    """Rows of which some are boundary rows, the whole third batch among them."""
+    """Returns rows that include boundary rows; the whole third batch consists of them."""
     rng = np.random.default_rng(seed)
     length = agent.train_sequence_length
     starts = rng.choice([FIRST, MID, LAST], num_rows, p=[0.3, 0.4, 0.3])
@@ -94,7 +94,7 @@ def weights(agent: Agent) -> list[Array]:
 
 
 def train_once(whole: Agent, parts: Agent, batch: Trajectory) -> None:
-    """One update each: of the whole batch, and of its parts."""
+    """Trains `whole` on the whole batch and `parts` on its parts, for one update each."""
     whole.train(tensors(batch), tf.ones(BATCHES * ROWS))
     for i in range(BATCHES):
         parts.train(part(batch, i), tf.ones(ROWS))
@@ -102,7 +102,7 @@ def train_once(whole: Agent, parts: Agent, batch: Trajectory) -> None:
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "clip"),
-    # Without a limit the scale of sums shows; the others are the ready configs' own.
+    # Without clipping, a wrong scale shows; the other optimizers are those of the ready configs.
     [(name, SGD, clip) for name in AGENTS for clip in (0.05, None)]
     + [(name, Adam, 0.05) for name in ("dqn", "ppo", "sac")]
     + [(name, RMSprop, 0.05) for name in ("a2c", "nstep_q")],
@@ -126,7 +126,7 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
                 assert_same(weights(parts), held)
                 assert parts.train_step_counter == update
         assert parts.train_step_counter == update + 1
-        tolerance = 1e-6 if optimizer is SGD else 1e-4  # others divide gradients by their size
+        tolerance = 1e-6 if optimizer is SGD else 1e-4  # the others divide by the size of gradients
         assert_close(weights(parts), weights(whole), tolerance)
     assert max(np.abs(x - y).max() for x, y in zip(weights(whole), before, strict=True)) > 1e-3
     assert train_part.experimental_get_tracing_count() == 1
@@ -136,7 +136,7 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
 def test_every_optimizer_is_handed_the_gradients_of_all_rows(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To 1e-6, whatever an optimizer makes of them then."""
+    """Checks the gradients to 1e-6, before the optimizer uses them."""
     handed: list[list[Array]] = []
     agents = [create(name, accumulate_updates=k) for k in (1, BATCHES)]
     for agent in agents:
@@ -149,7 +149,7 @@ def test_every_optimizer_is_handed_the_gradients_of_all_rows(
 
 
 def dyadic(rng: np.random.Generator, shape: Any) -> Array:
-    """Small integers over 8: float32 holds all their sums and products exactly."""
+    """Returns small integers over 8, whose sums and products are exact in float32."""
     return as_float32(rng.integers(-8, 8, shape) / 8)
 
 
@@ -168,7 +168,7 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
         if name == "dqn":
             agent.target_q_network.set_weights(values)
     batch = batch_for(name, agents[0], BATCHES * ROWS)
-    # To divide by a power of two is exact: 4 valid rows of each batch, 16 together.
+    # 4 valid rows in each batch make 16 together: dividing by a power of two is exact.
     batch.step_type[:, 0] = np.where(np.arange(BATCHES * ROWS) % ROWS < 4, MID, LAST)
     length = agents[0].train_sequence_length
     batch = batch.replace(
@@ -183,11 +183,11 @@ def test_where_sums_are_exact_so_is_the_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in AGENTS if name not in ("dqn", "nstep_q")])
 def test_one_valid_row_or_two_alike_make_the_very_bits_of_its_update(name: str) -> None:
-    """What is added to the first row's gradients is zeros and the same once more."""
+    """Checks batches whose other rows add only zeros, or the first row's gradients once more."""
     whole, parts = create(name), create(name, accumulate_updates=BATCHES)
     batch = batch_for(name, whole, BATCHES * ROWS)
     batch.step_type[1:, 0] = LAST
-    if name != "sac":  # whose noise differs from row to row
+    if name != "sac":  # its noise differs from row to row
         for leaf in tf.nest.flatten(batch):
             leaf[3 * ROWS] = leaf[0]
     before = weights(whole)

@@ -1,4 +1,4 @@
-"""DQN 3.0's learning step: the Lua program's back-propagation by hand, and ours from a loss."""
+"""Tests of DQN 3.0's loss against a transcription of the Lua program's back-propagation."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ Array = np.ndarray
 
 
 class LuaUpdate(NamedTuple):
-    """What `getQUpdate` returns, float32."""
+    """Results of `getQUpdate` in float32."""
 
-    targets: Array  # [B, actions], the gradient that the network's output is given
+    targets: Array  # [B, actions], the gradient given to the network's output
     delta: Array  # [B], clipped
 
 
 def get_q_update(
     q2: Array, q_all: Array, a: Array, r: Array, term: Array, clip_delta: float = 1.0
 ) -> LuaUpdate:
-    """`NeuralQLearner:getQUpdate` with `rescale_r` and `r_max` = 1, statement by statement.
+    """Transcribes `NeuralQLearner:getQUpdate` with `rescale_r` and `r_max` = 1.
 
     Args:
-      q2: Q-values of the target network in the states after, [B, actions].
-      q_all: Q-values of the network in the states before, [B, actions].
-      a, r, term: actions, rewards and whether the state after is terminal, [B].
+      q2: Q-values of the target network in the next states, [B, actions].
+      q_all: Q-values of the network in the current states, [B, actions].
+      a, r, term: actions, rewards and whether the next state is terminal, [B].
     """
     one_minus_term = term.astype(np.float32) * np.float32(-1) + np.float32(1)
     q2_max = q2.max(1)
@@ -110,7 +110,7 @@ def the_agent() -> DqnAgent:
 def random_batch(
     seed: int, reward_scale: float = 2.0, observation_spec: tf.TensorSpec = THREE_NUMBERS
 ) -> Trajectory:
-    """32 transitions; rewards beyond [-1, 1], lost lives and ends of games among them."""
+    """Returns 32 transitions with large rewards, lost lives and ends of games."""
     rng = np.random.default_rng(seed)
     events = rng.choice([GO_ON, LOSE_LIFE, TERMINATE], (32, 2), p=[0.7, 0.15, 0.15])
     starts = rng.choice([FIRST, MID], 32)
@@ -126,7 +126,7 @@ def lua_update(agent: DqnAgent, batch: Trajectory) -> LuaUpdate:
 
 
 def back_propagate(agent: DqnAgent, batch: Trajectory) -> list[Array]:
-    """`network:backward(s, targets)`: from the network's output, with no loss."""
+    """Returns `network:backward(s, targets)`, which starts at the output and needs no loss."""
     targets = tf.constant(lua_update(agent, batch).targets)
     variables = agent.q_network.trainable_variables
     with tf.GradientTape() as tape:
@@ -135,14 +135,14 @@ def back_propagate(agent: DqnAgent, batch: Trajectory) -> list[Array]:
 
 
 def assert_equal_to_rounding(actual: list, expected: list) -> None:
-    """To a few units in the last place of the largest terms that a gradient adds up."""
+    """Checks equality to a few units in the last place of the largest terms of a gradient."""
     for x, y in zip(actual, expected, strict=True):
         scale = np.abs(y).max() + np.finfo(np.float32).tiny
         assert np.abs(np.asarray(x) - y).max() <= 64 * np.finfo(np.float32).eps * scale
 
 
 def assert_learns_as_lua_does(agent: DqnAgent, batch: Trajectory) -> list[Array]:
-    """The Lua program ascends: what it adds to the weights, returned, is minus our gradient."""
+    """Checks that Lua's direction of ascent, which it returns, is minus our gradient."""
     by_hand = back_propagate(agent, batch)
     gradients, _ = agent.gradients(tensors(batch), tf.ones(32))
     assert_equal_to_rounding([-g for g in gradients], by_hand)
@@ -178,7 +178,7 @@ def test_the_batches_hold_all_that_matters() -> None:
 
 
 def loss_gradients(agent: DqnAgent, batch: Trajectory, of_delta) -> list[Array]:
-    """Gradients of the sum of `of_delta`, the target held constant."""
+    """Returns the gradients of the sum of `of_delta`, with the target held constant."""
     next_q, _ = agent.target_q_network(batch.observation[:, 1])
     target = batch.reward[:, 0] + GAMMA * batch.discount[:, 0] * tf.reduce_max(next_q, -1)
     variables = agent.q_network.trainable_variables
@@ -190,7 +190,7 @@ def loss_gradients(agent: DqnAgent, batch: Trajectory, of_delta) -> list[Array]:
 
 
 def test_half_the_squared_clipped_delta_does_not_have_it() -> None:
-    """Where the delta is clipped its gradient vanishes: the largest errors teach nothing."""
+    """Checks that its gradient vanishes where delta is clipped, so large errors teach nothing."""
     agent = create()
     half_square = lambda delta: 0.5 * tf.clip_by_value(delta, -1.0, 1.0) ** 2  # noqa: E731
     batch = random_batch(0)
@@ -205,7 +205,7 @@ def test_half_the_squared_clipped_delta_does_not_have_it() -> None:
 
 
 def test_a_target_that_is_not_held_constant_does_not_have_it() -> None:
-    """With one network for both, as with `target_q` unset, the target would learn too."""
+    """Checks that with one network for both, as with `target_q` unset, the target would learn."""
     agent, batch = create(), random_batch(1)
     agent._target_q_network = agent.q_network
     by_hand = assert_learns_as_lua_does(agent, batch)
@@ -231,7 +231,7 @@ def test_losses_are_summed_over_transitions_only() -> None:
 
 
 def test_an_update_moves_the_weights_as_lua_does() -> None:
-    """Three updates: getQUpdate, backward, and the centred RMSProp, in double precision."""
+    """Checks three updates (getQUpdate, backward, centred RMSProp) in double precision."""
     agent = create()
     weights = [w.astype(np.float64) for w in values_of(agent.q_network.variables)]
     start = [w.copy() for w in weights]
@@ -253,7 +253,7 @@ def test_an_update_moves_the_weights_as_lua_does() -> None:
 
 
 class WithoutState:
-    """A TF-Agents network as a function from observations to Q-values."""
+    """Function from observations to Q-values that wraps a TF-Agents network."""
 
     def __init__(self, network: Network):
         self._network = network
@@ -284,14 +284,13 @@ def test_the_program_of_the_page_steps_as_lua_does() -> None:
 
 
 def test_the_target_network_follows_environment_steps() -> None:
-    """Once the count has crossed 10, it is what the updates up to there have made, from the next
-    update's gradients on; the updates' own period has no say."""
+    """Checks that the first update at or after each multiple of 10 steps starts with a copy."""
     steps = env_steps(0)
     agent = create(0, steps)
     batch = tensors(random_batch(0))
     train = tf.function(agent.train, autograph=False)
     first = values_of(agent.target_q_network.variables)
-    for count in (0, 4, 8, 12, 16, 20, 24):  # at which an iteration began
+    for count in (0, 4, 8, 12, 16, 20, 24):  # environment steps at the start of an iteration
         steps.assign(count)
         online = values_of(agent.q_network.variables)
         loss = train(batch, tf.ones(32)).loss

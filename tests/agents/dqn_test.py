@@ -1,4 +1,4 @@
-"""DQN against plain NumPy, and against TF-Agents' own where that is wrong."""
+"""Tests of DQN against plain NumPy, and of its differences from TF-Agents' agent."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def bootstrap_value(agent: DqnAgent, observation: Array) -> float:
 
 
 def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int) -> float:
-    """Walks along one sequence as an agent would live it."""
+    """Computes the target of one sequence, step by step."""
     total, weight = 0.0, 1.0
     for t in range(n_step):
         total += weight * rows.reward[t]
@@ -107,7 +107,7 @@ def sequence(batch: Trajectory, index: int) -> Trajectory:
 
 
 def reference_targets(agent: DqnAgent, batch: Trajectory, n_step: int) -> Array:
-    """[B], NaN where the sequence starts with a boundary row."""
+    """Returns targets [B], which are NaN where the sequence starts with a boundary row."""
     starts = batch.step_type[:, 0]
     return np.array(
         [
@@ -158,7 +158,7 @@ def test_double_q_and_plain_targets_differ() -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([1, 3]))
 def test_nothing_after_an_episode_moves_the_loss(seed: int, n_step: int) -> None:
-    """Neither does anything of a sequence that starts at a boundary row."""
+    """Checks also that a sequence that starts with a boundary row has no effect."""
     rng, agent = np.random.default_rng(seed), agent_of(n_step)
     batch, noise = random_batch(rng, n_step), random_batch(rng, n_step)
     over = np.cumsum(batch.step_type == LAST, axis=1) > 0
@@ -211,7 +211,7 @@ def test_weights_weigh_rows() -> None:
 
 
 def stock_agent(agent: DqnAgent, n_step: int) -> stock_dqn.DqnAgent:
-    """TF-Agents' own with the same weights."""
+    """Returns TF-Agents' agent with the same weights."""
 
     def network(name: str) -> HeadedNetwork:
         encoder = tf.keras.Sequential(mlp_encoder())
@@ -327,7 +327,7 @@ def test_epsilon_follows_environment_steps() -> None:
     for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0), (500, 0.0)):
         steps.assign(count)
         share = np.mean(act().action.numpy() != greedy)
-        # A random action is the greedy one in a quarter of the cases.
+        # In a quarter of the cases a random action equals the greedy one.
         assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
         assert agent.schedules["epsilon"](steps).numpy() == as_float32(epsilon)
 

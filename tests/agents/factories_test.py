@@ -1,4 +1,4 @@
-"""Numbers out of their range, which are refused before anything is made of them."""
+"""Tests that numbers outside their ranges are refused before anything is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A2C and n-step Q-learning on images: rows, and encoders that policy and value share."""
+"""Tests of A2C and n-step Q-learning on images, with encoders shared by policy and value."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_environment_s_targets_are_those_it_has_alone(one_step: bool) -> None
         ).policy_info
         assert_close(together.value_target[:, i][transitions[:, i]],
                      alone.value_target[:, 0][transitions[:, i]])  # fmt: skip
-    # With other pixels they are others, so that the values above are those of the pixels.
+    # Other pixels give other targets, so the targets above depend on the pixels.
     others = rows.replace(observation=255 - rows.observation)
     changed = agent.prepare(tensors(others), restart(tf.constant(255 - final), ENVS)).policy_info
     assert np.any(np.abs(changed.value_target - together.value_target)[transitions] > 1e-3)

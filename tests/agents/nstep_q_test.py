@@ -1,4 +1,4 @@
-"""n-step Q-learning against plain NumPy."""
+"""Tests of n-step Q-learning against plain NumPy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def create(**kwargs: Any) -> NStepQAgent:
 
 
 def collected(seed: int) -> tuple[Trajectory, TimeStep]:
-    """Rows [STEPS, ENVS] in which anything may happen, and the time step after them."""
+    """Returns rows [STEPS, ENVS] with any events, and the time step after them."""
     rng = np.random.default_rng(seed)
     rows = random_rollout(rng, FOUR_ACTIONS, STEPS, ENVS)
     return rows, restart(tf.constant(as_float32(rng.normal(size=(ENVS, 3)))), ENVS)
@@ -69,7 +69,7 @@ def greedy_values(agent: NStepQAgent, observation: Array) -> Array:
 def target(
     rows: Trajectory, observations: list[Array], value: Any, start: int, one_step: bool
 ) -> float:
-    """Algorithms 1 and S2 of the paper, a truncated episode bootstrapping where it was cut."""
+    """Computes the target of Algorithms 1 and S2 of the paper; truncated episodes bootstrap."""
     total, weight, t = 0.0, 1.0, start
     while True:
         total += weight * rows.reward[t]
@@ -163,7 +163,7 @@ def test_epsilon_follows_environment_steps() -> None:
         steps.assign(count)
         action = agent.collect_policy.action(time_step, (), tf.constant([1, 2])).action
         share = np.mean(action.numpy() != greedy)
-        # A random action is the greedy one in a quarter of the cases.
+        # In a quarter of the cases a random action equals the greedy one.
         assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
 
 

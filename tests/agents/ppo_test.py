@@ -1,4 +1,4 @@
-"""PPO against plain NumPy, and against TF-Agents' own: equal where that is right."""
+"""Tests of PPO against plain NumPy, and against TF-Agents' agent where that is right."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def create(action_spec=FOUR_ACTIONS, observation_spec=THREE_NUMBERS, **kwargs: A
 def random_rows(
     rng: np.random.Generator, agent: PPOAgent, action_spec, events: Array, starts: Array
 ) -> Trajectory:
-    """Training rows [B, T]: what another policy might have collected and prepared."""
+    """Returns training rows [B, T] that another policy might have collected."""
     rows = random_sequences(rng, action_spec, events, starts)
     observations = tf.constant(rows.observation.reshape(-1, 3))
     distribution, value = agent.actor_critic(observations)
@@ -117,7 +117,7 @@ def batch_of_transitions(agent: PPOAgent, action_spec, seed: int = 0) -> Traject
 
 
 class StockNetwork(network.Network):
-    """One of the two outputs of an actor-critic as TF-Agents wants it."""
+    """TF-Agents network that returns one of the two outputs of an actor-critic."""
 
     def __init__(self, actor_critic: ActorCritic, output: int):
         super().__init__(THREE_NUMBERS, (), f"output_{output}")
@@ -202,7 +202,7 @@ def test_value_loss_by_hand() -> None:
     value, old = tf.constant([0.0, 1.0, 3.0, 3.0]), tf.constant([0.0, 0.9, 0.0, 0.0])
     target = tf.constant([2.0, 2.0, 4.0, 0.0])
     assert_close(value_loss(value, old, target, None), [4.0, 1.0, 1.0, 9.0])
-    # Moves beyond 0.5 are taken back to 0.5, and the larger error counts.
+    # Changes beyond 0.5 are clipped to 0.5, and the larger error counts.
     assert_close(value_loss(value, old, target, 0.5), [4.0, 1.0, 3.5**2, 9.0])
 
 
@@ -222,7 +222,7 @@ def test_clip_ratio_follows_environment_steps() -> None:
 
 
 def boundary_batch(agent: PPOAgent, action_spec, seed: int) -> tuple[Trajectory, Array]:
-    """Rows of which some are boundary rows, and which."""
+    """Returns rows, some of which are boundary rows, and a mask of those."""
     rng = np.random.default_rng(seed)
     starts = rng.choice([FIRST, MID, LAST], ROWS)
     starts[0] = MID
@@ -232,7 +232,7 @@ def boundary_batch(agent: PPOAgent, action_spec, seed: int) -> tuple[Trajectory,
 
 @pytest.mark.parametrize("seed", range(3))
 def test_boundary_rows_never_enter(action_spec, seed: int) -> None:
-    """The loss with them is the loss without them, advantages standardised included."""
+    """Checks that leaving them out changes nothing, also with standardised advantages."""
     agent = create(action_spec, entropy_coefficient=0.1)
     batch, boundary = boundary_batch(agent, action_spec, seed)
     assert boundary.any()
@@ -275,7 +275,7 @@ def test_stock_mask_drops_a_transition_without_reward() -> None:
 
 
 def reference_advantages(rows: Trajectory, final_value: float, rewards: Array) -> Array:
-    """[T] of one environment, summing what each transition's future brings."""
+    """Returns the advantages [T] of one environment, as sums over each transition's future."""
     values, num_rows = np.append(as_float64(rows.policy_info.value), final_value), len(rewards)
     advantages = np.zeros(num_rows)
     for start in range(num_rows):
@@ -294,7 +294,7 @@ def reference_advantages(rows: Trajectory, final_value: float, rewards: Array) -
 
 
 def collected_rows(rng: np.random.Generator, agent: PPOAgent, num_steps: int, num_envs: int):
-    """Rows [T, N] as the driver hands them out, and the time step after them."""
+    """Returns rows [T, N] as the driver collects them, and the time step after them."""
     rows = random_rollout(rng, FOUR_ACTIONS, num_steps, num_envs)
     log_probability = as_float32(rng.normal(size=(num_steps, num_envs)))
     value = agent.actor_critic.value(tf.constant(rows.observation.reshape(-1, 3)))
@@ -342,7 +342,7 @@ def test_what_comes_after_an_end_changes_no_advantage_before_it(seed: int, event
     value = as_float32(rng.normal(size=(6, 1)))
     rows = rows.replace(policy_info=OnPolicyInfo(np.zeros_like(value), value))
     advantages = []
-    # A truncated episode's final observation, in row 3, is still of the episode.
+    # The final observation of a truncated episode, in row 3, still belongs to the episode.
     first_after = 4 if event == TRUNCATE else 3
     for shift in (0.0, 100.0):
         after = np.arange(6)[:, None] >= first_after
@@ -383,7 +383,7 @@ def test_returns_set_the_scale_of_rewards() -> None:
 
 
 class Loop:
-    """The iteration of the train loop on scripted environments, one call at a time."""
+    """Iteration of the train loop on scripted environments, divided into its calls."""
 
     def __init__(self, action_space: Any):
         episodes = [(3, "terminated"), (7, "truncated")]
@@ -416,7 +416,7 @@ class Loop:
         self.rollout.begin(lambda rows: self.agent.prepare(rows, self.carry.time_step))
 
     def ratio(self) -> Array:
-        """pi_new / pi_old of the next minibatch."""
+        """Returns pi_new / pi_old for the next minibatch."""
         batch, _, _ = self.rollout.next_batch()
         distribution, _ = self.agent.actor_critic(batch.observation[:, 0])
         log_prob = distribution.log_prob(batch.action[:, 0])
@@ -452,7 +452,7 @@ def test_the_ratio_is_one_before_the_first_update(loop: Loop) -> None:
         loop.begin()
         for _ in range(4):
             assert_close(loop.ratio(), np.ones(8), 2e-6)
-        # Statistics that moved too early would show.
+        # An early update of the statistics would change the ratio.
         loop.agent.finish(rows)
         assert np.max(abs(loop.ratio() - 1)) > 1e-3
         loop.rollout.end(lambda rows: None)

@@ -1,4 +1,4 @@
-"""SAC against plain NumPy, and against TF-Agents' own where that is wrong."""
+"""Tests of SAC against plain NumPy, and of its differences from TF-Agents' agent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def create(observation_spec=THREE_NUMBERS, action_spec=TWO_MOTORS, **kwargs: Any
 
 @pytest.fixture(scope="module")
 def agent() -> SacAgent:
-    """Trained by no test."""
+    """Returns an agent that no test trains."""
     return create()
 
 
@@ -88,7 +88,7 @@ def random_batch(seed: int, observation_spec=THREE_NUMBERS, rows: int = ROWS) ->
 
 
 class Weights(NamedTuple):
-    """All weights that the losses read, in float64."""
+    """All weights that the losses use, in float64."""
 
     actor: list[Array]
     critics: tuple[list[Array], list[Array]]
@@ -114,7 +114,7 @@ def squash(action: Array) -> Array:
 
 
 def act(actor: list[Array], observation: Array, noise: Array) -> tuple[Array, Array]:
-    """Squashed actions and the logarithm of their density in [-1, 1]^2."""
+    """Returns squashed actions and the logarithm of their density in [-1, 1]^2."""
     parameters = dense_layers(observation, actor)
     mean, log_std = parameters[:, :2], np.clip(parameters[:, 2:], -20, 2)
     std = np.exp(log_std)
@@ -129,7 +129,7 @@ def q_values(critics: tuple[list[Array], ...], observation: Array, squashed: Arr
 
 
 def noise_of(update: int) -> Array:
-    """[2, ROWS, 2]: for the critics' target, and for the actor."""
+    """Returns noise [2, ROWS, 2] for the critics' target and for the actor."""
     seed = stateless_seed(stream_key(SEED, "sac"), tf.constant(update, tf.int64))
     return tf.random.stateless_normal([2, ROWS, 2], seed).numpy().astype(np.float64)
 
@@ -220,7 +220,7 @@ def test_only_truncation_bootstraps_with_the_final_observation(
 
 
 def with_other_boundary_rows(batch: Trajectory) -> Trajectory:
-    """The same transitions; whatever boundary rows hold is different."""
+    """Returns the same transitions with different contents in the boundary rows."""
     other, boundary = random_batch(99), batch.step_type[:, 0] == LAST
 
     def mix(old: Array, new: Array) -> Array:
@@ -303,7 +303,7 @@ def test_squashed_gaussian_equals_the_transformed_distribution() -> None:
         tfp.distributions.MultivariateNormalDiag(mean, np.exp(log_std)), tfp.bijectors.Tanh()
     )
     assert_close(action, np.tanh(mean + np.exp(log_std) * noise))
-    # Away from the bounds, where the inverse of tanh is exact enough to compare.
+    # Actions near the bounds are left out: the inverse of tanh is not exact enough there.
     inside = np.abs(action).max(-1) < 1 - 1e-9
     assert inside.sum() > 25
     assert_close(log_prob[inside], reference.log_prob(action)[inside], 1e-6)
@@ -339,7 +339,7 @@ def test_policies_stay_within_bounds_and_have_their_density(agent: SacAgent) -> 
     mean = dense_layers(observation[:1], weights.actor)[:, :2]
     greedy = agent.policy.action(restart(tf.constant(observation[:1]), 1)).action
     assert_close(squash(greedy.numpy()), np.tanh(mean), 1e-4)
-    # Half of all draws lie on either side of the greedy action: tanh keeps the median.
+    # tanh keeps the median, so half of all draws lie on either side of the greedy action.
     assert np.all(abs(np.mean(actions > greedy, axis=0) - 0.5) < 0.03)
     distribution = agent.collect_policy.distribution(time_step).action
     head = agent._actor_network.head

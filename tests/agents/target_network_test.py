@@ -1,4 +1,4 @@
-"""When a target network is copied, counted in environment steps."""
+"""Tests of the environment steps at which a target network is copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pair:
         self.graph = tf.function(self.periodic.update)
 
     def copied_at(self, counts: list[int], graph: bool = True) -> list[int]:
-        """Of the counts, at each of which the online network is another, those of copies."""
+        """Returns those of `counts` at which weights were copied; each count has other weights."""
         copies = []
         for index, count in enumerate(counts, 1):
             self.count.assign(count)
@@ -42,7 +42,7 @@ class Pair:
     ("counts", "copies"),
     [
         ([0, 4, 8, 9, 10, 11, 19, 20], [10, 20]),
-        ([3, 12, 15, 29, 30, 31], [12, 29, 30]),  # an iteration steps over multiples
+        ([3, 12, 15, 29, 30, 31], [12, 29, 30]),  # iterations that step over a multiple
         ([50, 54, 58, 62], [50, 62]),  # after a warm-up
         ([10, 10, 10], [10]),  # several updates in an iteration
     ],

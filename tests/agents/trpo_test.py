@@ -1,4 +1,4 @@
-"""TRPO against an explicit Fisher matrix, a direct solver, and its own promises."""
+"""Tests of TRPO against an explicit Fisher matrix, a direct solver and its constraints."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def create(
 
 
 def rollout(agent: TRPOAgent, action_spec, seed: int = 0) -> tuple[Trajectory, Array]:
-    """Prepared rows [ROWS, 1] that the agent's policy has collected; which are transitions."""
+    """Returns prepared rows [ROWS, 1] of the agent's policy, and a mask of the transitions."""
     rng = np.random.default_rng(seed)
     starts = rng.choice([FIRST, MID, LAST], ROWS)
     rows = random_sequences(rng, action_spec, np.full((ROWS, 1), GO_ON), starts)
@@ -93,7 +93,7 @@ def rollout(agent: TRPOAgent, action_spec, seed: int = 0) -> tuple[Trajectory, A
 
 
 def policy_parameters(agent: TRPOAgent, observation: Array) -> tuple[Array, Array | None]:
-    """Probabilities [B, n], or means [B, A] and the standard deviation, in float64."""
+    """Returns probabilities [B, n], or means [B, A] and standard deviations, in float64."""
     distribution = agent.actor_critic.distribution(tf.constant(observation))
     if isinstance(agent.actor_critic.policy_head, GaussianHead):
         normal = distribution.distribution
@@ -114,7 +114,7 @@ def mean_kl(old: tuple[Array, Array | None], new: tuple[Array, Array | None]) ->
 
 
 def explicit_fisher(agent: TRPOAgent, observation: Array) -> Array:
-    """The mean over states of the expected outer product of grad log pi, [n, n] float64."""
+    """Returns the mean over states of the expected outer product of grad log pi, [n, n]."""
     variables = agent._policy_variables
     probabilities, std = policy_parameters(agent, observation)
     with tf.GradientTape() as tape:
@@ -128,7 +128,7 @@ def explicit_fisher(agent: TRPOAgent, observation: Array) -> Array:
     jacobian = np.concatenate([as_float64(b).reshape(*outputs.shape, -1) for b in blocks], -1)
     weights = probabilities if std is None else std**-2.0
     fisher = np.einsum("bin,bi,bim->nm", jacobian, weights, jacobian) / len(observation)
-    if std is not None:  # the second derivative by each log standard deviation is 2
+    if std is not None:  # the second derivative with respect to each log std is 2
         names = [v is agent.actor_critic.policy_head.log_std for v in variables]
         sizes = [v.shape.num_elements() for v in variables]
         fisher += np.diag(2.0 * np.repeat(names, sizes))
@@ -206,7 +206,7 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     moved = as_float64(flatten(agent._policy_variables)) - before
     assert_close(moved, taken * longest, 1e-3)
     assert any(abs(taken - 0.8**i) < 1e-6 for i in range(10))
-    # The try before it, if there was one, was outside the bound; there is one with few states.
+    # The previous try, if any, exceeded the bound; there is one if only few states are used.
     assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
     if taken < 1:
         longer = unflatten(as_float32(before + taken / 0.8 * longest), agent._policy_variables)
@@ -215,7 +215,7 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
-@pytest.mark.parametrize("offset", [0.0, 2.0])  # beside 0 the surrogate is not 0 before the step
+@pytest.mark.parametrize("offset", [0.0, 2.0])  # with 2 the surrogate is not 0 before the step
 def test_accepted_steps_improve_within_the_bound(action_spec, offset: float) -> None:
     agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
     train = tf.function(agent.train, autograph=False)
@@ -240,8 +240,8 @@ def test_accepted_steps_improve_within_the_bound(action_spec, offset: float) -> 
 @pytest.mark.parametrize(
     ("improvement", "kl", "tries"),
     [
-        (lambda x: 1.0, lambda x: x, 7),  # 0.8^6 is the first within a bound of 0.3
-        (lambda x: 0.5 - x, lambda x: 0.0, 5),  # 0.8^4 the first below a half
+        (lambda x: 1.0, lambda x: x, 7),  # 0.8^6 is the first value within the bound of 0.3
+        (lambda x: 0.5 - x, lambda x: 0.0, 5),  # 0.8^4 is the first value below a half
         (lambda x: 0.5 - x, lambda x: x, 7),
         (lambda x: 0.0, lambda x: 0.0, None),
         (lambda x: 1.0, lambda x: 0.31, None),
@@ -266,8 +266,8 @@ def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
 
 
 def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
-    # The Fisher matrix sees states of zeros alone, so that along the other weights the step is far
-    # too long; two tries are not enough to shorten it.
+    # The Fisher matrix is computed from states of zeros, so that along the other weights the step
+    # is far too long, and two tries cannot shorten it enough.
     region = {"fisher_fraction": 0.1, "cg_damping": 1e-4, "line_search_steps": 2}
     agent = create(action_spec, region=region)
     rows, _ = rollout(agent, action_spec)
@@ -319,7 +319,7 @@ def test_the_value_function_learns_by_minibatches() -> None:
     losses = [
         float(agent.train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)
     ]
-    # Three epochs of 40 // 12 minibatches; and a step of the policy, unless it is rejected.
+    # Three epochs of 40 // 12 minibatches, and a step of the policy unless it is rejected.
     assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
     assert losses[-1] < 0.9 * losses[0]
 

@@ -21,7 +21,7 @@ def curves_of(records, environment="CartPole-v1") -> figures.Figure:
 
 
 def series(drawing: str) -> list[tuple[int, float]]:
-    """The series and width of everything that is drawn with a line."""
+    """Returns the number and line width of each series that is drawn as a line."""
     pattern = r"stroke: var\(--series-(\d)\);[^\"]*stroke-width: ([\d.]+)"
     return [(int(number), float(width)) for number, width in re.findall(pattern, drawing)]
 
@@ -145,7 +145,7 @@ def test_lines_can_be_told_from_the_paper(paper):
     assert len(colours) == 14
     for colour in half:
         high, low = sorted((luminance(colour), luminance(paper)), reverse=True)
-        # WCAG 2.1, 1.4.11: graphics need 3 to 1.
+        # WCAG 2.1, 1.4.11, requires a contrast of 3 to 1 for graphics.
         assert (high + 0.05) / (low + 0.05) >= 3
 
 

@@ -1,4 +1,4 @@
-"""Interval estimates against plain Python and rliable.
+"""Tests of interval estimates against plain Python and rliable.
 
 Reference numbers come from rliable 1.2.0 on X, Y and CURVES below, with np.random.seed(0) before
 each call and runs as rows: metrics.aggregate_{iqm,mean,median,optimality_gap} and
@@ -33,12 +33,12 @@ def _generate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, np.cumsum(generator.normal(1.0, 2.0, (6, 10, 4)), axis=-1)
 
 
-# [tasks, runs] of two algorithms, 6 x 10 and 6 x 8, and [tasks, runs, points], 6 x 10 x 4.
+# Scores [tasks, runs] of two algorithms, 6 x 10 and 6 x 8; curves [tasks, runs, points].
 X, Y, CURVES = _generate()
 
 
 def assert_agrees(estimate: ours.Estimate, point, low, high, n: int, noise: float) -> None:
-    """The same point; bounds that differ by no more than the noise of resampling."""
+    """Checks that points are equal and that bounds differ by at most the noise of resampling."""
     assert_allclose(estimate.point, point, rtol=1e-12)
     tolerance = noise * (np.asarray(high) - np.asarray(low))
     assert np.all(np.abs(estimate.low - low) <= tolerance)
@@ -77,14 +77,14 @@ def test_the_performance_profile_agrees_with_rliable():
     point = [0.9333333333333333, 0.7166666666666667, 0.36666666666666664, 0.13333333333333333, 0.05]
     profile = ours.estimate_profile(X, THRESHOLDS)
     assert_allclose(profile.point, point, rtol=1e-12)
-    # A fraction of 60 runs moves in steps of one run.
+    # A fraction of 60 runs is a multiple of 1 / 60.
     low, high = [0.8667, 0.6167, 0.2663, 0.05, 0.0], [0.9833, 0.8167, 0.4667, 0.2167, 0.1167]
     assert_allclose(profile.low, low, atol=1.01 / 60)
     assert_allclose(profile.high, high, atol=1.01 / 60)
 
 
 def test_tasks_are_resampled_on_their_own():
-    # Within a task all runs are equal, so that no resample can differ.
+    # All runs of a task are equal, so resampling changes nothing.
     assert ours.estimate([[1.0] * 3, [5.0] * 2], ours.mean)[1:3] == pytest.approx((2.6, 2.6))
 
 

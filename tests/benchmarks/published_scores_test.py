@@ -1,4 +1,4 @@
-"""Normalised scores and the published numbers that are shipped."""
+"""Tests of normalised scores and of the published numbers in the package."""
 
 import math
 import statistics as plain
@@ -62,7 +62,7 @@ def test_arrays_are_normalised_element_by_element():
     ],
 )
 def test_columns_have_their_known_medians_and_means(column, count, median, mean):
-    """In per cent of human. Computed independently; a slip of a digit or a row moves the mean."""
+    """Checks human-normalised per cent against independent numbers; any wrong row would show."""
     column = published_scores.atari_column(column)
     normalized = [
         100 * published_scores.human_normalized(game, score) for game, score in column.items()
@@ -87,14 +87,14 @@ def test_a_column_that_is_not_there():
     ],
 )
 def test_atari5_estimates_of_published_agents(column, estimate):
-    """Their medians over all games are 65.0, 112.7, 112.3 and 79.7."""
+    """Checks estimates for agents whose medians over all games are 65.0, 112.7, 112.3 and 79.7."""
     assert published_scores.atari5_median(published_scores.atari_column(column)) == pytest.approx(
         estimate, abs=0.06
     )
 
 
 def in_points(normalized: dict[str, float]) -> dict[str, float]:
-    """Points of the five games that are so many times a human's."""
+    """Converts human-normalised scores of the five games to points."""
     return {
         game: published_scores.random_score(game)
         + value * (published_scores.human_score(game) - published_scores.random_score(game))
@@ -183,7 +183,7 @@ def test_environments_and_algorithms_are_told_apart():
     ],
 )
 def test_dopamines_curves(game, algorithm, curve):
-    """Against rounded means that were computed from the same files independently."""
+    """Compares with rounded means that were computed independently from the same files."""
     found = {
         row.env_steps: row.score
         for row in published_scores.published(game, algorithm)

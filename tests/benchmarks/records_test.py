@@ -24,7 +24,7 @@ METRICS = [
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    """A run whose folder is as `pipeline.train` leaves it."""
+    """Returns a run whose folder is as `pipeline.train` leaves it."""
     run = plan(make_suite(budget=60), tmp_path)[0]
     run.folder.mkdir(parents=True)
     for name in ("run.json", "result.json"):
@@ -90,7 +90,7 @@ def test_record_of_a_finished_run(run):
         "updates": 50,
         "episodes": 7,
         "wall_seconds": 12.5,
-        # 10 steps at 10 a second and 40 at 20; the first interval does not count.
+        # 10 steps at 10 per second and 40 at 20; the first interval does not count.
         "env_steps_per_second": pytest.approx(50 / 3),
         "workers": 2,
         "evaluation_returns": [1.0, 3.0],
@@ -105,7 +105,7 @@ def test_record_of_a_finished_run(run):
         "versions": {"python": "3.11.7"},
         "threads": {"intra_op": 1, "inter_op": 2},
         "onednn": "0",
-        "cpu_model": "of the run",  # and not of the machine that writes the record
+        "cpu_model": "of the run",  # not of the machine that writes the record
         "cpu_count": 64,
         "earlier_revisions": ["ab", "cd"],
         "inexact_resumes": 1,
@@ -145,7 +145,7 @@ def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
     iterations = run._replace(suite=suite, settings={"train.num_env_steps": "750000"})
     record = records.finished(iterations, 1)
     assert record["score"] == "iteration"
-    # From the first record after the beginning, the 255,000th step's, to the first after the end.
+    # From the first record after the beginning (step 255,000) to the first one after the end.
     assert record["iterations"] == [[250_000, -19.0], [500_000, -360 / 30], [750_000, 760 / 40]]
     assert results.score_of(record) == results.score_of(record, 750_000) == 19.0
     assert results.score_of(record, 250_000) == -19.0

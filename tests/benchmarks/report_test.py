@@ -32,7 +32,7 @@ BEST = "best published: same agent, protocol and steps"
 
 
 class Report:
-    """The report of a folder, read from its Markdown."""
+    """Report of a folder, parsed from its Markdown."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.text = (folder / "report.md").read_text()
@@ -52,12 +52,12 @@ class Report:
 
     @property
     def notices(self) -> list[str]:
-        """Everything in block quotes: headlines and points."""
+        """Returns the lines in block quotes: headlines and points."""
         lines = [line for line in self.text.splitlines() if line.startswith("> ")]
         return [_plain(line.removeprefix("> ").removeprefix("- ").strip("*")) for line in lines]
 
     def rows(self, caption: str) -> list[dict[str, str]]:
-        """Cells by column of the one table of this caption."""
+        """Returns the rows of the one table with this caption, as cells by column."""
         (rows,) = [rows for title, rows in self.tables if title == caption]
         return rows
 
@@ -78,7 +78,7 @@ def write(tmp_path: pathlib.Path, records: Sequence[Record]) -> Report:
 
 
 def cartpole(**fields) -> list[Record]:
-    """Two agents that share an environment."""
+    """Returns records of two agents in the same environment."""
     fields = {"num_seeds": 5, **fields}
     dqn = [make_record("dqn", seed=seed, **fields) for seed in SEEDS]
     ppo = {"num_env_steps": 100_000, "returns": (20.0, 490.0), **fields}
@@ -86,7 +86,7 @@ def cartpole(**fields) -> list[Record]:
 
 
 def games() -> list[Record]:
-    """The five games under two protocols."""
+    """Returns records of the five games under two protocols."""
     ends = {
         "battle_zone": 20_000.0,
         "double_dunk": -5.0,
@@ -105,7 +105,7 @@ def games() -> list[Record]:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory) -> pathlib.Path:
-    """A report of two suites, one of which has two protocols."""
+    """Writes a report of two suites, one of which has two protocols, and returns its folder."""
     folder = tmp_path_factory.mktemp("everything")
     write_records(folder / "five.jsonl", games())
     write(folder, cartpole())
@@ -126,7 +126,7 @@ def value(text: str) -> float:
 
 
 def estimate(cell: str) -> tuple[float, float, float, int]:
-    """The numbers of "IQM [low, high] (n)"."""
+    """Returns the numbers of "IQM [low, high] (n)"."""
     match = re.fullmatch(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\] \((\d+)\)", cell)
     assert match, cell
     point, low, high, n = map(value, match.groups())
@@ -139,7 +139,7 @@ def middle_half(values: Sequence[float]) -> float:
 
 
 def final(records: Sequence[Record], algorithm: str, environment: str) -> list[float]:
-    """The score of each run at its end."""
+    """Returns the final score of each run."""
     own = [r for r in records if (r["algorithm"], r["environment"]) == (algorithm, environment)]
     if own[0]["score"] == "training":
         return [r["curve"][-1][1] for r in own]
@@ -231,7 +231,7 @@ def test_score_below_but_within_the_interval_says_so(tmp_path):
     (row,) = write(tmp_path, records).rows("Results")
     assert row[MEAN].startswith("499.4 [")
     assert row["mean at or above?"] == "no, but in its interval"
-    (row,) = write(tmp_path, records[:4]).rows("Results")  # too few for such a claim
+    (row,) = write(tmp_path, records[:4]).rows("Results")  # too few runs for such a claim
     assert row["mean at or above?"] == "no"
 
 
@@ -494,7 +494,7 @@ def test_speeds_are_medians_with_their_range(tmp_path):
 
 
 class Page(html.parser.HTMLParser):
-    """The elements of a page; fails where tags do not match."""
+    """Elements of an HTML page; parsing fails where tags do not match."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -591,7 +591,7 @@ def test_same_records_give_the_same_bytes(everything, tmp_path):
 def test_folder_without_records(tmp_path, content):
     if content is not None:
         (tmp_path / "classic.jsonl").write_text(content)
-    (tmp_path / "eval.jsonl").write_text('{"env_steps": 5, "returns": [1.0]}\n')  # a run's
+    (tmp_path / "eval.jsonl").write_text('{"env_steps": 5, "returns": [1.0]}\n')  # a run's log
     with pytest.raises(errors.UserError, match="no records of runs in .*run a suite first"):
         report.write(tmp_path)
     assert not (tmp_path / "report.html").exists()

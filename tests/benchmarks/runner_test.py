@@ -15,7 +15,7 @@ from pipeline.benchmarks import runner
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.utils.errors import UserError
 
-# To the end.
+# Suites that run to the end.
 
 
 def test_runs_all_records_them_and_repeats_nothing(tmp_path, capsys):
@@ -36,7 +36,7 @@ def test_more_seeds_go_on_with_the_others(tmp_path):
     run(tmp_path, make_suite(1))
     assert run(tmp_path, make_suite(2)) == (4, [], 0)
     assert set(starts(tmp_path).values()) == {1}
-    # The first seed of every experiment comes before the second of any.
+    # The first seed of every experiment comes before the second seed of any.
     assert [seed for _, seed in recorded(tmp_path)] == [1, 1, 2, 2]
 
 
@@ -85,7 +85,7 @@ def test_a_failed_run_is_recorded_and_tried_again(tmp_path, capsys):
     assert record["error"] == "exit code 2\nstarted 2\na line\nerror: the loss is NaN"
     assert f"dqn-A-v1 seed 2: failed ({reason})" in capsys.readouterr().out
 
-    # The log keeps both attempts, the record tells of the last.
+    # The log keeps both attempts; the record describes the last one.
     run(tmp_path, suite)
     assert recorded(tmp_path)["A-v1", 2] == record
 
@@ -133,12 +133,12 @@ def test_no_process_outlives_an_error_here(tmp_path, monkeypatch):
     assert not is_alive(process_id)
 
 
-# The terminal.
+# Terminal output.
 
 
 def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, capsys):
     class StopLater:
-        """Requested once two runs have taken half of their steps."""
+        """Stop signal that is requested once two runs have taken half of their steps."""
 
         @property
         def requested(self) -> bool:
@@ -150,5 +150,5 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 runs to do, 0 are done; 2 at a time"
     assert lines[1] == "tiny: 0 finished, 2 running, 0 failed, 2 left, 0% of 400 steps"
-    # Two of four runs have taken 50 of 100 steps.
+    # Two of the four runs have taken 50 of their 100 steps.
     assert "tiny: 0 finished, 2 running, 0 failed, 2 left, 25% of 400 steps" in lines

@@ -2,7 +2,7 @@ import pytest
 from tiny_benchmarks import make_suite, recorded, run, starts
 
 from pipeline.benchmarks.planned_runs import plan
-from pipeline.benchmarks.suite_folder import SuiteFolder, asked
+from pipeline.benchmarks.suite_folder import SuiteFolder, read_plan
 from pipeline.benchmarks.suites import Experiment
 from pipeline.utils.errors import UserError
 
@@ -29,7 +29,7 @@ def test_a_torn_line_does_not_spoil_the_next(tmp_path):
     assert set(starts(tmp_path).values()) == {1}
 
 
-# Runs of another kind.
+# Runs with other settings.
 
 
 def test_another_budget_is_refused(tmp_path):
@@ -52,7 +52,7 @@ def test_another_binding_is_refused(tmp_path):
         run(tmp_path, make_suite(2))
     with pytest.raises(UserError, match="fake.x: nothing then, 1 now\n"):
         run(tmp_path, make_suite(), bindings=["create_dqn_agent.discount = 0.5", "fake.x = 1"])
-    # The same value from another place is no difference.
+    # The same value from another source is not a difference.
     assert run(tmp_path, make_suite(1, "create_dqn_agent.discount=0.5")) == (2, [], 0)
 
 
@@ -95,12 +95,12 @@ def test_settings_are_free_until_a_run_has_begun(tmp_path):
 
 
 def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
-    assert asked(tmp_path, "tiny") == (0, {})
+    assert read_plan(tmp_path, "tiny") == (0, {})
     with SuiteFolder(tmp_path, "tiny") as folder:
         for num_seeds in (1, 5, 2):
             folder.check_settings(plan(make_suite(num_seeds), tmp_path))
-    assert asked(tmp_path, "tiny").num_seeds == 5
-    assert list(asked(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
+    assert read_plan(tmp_path, "tiny").num_seeds == 5
+    assert list(read_plan(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
 def test_a_damaged_plan_is_named(tmp_path, text):
     (tmp_path / "tiny.plan.json").write_text(text)
     with pytest.raises(UserError, match="tiny.plan.json is damaged"):
-        asked(tmp_path, "tiny")
+        read_plan(tmp_path, "tiny")
 
 
 def test_experiments_may_be_added(tmp_path):

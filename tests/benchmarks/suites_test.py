@@ -12,13 +12,13 @@ import pipeline.benchmarks.suites
 suite.protocol = "any"
 suite.experiments = (("dqn", "CartPole-v1", "dqn_cartpole", 100, "train.log_interval = 10"),)
 """
-# Names of environments that gymnasium makes out of another with keyword arguments.
+# Environments that gymnasium builds from another one with keyword arguments.
 MADE_OF = {"LunarLanderContinuous-v3": ("LunarLander-v3", {"continuous": True})}
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a suite, `MINE` and further lines, and returns its path."""
+    """Returns a function that writes a suite, `MINE` and further lines, and returns its path."""
 
     def write_suite(text: str = "") -> str:
         path = tmp_path / "mine.gin"
@@ -151,7 +151,7 @@ def test_flags_of_a_run(write):
         "--gin_bindings=a.b = 2",
         "--seed=2",
     ]
-    # What counts is the last of each.
+    # The last value of each setting counts.
     assert (second.settings["train.log_interval"], second.settings["a.b"]) == ("10", "2")
     assert (first.settings, first.seed) == (second.settings, 1)
 

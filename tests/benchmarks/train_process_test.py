@@ -22,7 +22,7 @@ from pipeline.benchmarks.suite_folder import SuiteFolder
 
 @pytest.fixture
 def program(tmp_path):
-    """A benchmark with two of its four runs under way; killed when the test ends."""
+    """Starts a benchmark with two of four runs under way, and kills it when the test ends."""
     process = start_program(tmp_path)
     waiting_processes(tmp_path, 2)
     yield process
@@ -45,7 +45,7 @@ def test_a_signal_stops_the_runs_and_the_next_call_goes_on(program, tmp_path, nu
     assert (program.returncode, stderr) == (0, b"stopping\n")
     assert stdout.endswith(b"0 finished, 4 left\n")
     assert not any(map(is_alive, running))
-    # They had the half second that a checkpoint takes, and nothing else was begun.
+    # They had the half second that a checkpoint takes, and no other run was started.
     assert len(list(tmp_path.glob("tiny/*/seed-1/checkpoint"))) == 2
     assert not list(tmp_path.glob("tiny/*/seed-2"))
     assert recorded(tmp_path) == {}
@@ -65,7 +65,7 @@ def test_kill_takes_the_runs_with_it(program, tmp_path):
 def test_a_second_ctrl_c_ends_everything_at_once(program, tmp_path):
     running = waiting_processes(tmp_path, 2)
     program.send_signal(signal.SIGINT)
-    time.sleep(0.4)  # sooner, it would pass for an echo of the first
+    time.sleep(0.4)  # an earlier signal would count as an echo of the first
     program.send_signal(signal.SIGINT)
     program.communicate(timeout=30)
     assert program.returncode == 128 + signal.SIGINT

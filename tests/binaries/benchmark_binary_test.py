@@ -1,4 +1,4 @@
-"""The benchmark binary with trainings as they are: killed, called again, reported."""
+"""Tests of the benchmark binary with real trainings: killed, called again, reported."""
 
 import json
 import pathlib
@@ -12,12 +12,12 @@ from conftest import run_binary, start_binary
 
 
 class Benchmark(NamedTuple):
-    """The smoke suite with one seed: killed in the middle, then run to its end."""
+    """Results of the smoke suite with one seed, which is killed halfway and then finished."""
 
     output_dir: pathlib.Path
     left_after_kill: list[str]
     recorded_before: list[str]  # lines
-    begun_before: list[str]  # runs with a checkpoint and no result
+    begun_before: list[str]  # runs with a checkpoint but without a result
     finished: subprocess.CompletedProcess
 
 
@@ -34,7 +34,7 @@ def wait_for(is_reached, process: subprocess.Popen) -> None:
 
 
 def trainings(output_dir: pathlib.Path) -> list[str]:
-    """Commands of the processes that train there."""
+    """Returns the commands of the processes that train in the folder."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -47,7 +47,7 @@ def trainings(output_dir: pathlib.Path) -> list[str]:
 
 
 def kill(process: subprocess.Popen, output_dir: pathlib.Path) -> list[str]:
-    """Kills the benchmark; what is left of its trainings after two seconds."""
+    """Kills the benchmark and returns the trainings that are left after two seconds."""
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 2
@@ -57,7 +57,7 @@ def kill(process: subprocess.Popen, output_dir: pathlib.Path) -> list[str]:
 
 
 def begun(output_dir: pathlib.Path) -> list[str]:
-    """Experiments whose run has a checkpoint but no result."""
+    """Returns the experiments whose run has a checkpoint but no result."""
     paths = output_dir.glob("smoke/*/seed-1/checkpoints/step-*")
     folders = {path.parent.parent for path in paths}
     return sorted(f.parent.name for f in folders if not (f / "result.json").exists())

@@ -82,7 +82,7 @@ def test_what_cannot_be_shown_ends_no_program_whose_results_are_files(output, en
     ways = {"stdout": output(), "stderr": subprocess.PIPE, "env": os.environ | environment}
     ended = subprocess.run([*command, "expendable"], **ways, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, b"")
-    ended = subprocess.run([*command, "x"], **ways, timeout=60)  # its result is what it prints
+    ended = subprocess.run([*command, "x"], **ways, timeout=60)  # its output is its result
     assert ended.returncode not in (0, 2)
     os.close(ways["stdout"])
 

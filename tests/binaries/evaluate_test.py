@@ -26,7 +26,7 @@ SUMMARY = re.compile(
 
 
 class BlindEnv(gymnasium.Env):
-    """CartPole's spaces, and nothing to see."""
+    """Environment with CartPole's spaces that cannot be rendered."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -43,7 +43,7 @@ class BlindEnv(gymnasium.Env):
 
 
 class OddEnv(BlindEnv):
-    """Frames of odd sides; the number of the step is their grey."""
+    """Environment whose frames have odd sides; the number of the step is their grey level."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -77,7 +77,7 @@ for env_class in (BlindEnv, OddEnv, FailingEnv, EndlessEnv):
 
 
 def other_environment(name):
-    """Evaluates the run in another environment, of this module."""
+    """Returns a flag that evaluates the run in another environment, one of this module."""
     return f"--gin_bindings=evaluation/gymnasium_environment.name = 'evaluate_test:{name}-v0'"
 
 
@@ -123,7 +123,7 @@ def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
     assert found["steps"] == f"{result['env_steps']:,}"
     assert found["episodes"] == "20"
     assert float(found["min"]) <= float(found["mean"]) <= float(found["max"])
-    assert float(found["min"]) >= 8  # no pole falls sooner
+    assert float(found["min"]) >= 8  # no pole falls in fewer steps
     lines = ended.stdout.splitlines()
     assert lines[0] == "loading TensorFlow ..."
     assert all(line.startswith("evaluating: ") for line in lines[1:-1])
@@ -132,7 +132,7 @@ def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
 
 
 def test_seed_fixes_the_episodes(finished_run):
-    # Random actions, in which the luck of one seed shows.
+    # With random actions, the episodes depend on the seed.
     stochastic = "--gin_bindings=Evaluator.greedy = False"
     first, again, other = (
         summary(evaluate(finished_run.root_dir, "--num_episodes=20", f"--seed={seed}", stochastic))
@@ -143,14 +143,14 @@ def test_seed_fixes_the_episodes(finished_run):
 
 
 def steps_of(path):
-    """Of a checkpoint's folder, as the summary prints them."""
+    """Returns the step of a checkpoint's folder, formatted as in the summary."""
     return f"{int(path.name.split('-')[1].split('.')[0]):,}"
 
 
 def test_checkpoint_of_a_step(finished_run):
     first = min((finished_run.root_dir / "checkpoints").glob("step-*"))
     flag = f"--checkpoint={steps_of(first).replace(',', '_')}"
-    # How long evaluations during training were is another matter.
+    # The length of evaluations during training has no effect here.
     bound = "--gin_bindings=Evaluator.num_env_steps = 5_000"
     typo = "--gin_bindings=evalution/gymnasium_environment.num_envs = 2"
     ended = evaluate(finished_run.root_dir, "--num_episodes=2", flag, bound, typo)
@@ -181,13 +181,13 @@ def test_video_is_what_browsers_play(finished_run, tmp_path):
     about, frames = read_video(path)
     assert about["codec"] == "h264"
     assert about["pix_fmt"].startswith("yuv420p")
-    assert about["fps"] == 50  # CartPole's
+    assert about["fps"] == 50  # CartPole's frame rate
     assert about["size"] == (600, 400)
-    assert len(frames) == float(told) + 1  # a reward of 1 a step
-    assert frames[0].std() > 10  # there is something to see
+    assert len(frames) == float(told) + 1  # the reward is 1 per step
+    assert frames[0].std() > 10  # the frame is not blank
     assert (frames[0].astype(int) != frames[-1]).any()
     assert [file.name for file in path.parent.iterdir()] == ["episode.mp4"]
-    # The index stands before the frames, so that a browser can start at once.
+    # The index precedes the frames, so that a browser can start at once.
     data = path.read_bytes()
     assert 0 < data.index(b"moov") < data.index(b"mdat")
 

@@ -1,4 +1,4 @@
-"""The package as pip installs it, away from the repository."""
+"""Tests of the package as pip installs it, outside the repository."""
 
 import importlib.metadata
 import json
@@ -13,14 +13,14 @@ from conftest import ROOT, user_environment
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder with what `pip install .` puts into site-packages."""
+    """Returns a folder with the files that `pip install .` puts into site-packages."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     for name in ("pipeline", "gin_configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("installed")
-    # The dependencies and setuptools are those of this interpreter: nothing is downloaded.
+    # This interpreter's dependencies and setuptools are used: nothing is downloaded.
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
     return target
@@ -28,7 +28,7 @@ def installed(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(installed, tmp_path):
-    """Runs Python with arguments in an empty folder, where `pipeline` is only the installed one."""
+    """Returns a function that runs Python in an empty folder with only the installed package."""
 
     def run_python(*arguments: str) -> str:
         environment = user_environment(PYTHONPATH=str(installed))

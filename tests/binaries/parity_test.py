@@ -1,4 +1,4 @@
-"""Eager, graph and exact graph: the same program, and where their bits part."""
+"""Tests of eager, graph and exact graph execution: what is equal, and where bits differ."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_an_eager_run_evaluates_saves_and_resumes_as_an_exact_graph_does(
         assert json.loads((root_dir / "run.json").read_text())["execution"] == execution.value
         return {name: ended[name] for name in ("updates", "evaluation", "weights_sha256")}
 
-    length = {"dqn": 144, "ppo": 96, "sac": 104}[algorithm]  # of 20 updates and the warm-up
+    length = {"dqn": 144, "ppo": 96, "sac": 104}[algorithm]  # 20 updates and the warm-up
     result("eager", length - 20, Execution.EAGER)
     eager = result("eager", length, Execution.EAGER)
     assert "building the graph" not in capsys.readouterr().out
@@ -80,11 +80,11 @@ def test_a_run_does_not_go_on_in_another_way_than_it_began(tmp_path, any_config)
     run(200, Execution.GRAPH)
 
 
-# The same updates.
+# The same updates in each execution.
 
 
 class Case:
-    """An algorithm's updates, and the weights after each of them, by how they were made."""
+    """An algorithm's updates, and the weights after each of them in each execution."""
 
     def __init__(self, algorithm):
         self.updates = Updates(build_components(algorithm), NUM_UPDATES)
@@ -110,7 +110,7 @@ def test_weights_are_identical_with_an_exact_graph_and_drift_without(
     drift = largest(case.eager, case.graph)
     record_property(f"largest difference of {algorithm} after {NUM_UPDATES} updates", drift)
     assert drift < 1e-6
-    assert drift > 0 or algorithm == "dqn"  # whose update has nothing that is rounded otherwise
+    assert drift > 0 or algorithm == "dqn"  # no operation of its update is rounded differently
 
 
 def test_updates_leave_the_agent_as_it_was(cases):
@@ -129,7 +129,7 @@ def test_without_the_rewrites_that_are_responsible_a_graph_has_the_bits_of_eager
     assert "arithmetic_optimization" in guilty
     assert "dependency_optimization" not in guilty
     assert same_bits(case.updates.run(Execution.GRAPH, guilty), case.eager)
-    assert not same_bits(case.updates.run(Execution.GRAPH), case.eager)  # all are on again
+    assert not same_bits(case.updates.run(Execution.GRAPH), case.eager)  # all rewrites are on again
 
 
 def test_differences_are_by_variable_and_update():
@@ -151,7 +151,7 @@ def test_every_update_has_its_column_in_narrow_tables():
     assert first.splitlines()[1].split()[1] == "0"
 
 
-# Runs of the same seeds.
+# Runs with the same seeds.
 
 
 def write_run(folder, seed, execution, return_mean, config="x = 1"):

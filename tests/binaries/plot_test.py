@@ -23,7 +23,7 @@ def make_run(
     with (folder / "metrics.jsonl").open("w") as file:
         for step, mean in curve.items():
             file.write(json.dumps({"env_steps": step, "return_mean_100": mean}) + "\n")
-        file.write('{"env_steps": 99')  # the run is writing this very moment
+        file.write('{"env_steps": 99')  # the run is writing this line
     if evaluations is not None:
         with (folder / "eval.jsonl").open("w") as file:
             for step, (mean, std) in evaluations.items():
@@ -35,13 +35,13 @@ def make_run(
 
 
 def lines(figure: Figure) -> dict[str, np.ndarray]:
-    """The curves by label; those without one are numbered."""
+    """Returns the curves by label; curves without a label are numbered."""
     drawn = figure.axes[0].get_lines()
     return {str(line.get_label()): np.asarray(line.get_xydata()) for line in drawn}
 
 
 def evaluation_bars(figure: Figure) -> list[list[list[float]]]:
-    """The two ends of each error bar of the one group that was evaluated."""
+    """Returns the two ends of each error bar of the only group with evaluations."""
     (container,) = figure.axes[0].containers
     assert isinstance(container, ErrorbarContainer)
     return [segment.tolist() for segment in container.lines[2][0].get_segments()]
@@ -84,7 +84,7 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
     assert drawn[-1].get_color() != drawn[0].get_color()
     mean = lines(figure)["dqn (mean of 2 runs)"]
     assert mean.tolist() == [[100, 20.0], [200, 30.0]]
-    # The first evaluations were not due at the same time; the second were, give or take a step.
+    # Only the second evaluations were due at the same time, give or take a step.
     assert evaluation_bars(figure) == [[[201, 5.0], [201, 7.0]]]
     assert legend(figure) == ["dqn (mean of 2 runs)", "ppo"]
 
@@ -160,7 +160,7 @@ def test_folder_without_a_finished_episode(tmp_path: pathlib.Path) -> None:
 
 
 def make_timed_run(folder: pathlib.Path) -> pathlib.Path:
-    """Of 10 environment steps a second at first, then 5; a return from the second record on."""
+    """Writes a run of 10, then 5 environment steps per second; the first record has no return."""
     make_run(folder, {0: 1.0}, {150: (12.0, 3.0)})
     records = [
         {"env_steps": 100, "wall_seconds": 10.0, "speed": 10, "note": "text"},

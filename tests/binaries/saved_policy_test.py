@@ -34,7 +34,7 @@ def observations():
 
 
 class FirstNumberPolicy(tf_policy.TFPolicy):
-    """The action is the sum of the observation; counts how often it is traced."""
+    """Policy whose action is the sum of the observation; it counts its traces."""
 
     traces = 0
 
@@ -56,7 +56,7 @@ def summing(observation_space, action_space):
     return SavedPolicy(policy, policy, env.action_space, env_steps=0), policy
 
 
-# From a run.
+# Policies of a run.
 
 
 def documented_example():
@@ -79,7 +79,7 @@ def test_example_of_the_documentation(finished_run, tmp_path, monkeypatch):
 
 
 def test_greedy_actions_are_the_agents(finished_run, observations, policy):
-    """By the weights of the checkpoint and NumPy alone."""
+    """Checks the actions with only NumPy and the weights of the checkpoint."""
     newest = max((finished_run.root_dir / "checkpoints").glob("step-*"))
     reader = tf.train.load_checkpoint(str(newest / "agent" / "variables"))
     names = reader.get_variable_to_shape_map()
@@ -88,7 +88,7 @@ def test_greedy_actions_are_the_agents(finished_run, observations, policy):
         found = [x for x in names if "/_q_network/" in x and kind in x and "SLOT" not in x]
         return [reader.get_tensor(name) for name in sorted(found)]
 
-    # In order of name: the encoder's layer, then the head's.
+    # Sorted by name: the encoder's layer, then the head's.
     values, (*kernels, last), (*biases, last_bias) = observations, layer("kernel"), layer("bias")
     for kernel, bias in zip(kernels, biases, strict=True):
         values = np.maximum(values @ kernel + bias, 0)
@@ -120,7 +120,7 @@ def test_seed_draws_from_the_policy_that_collected(policy, observations):
     drawn = [policy.predict(batch, seed=seed) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
-    # Epsilon falls from 1 to 0.04 in 8,000 environment steps; half of the random actions are it.
+    # Epsilon falls from 1 to 0.04 in 8,000 steps; half of the random actions are the greedy one.
     epsilon = 1 - 0.96 * policy.env_steps / 8_000
     other = np.mean(drawn[0] != policy.predict(batch))
     assert other == pytest.approx(epsilon / 2, abs=0.05)

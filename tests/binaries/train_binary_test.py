@@ -22,7 +22,7 @@ def snapshot(folder):
 
 
 def assert_refused(message, *flags, **kwargs):
-    """One message on standard error, no traceback, exit code 2."""
+    """Checks for one message on standard error, no traceback and exit code 2."""
     ended = run_binary("train", *flags, **kwargs)
     assert ended.returncode == 2, ended.stderr
     assert re.fullmatch(f"error: {message}\n", ended.stderr, re.DOTALL), ended.stderr
@@ -35,7 +35,7 @@ def copied_run(finished_run, tmp_path):
     return shutil.copytree(finished_run.root_dir, tmp_path / "copy")
 
 
-# What a finished run leaves.
+# Results of a finished run.
 
 
 def test_files_of_a_run(finished_run):
@@ -96,7 +96,7 @@ def test_metrics_are_objects_with_rising_steps(finished_run):
         ]
         assert record.keys() >= {"loss", "epsilon", "learning_rate"}
     steps = [record["env_steps"] for record in records]
-    # At each multiple of the interval after the warm-up, and at the end.
+    # One record at each multiple of the interval after the warm-up, and one at the end.
     assert [step // 200 for step in steps] == [2, 3, 4, 5, 6]
     assert steps == sorted(set(steps))
     assert records[-1]["updates"] > 0
@@ -143,7 +143,7 @@ def test_operative_config_starts_the_same_run(finished_run, tmp_path):
     assert (tmp_path / "run" / "operative_config.gin").read_text() == config.read_text()
 
 
-# What it says.
+# Output of the program.
 
 
 def test_nothing_but_the_program_speaks(finished_run):
@@ -171,7 +171,7 @@ def test_lines_are_plain_where_there_is_no_terminal(finished_run):
 
 def test_first_sign_of_life(finished_run):
     assert finished_run.stdout.startswith("loading TensorFlow ...\n")
-    assert finished_run.first_line_seconds < 5  # about 1 on a quiet machine
+    assert finished_run.first_line_seconds < 5  # about 1 on an idle machine
 
 
 def test_evaluation_is_told_at_the_end(finished_run):
@@ -206,14 +206,14 @@ def test_terminal_gets_a_panel(tmp_path):
     os.close(controller)
     assert process.wait(timeout=60) == 0
     assert "━".encode() in shown
-    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is back
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is visible again
     assert json.loads((tmp_path / "run" / "run.json").read_text())["execution"] == "exact graph"
 
 
 def read_terminal(controller):
     try:
         return os.read(controller, 1 << 16)
-    except OSError:  # how Linux tells that the other end is closed
+    except OSError:  # raised on Linux when the other end is closed
         return b""
 
 
@@ -269,7 +269,7 @@ def test_finished_run_is_told_and_left_alone(copied_run):
 def test_more_steps_go_on_with_a_finished_run(copied_run):
     more = "--gin_bindings=train.num_env_steps = 1_600"
     flags = [f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, more]
-    # The learning rate is annealed over the whole run: a longer one is another.
+    # The learning rate is annealed over the whole run, so a longer run has another one.
     ended = run_binary("train", *flags, "--allow_inexact_resume")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "resuming" in ended.stdout
@@ -312,7 +312,7 @@ def test_run_that_is_there_is_guarded(finished_run):
     assert snapshot(finished_run.root_dir) == before
 
 
-# Mistakes.
+# User errors.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The commit protocol: what is left of a save that fails, and of a checkpoint that is damaged."""
+"""Tests of the commit protocol with failed saves and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.utils.errors import UserError, WriteError
 
 
 class Number:
-    """The smallest part."""
+    """Smallest possible part of a checkpoint: a number."""
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -38,7 +38,7 @@ class Number:
 
 
 def numbered(folder: pathlib.Path, *steps: int) -> tuple[Checkpoints, Number]:
-    """Checkpoints of a number that is equal to the step."""
+    """Returns checkpoints of a number that equals the step, and the number."""
     number = Number()
     checkpoints = Checkpoints(folder, {"number": number})
     for step in steps:
@@ -128,7 +128,7 @@ def test_a_second_save_at_one_step_is_its_best(tmp_path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def unreadable(name: str, monkeypatch: pytest.MonkeyPatch, method: str) -> Iterator[None]:
-    """Lets a method of paths fail, as a disk does that has bad sectors, below one folder."""
+    """Makes a method of paths fail below one folder, as on a disk with bad sectors."""
     work = getattr(pathlib.Path, method)
 
     def failing(path: pathlib.Path, *arguments: object, **options: object) -> object:
@@ -141,7 +141,7 @@ def unreadable(name: str, monkeypatch: pytest.MonkeyPatch, method: str) -> Itera
         yield
 
 
-@pytest.mark.parametrize("method", ["read_bytes", "open"])  # of the manifest; of the part's file
+@pytest.mark.parametrize("method", ["read_bytes", "open"])  # for the manifest, for the part's file
 def test_a_checkpoint_that_cannot_be_read_now_is_neither_passed_over_nor_removed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_part_that_cannot_be_saved_leaves_the_others_as_they_were(
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """What comes nearest to a full disk without one."""
+    """Yields a function that limits the size of files, which resembles a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -252,8 +252,8 @@ def test_everything_is_synced_before_it_gets_its_name_and_the_name_after(
     assert events[4:] == ["rename step-0000000001", "."]
 
 
-# Saves step 2 after step 1 in child processes, each killed at a later one of the calls that touch
-# the disk, until one lives to the end. Prints what the process after it finds.
+# Saves step 2 after step 1 in child processes. Each is killed before a later disk operation than
+# the previous one, until one survives. Prints what the next process finds.
 KILL = """
 import os, pathlib, shutil, signal, sys
 from pipeline.checkpointing import manifest
@@ -305,7 +305,7 @@ def test_a_save_killed_at_any_point_leaves_one_whole_checkpoint_or_the_other(
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     found = [tuple(map(int, line.split())) for line in output.splitlines()]
     assert len(found) > 10
-    # The old one alone, then both until the old one is pruned, then the new one alone.
+    # First only the old one, then both until the old one is pruned, then only the new one.
     assert list(dict.fromkeys(found)) == [(1, 1, 0, 1), (2, 2, 0, 2), (2, 2, 0, 1)]
 
 
@@ -313,7 +313,7 @@ def test_a_save_killed_at_any_point_leaves_one_whole_checkpoint_or_the_other(
 
 
 class Run:
-    """A run with a part of each kind, all of them holding one number."""
+    """Run with a part of each kind, all of which hold the same number."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.weights = tf.Variable([0.0, 0.0])
@@ -429,7 +429,7 @@ def test_only_who_trains_is_advised_to_start_over(
 
 
 def with_damaged_newest(tmp_path: pathlib.Path, undamaged: pathlib.Path) -> Run:
-    """Over a copy of two checkpoints, of which the second lacks a file."""
+    """Returns a run with a copy of two checkpoints, the second of which lacks a file."""
     folder = shutil.copytree(undamaged, tmp_path / "checkpoints")
     (folder / "step-0000000002" / "state" / "state.json").unlink()
     return Run(folder)
@@ -450,7 +450,7 @@ def test_a_named_checkpoint_is_restored_or_refused_never_another(
     path = run.checkpoints.at(2)
     with pytest.raises(UserError) as error:
         run.checkpoints.restore(path)
-    assert str(error.value) == f"{path} is damaged: state/state.json is missing"
+    assert f"{path} is damaged: state/state.json is missing." in str(error.value)
 
 
 def test_a_subset_of_the_parts_neither_reads_nor_verifies_the_others(

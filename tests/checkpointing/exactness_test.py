@@ -41,7 +41,7 @@ SPREAD = "linear_schedule.num_steps = @whole_run()\n"
 @pytest.mark.parametrize(
     "now, schedule, differ",
     [
-        ({"threads": 2}, "", []),  # of emulators, in training and in evaluation
+        ({"threads": 2}, "", []),  # emulator threads in training and evaluation
         ({"interval": 70}, "", []),
         ({"envs": 4}, "", ["atari_environment.num_envs: 8 in the checkpoint, 4 here"]),
         ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
@@ -58,7 +58,7 @@ def test_only_what_moves_bits_is_compared(
 ) -> None:
     circumstances(monkeypatch, schedule).save(tmp_path)
     resumed = circumstances(monkeypatch, schedule, **now)
-    assert resumed.differences == []  # nothing was restored yet
+    assert resumed.differences == []  # nothing is restored yet
     resumed.restore(tmp_path)
     assert resumed.differences == differ
 
@@ -148,15 +148,15 @@ def test_a_binding_that_only_one_of_two_runs_has_is_a_difference(tmp_path):
     path = tmp_path / "operative_config.gin"
     path.write_text(
         "create_dqn_agent.n_step = 3\n"
-        "create_dqn_agent.discount = 0.99\n"  # the default: gin writes these too
-        "target/create_dqn_agent.double_q = True\n"  # in force through the unscoped one
+        "create_dqn_agent.discount = 0.99\n"  # the default, which gin writes too
+        "target/create_dqn_agent.double_q = True\n"  # also set by the unscoped binding
         "create_dqn_agent.double_q = True\n"
-        "create_dqn_agent.optimizer = @Adam\n"  # the default as well
+        "create_dqn_agent.optimizer = @Adam\n"  # also the default
         "GAMES = 8\n"
     )
     now = ["import pipeline.agents.dqn", "create_dqn_agent.double_q = True"]
     with configuration.preserved():
-        # The file says nothing of the loss, for gin does not write defaults that are functions.
+        # The file does not contain the loss, because gin omits defaults that are functions.
         configuration.load([], [*now, "create_dqn_agent.td_loss = @squared_loss"])
         assert configured_otherwise(path) == [
             "create_dqn_agent.n_step: 3 there, 1 here",

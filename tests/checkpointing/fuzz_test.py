@@ -1,4 +1,4 @@
-"""Readers of files: whatever a file holds, nothing but their documented errors comes out.
+"""Tests that readers of files raise only their documented errors, whatever a file holds.
 
 `make test-crash` runs these with many more examples.
 """
@@ -46,7 +46,7 @@ DEEP = st.builds(lambda opening, depth: opening * depth, st.sampled_from([b"[", 
 
 
 def places(document, above=()):
-    """Of every value in nested lists and objects, as keys."""
+    """Yields the place of every value in nested lists and objects, as a tuple of keys."""
     yield above
     if isinstance(document, dict | list):
         items = document.items() if isinstance(document, dict) else enumerate(document)
@@ -66,13 +66,13 @@ def replaced(document, place, value):
 
 
 def documents(valid):
-    """Any JSON, or a valid document of which one value, or one key, is another."""
+    """Returns a strategy for any JSON, or the valid document with one value or key replaced."""
     of_valid = st.sampled_from(list(places(valid)))
     return JSON | st.builds(lambda place, value: replaced(valid, place, value), of_valid, JSON)
 
 
 def contents(valid):
-    """Of a file that held the valid content."""
+    """Returns a strategy for new contents of a file that held the valid content."""
     kinds = [st.binary(max_size=200), mutated(valid), DEEP]
     with contextlib.suppress(ValueError):
         kinds.append(documents(json.loads(valid)).map(lambda x: json.dumps(x).encode()))
@@ -80,7 +80,7 @@ def contents(valid):
 
 
 def fuzz(data, path, read, *documented):
-    """Reads the file with other content, drawn once for each example."""
+    """Reads the file with other content, which is drawn once for each example."""
     valid = VALID.setdefault(path, path.read_bytes())
     path.write_bytes(data.draw(contents(valid)))
     with contextlib.suppress(*documented):
@@ -177,7 +177,7 @@ def test_experience(tmp_path, create, sizes, data):
     part.save(tmp_path)
     (path,) = tmp_path.glob("*.json")
     fuzz(data, path, lambda: part.restore(tmp_path), ValueError)
-    # It shares no more with that checkpoint than it can read.
+    # A later save shares with that checkpoint only what it can read.
     part.save(pathlib.Path(tempfile.mkdtemp(dir=tmp_path)), earlier=tmp_path)
 
 

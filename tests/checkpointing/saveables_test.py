@@ -1,4 +1,4 @@
-"""Each kind of part gives back what was saved, or refuses it by name."""
+"""Tests that each kind of part restores what was saved, or refuses it by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from collections.abc import Callable, Sequence  # noqa: F401 - in an annotation that is a text
+from collections.abc import Callable, Sequence  # noqa: F401 - used in a string annotation
 from pathlib import Path
 from typing import Any  # noqa: F401 - likewise
 
@@ -30,7 +30,7 @@ def make_basket(size=2, owner="me"):
 def make_crate(
     seed=0,
     maker="me",
-    slots: int = 4,  # types here, texts where annotations are postponed
+    slots: int = 4,  # a type here, a string where annotations are postponed
     layers: "int" = 1,
     limit: "int | None" = None,
     price: float = 1.0,
@@ -75,7 +75,7 @@ def borrowed(reward_scale=1.0):
     return reward_scale
 
 
-# As TF-Agents registers its own.
+# Registered in the same way as TF-Agents' classes.
 borrowed = gin.external_configurable(borrowed, "BorrowedAgent", module="tf_agents.agents.borrowed")
 
 
@@ -87,7 +87,7 @@ def clean_gin():
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A checkout with a few configs of its own in place of the shipped ones."""
+    """Replaces the shipped configs with a few of its own, and returns their folder."""
     files = {
         "agents/dqn.gin": "# DQN, Mnih et al.\nmake_fruit.weight = 2.5\nmake_fruit.core = 1\n",
         "dqn_cartpole.gin": "# DQN on CartPole.\ninclude 'agents/dqn.gin'\n"
@@ -352,7 +352,7 @@ def test_a_macro_s_value_is_of_the_kind_too():
     )
     assert "a tuple of whole" in message_of("make_crate.sizes = (1, %N)", "N = %M", "M = 0.5")
     configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = 2", "make_crate.sizes = (%Q,)"])
-    configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = %P"])  # gin will tell
+    configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = %P"])  # gin reports the cycle
 
 
 def test_what_belongs_to_tf_agents_is_refused():
@@ -372,7 +372,7 @@ def test_what_belongs_to_tf_agents_is_not_told():
     assert "make_basket.size = 2" in text and "BorrowedAgent" not in text
     assert "make_basket.size = 2" in configuration.explain()
     assert "BorrowedAgent" not in configuration.explain()
-    assert "BorrowedAgent" in gin.operative_config_str()  # gin's own record is left as it is
+    assert "BorrowedAgent" in gin.operative_config_str()  # gin's own record is unchanged
     configuration.load([], [text])
 
 
@@ -526,7 +526,7 @@ def test_explain_gives_every_value_its_place(shipped):
 
 def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped):
     bindings = [
-        "make_fruit.count = 5",  # read outside of the scope alone
+        "make_fruit.count = 5",  # read only outside the scope
         "evaluation/make_fruit.count = 6",
         "evalution/make_fruit.count = 7",
         "make_basket.size = %SIZE",
@@ -540,7 +540,7 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped):
     message = configuration.ignored() or ""
     assert message.startswith("--gin_bindings: ") and typo in message
     assert " make_basket.size is not used here." in message and "SIZE" not in message
-    # What has not been called may be called later.
+    # Functions that were not called yet may be called later.
     assert "make_basket" not in (configuration.ignored(is_complete=False) or "")
     assert typo in (configuration.ignored(is_complete=False) or "")
 

@@ -1,4 +1,4 @@
-"""Gin text fuzzed: whatever a file, a binding or a file's name holds, a UserError at worst."""
+"""Tests that gin files, bindings and file names of any content raise at worst a UserError."""
 
 import contextlib
 

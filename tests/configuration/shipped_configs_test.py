@@ -1,4 +1,4 @@
-"""Every shipped config builds a run; every agent goes with every environment that fits it."""
+"""Tests that every shipped config builds, and every agent with every suitable environment."""
 
 import re
 
@@ -18,7 +18,7 @@ NAMES = [name for name, _ in configuration.list_configs()]
 READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
-GAMES = [  # those of a game, which say no more than that
+GAMES = [  # configs that only choose a game
     name
     for name in READY
     if name.endswith(("_pong", "_breakout")) and f"{name.rpartition('_')[0]}_atari" in READY
@@ -37,19 +37,19 @@ CONTINUOUS = {"agents/a2c", "agents/a3c", "agents/ppo", "agents/sac", "agents/tr
 
 
 def build(files, *bindings):
-    """What `--explain` does: everything is made, nothing trains."""
+    """Builds everything without training, as `--explain` does."""
     configuration.load(files, bindings)
     train(None, 1, "fail", StopSignal(), dry_run=True)
 
 
 def bound(files, *bindings):
-    """Every binding in force, as sorted lines."""
+    """Returns all bindings in force, as sorted lines."""
     configuration.load(files, bindings)
     return sorted(gin.config_str().splitlines())
 
 
 def unread():
-    """Bindings that nothing has read."""
+    """Returns the list of bindings that nothing has read."""
     _, _, listed = configuration.explain().partition("# Bound, but not used in this run:\n")
     return listed
 
@@ -68,7 +68,7 @@ def test_a_schedule_that_is_not_bound_is_told_with_its_flags():
 
 
 def budgets_of_the_page():
-    """Environment steps by ready run, as the table of the documentation has them."""
+    """Returns the environment steps by ready run, from the table in the documentation."""
     page = (ROOT / "docs/algorithms/index.md").read_text()
     table = page.partition("| config | environment | environment steps |")[2].partition("\n\n")[0]
     budgets: dict[str, int] = {}
@@ -89,12 +89,12 @@ def test_the_documentation_lists_every_ready_run_with_its_budget():
     assert all(comment.endswith(".") for _, comment in configuration.list_configs())
 
 
-# Whose agent a run trains, where its name says otherwise.
+# Agents by the first word of a run's name, where the two differ.
 ALGORITHMS = {"nstep": "nstep_q", "dqn3": "dqn", "a3c": "a2c", "async": "nstep_q"}
 
 
 def factory_of(name):
-    """The Atari environment of a ready run, or of an environment's file."""
+    """Returns the Atari environment of a ready run or of an environment's file."""
     is_deepmind = name.startswith("dqn3_") or name.endswith("_deepmind")
     return "deepmind_atari_environment" if is_deepmind else "atari_environment"
 
@@ -106,7 +106,7 @@ def test_ready_run(name, tmp_path):
     algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
-    # A finished run is not taken for one of another configuration.
+    # A finished run is not mistaken for one with another configuration.
     (tmp_path / "operative_config.gin").write_text(configuration.operative_config())
     assert configured_otherwise(tmp_path / "operative_config.gin") == []
 
@@ -118,7 +118,7 @@ def test_a_game_s_run_is_that_of_any_game_with_the_game_bound(name):
 
 
 def unread_by_mistake():
-    # Encoders are chosen by the observation: an agent's file speaks of those not chosen too.
+    # The observation decides the encoder: an agent's file also binds those that are not used.
     return [line for line in unread().splitlines() if "_encoder." not in line]
 
 

@@ -1,4 +1,4 @@
-"""Runs of actors in threads: a thousand starts and stops, Ctrl-C, a process that dies."""
+"""Tests of actors in threads: 1,000 starts and stops, Ctrl-C, and a process that dies."""
 
 import faulthandler
 import random
@@ -18,7 +18,7 @@ from pipeline.utils.shutdown import Stopped
 pytestmark = pytest.mark.crash
 
 STARTS = 1_000
-SECONDS = 120  # that a start and a stop may take, together
+SECONDS = 120  # limit for one start and one stop together
 LONG = PLAN._replace(num_env_steps=10**9, eval_interval=0, log_interval=500)
 
 
@@ -29,7 +29,7 @@ def no_late_dump():
 
 
 class RunOf(Run):
-    """A run of components that were built before."""
+    """Run of components that were built before."""
 
     def __init__(self, path, parts):
         self._built = parts
@@ -40,9 +40,9 @@ class RunOf(Run):
 
 
 def test_no_start_or_stop_of_two_actors_ends_in_a_deadlock(tmp_path, monkeypatch, capfd):
-    # Building takes seconds; it is threads that are started and stopped here.
+    # Components take seconds to build, so all runs share them and leave the environment open.
     monkeypatch.setattr(VectorEnvironment, "close", lambda self: None)
-    with capfd.disabled():  # what the watchdog writes is to be seen: it ends the process
+    with capfd.disabled():  # shows what the watchdog writes before it ends the process
         _start_and_stop(tmp_path)
 
 

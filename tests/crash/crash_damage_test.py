@@ -1,4 +1,4 @@
-"""Every file of a real run's newest checkpoint, damaged in every way: the one before is resumed."""
+"""Tests that a run resumes from the previous checkpoint if any file of the newest is damaged."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from run_processes import Run, assert_same_end, checkpoint_order
 from pipeline.checkpointing.checkpoints import Checkpoints
 
 PARTS = ("agent", "experience", "environment", "loop", "host", "circumstances")
-# What is resumed to the end: of an algorithm, a file and its damage.
+# Cases that are resumed to the end: files and their damage, by algorithm.
 RESUMED = {
     "dqn": [("experience/reward_0-0000-000000000.rows", "truncated"), ("manifest.json", "emptied")],
     "ppo": [("agent/variables.data-00000-of-00001", "middle bit flipped"),
@@ -19,7 +19,7 @@ RESUMED = {
 
 
 class Unread:
-    """A part of which only the files matter."""
+    """Part that is not read; only its files matter."""
 
     def save(self, folder, earlier=None):
         raise AssertionError
@@ -35,7 +35,7 @@ def algorithm(request):
 
 @pytest.fixture(scope="module")
 def finished(algorithm, tmp_path_factory):
-    """A run that came to its end, with two checkpoints and more."""
+    """Returns a run that came to its end, with at least two checkpoints."""
     run = Run(tmp_path_factory.mktemp(algorithm), algorithm)
     assert run.finish() == 0, run.output
     return run

@@ -1,4 +1,4 @@
-"""A disk that is full at any moment: a clear message at worst, and the same end once it is not."""
+"""Tests that a full disk causes at worst a clear message, and that the run then ends as usual."""
 
 import errno
 import functools
@@ -15,7 +15,7 @@ DISK_BYTES = 4 * 2**20
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder that is a file system of `DISK_BYTES`."""
+    """Mounts a file system of `DISK_BYTES` and yields its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder]
@@ -27,7 +27,7 @@ def small_disk(tmp_path):
 
 
 def fill(path, spare):
-    """Fills the disk with a file, but for so many bytes."""
+    """Fills the disk with a file, except for `spare` bytes."""
     with path.open("wb", buffering=0) as file:
         try:
             while True:
@@ -49,7 +49,7 @@ def assert_at_worst_a_clear_message(run, code):
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
-    """Runs that had all the room they wanted, by algorithm."""
+    """Returns a function from an algorithm to a finished run that had enough space."""
 
     @functools.cache
     def twin(algorithm):
@@ -87,7 +87,7 @@ def test_a_file_system_that_was_full_from_the_start(tmp_path, small_disk, twins)
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("algorithm", "phase", "limit"),
-    [("dqn", WARMING_UP, 1), ("ppo", TRAINING, 3_000), ("sac", TRAINING, 30_000)],  # bytes a file
+    [("dqn", WARMING_UP, 1), ("ppo", TRAINING, 3_000), ("sac", TRAINING, 30_000)],  # bytes per file
 )
 def test_a_limit_on_the_size_of_files(tmp_path, twins, algorithm, phase, limit):
     run = Run(tmp_path, algorithm, Patience__give_up_after=3.0)

@@ -1,4 +1,4 @@
-"""Every Atari game of the benchmarks goes on from wherever it was saved."""
+"""Tests that every Atari game of the benchmarks continues from wherever it was saved."""
 
 import hashlib
 import zlib
@@ -19,11 +19,11 @@ from pipeline.environments.vector_environment import VectorEnvironment
 MAX_STEPS = 30_000  # vector steps
 NATURAL_ENDS = 2
 AFTER = 60  # vector steps compared after a restore
-RESTORES = 2  # at random moments; one more where the first episode ended
+RESTORES = 2  # at random moments, and one more at the end of the first episode
 
 
 class Protocol(NamedTuple):
-    """How games are played. With few vector steps between anchors games are seeded anew often."""
+    """Protocol by which games are played; short anchor intervals seed them anew often."""
 
     create: Callable[..., VectorEnvironment]
     settings: Mapping[str, Any] = {}
@@ -38,12 +38,12 @@ PROTOCOLS = {
 
 
 class Played(NamedTuple):
-    """What a game showed: a digest of every step's rows."""
+    """Actions of a game, and a digest of the rows of every step."""
 
     actions: np.ndarray
     digests: list[str]
-    ends: list[int]  # steps after which an episode had ended by the game's own rules
-    saved: list[int]  # steps after which there is a folder of the state
+    ends: list[int]  # steps at which an episode ended by the game's own rules
+    saved: list[int]  # steps at which the state was saved
 
 
 def digest(time_step) -> str:
@@ -51,9 +51,9 @@ def digest(time_step) -> str:
 
 
 def play(env, folder, generator) -> Played:
-    """Plays random actions to the end, saving ever more seldom, and where the first episode ends.
+    """Plays random actions, saving ever less often, and also where the first episode ends.
 
-    The saved moments are spread evenly over the logarithm of time, for nobody knows the end.
+    Saves are spread evenly over the logarithm of time, because the end is not known.
     """
     env.reset()
     actions = drawn_actions(env, MAX_STEPS + AFTER, generator.integers(2**31))
@@ -77,7 +77,7 @@ def play(env, folder, generator) -> Played:
 
 
 def moments(played: Played, generator) -> list[int]:
-    """Some of the saved ones that enough steps follow; among them the first episode's end."""
+    """Draws saved moments that enough steps follow, including the end of the first episode."""
     known = [step for step in played.saved if step + AFTER <= len(played.digests)]
     drawn = generator.choice(known, min(RESTORES, len(known)), replace=False).tolist()
     return sorted({*drawn, *(set(played.ends[:1]) & set(known))})

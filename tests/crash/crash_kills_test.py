@@ -1,4 +1,4 @@
-"""Trainings killed at random moments end with the bits of those that nobody stopped."""
+"""Tests that trainings killed at random moments end with the same bits as undisturbed ones."""
 
 import json
 import pathlib
@@ -68,7 +68,7 @@ SMALL = {
 
 class Case(NamedTuple):
     kills: int
-    steps: int  # vector steps after a start, until the kill at the latest
+    steps: int  # maximum of vector steps between a start and the kill
     flags: list[str]
 
 

@@ -1,6 +1,6 @@
-"""The programs of docs/asynchronous.md do what the page says.
+"""Tests that the programs of docs/asynchronous.md do what the page says.
 
-Run as a script, it times both of them, as that page has it.
+Run as a script, it measures the times that the page shows.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/asynchronous.md"
 
 
 def run_page(folder):
-    program = folder / "page.py"  # a file, for TensorFlow reads the source of loops
+    program = folder / "page.py"  # a file, because TensorFlow reads the source of loops
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)))
     return runpy.run_path(str(program))
 
@@ -35,7 +35,7 @@ def test_actors_lose_no_update_and_learn_as_the_batch_does(tmp_path):
     assert_learnt(weights)
     assert page["train"].experimental_get_tracing_count() == 1
 
-    # An actor's first update is the one that a batch of its rollouts makes.
+    # An actor's first update equals that of one batch of its rollouts.
     reset(page)
     actors[2].run(tf.constant(1))
     alone = [v.numpy() for v in weights]
@@ -60,7 +60,7 @@ def reset(page):
 
 def print_times():
     with tempfile.TemporaryDirectory() as folder:
-        page = run_page(pathlib.Path(folder))  # which traces the actors and runs them once
+        page = run_page(pathlib.Path(folder))  # traces the actors and runs them once
     page["train"](tf.constant(0))
     for _ in range(3):
         calls = [(actor.run, tf.constant(100)) for actor in page["actors"]]

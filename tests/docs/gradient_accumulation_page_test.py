@@ -1,4 +1,4 @@
-"""The program of docs/gradient-accumulation.md does what the page says."""
+"""Tests that the program of docs/gradient-accumulation.md does what the page says."""
 
 import re
 

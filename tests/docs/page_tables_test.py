@@ -1,4 +1,4 @@
-"""README.md and docs/ say what the committed results say."""
+"""Tests that README.md and docs/ agree with the committed results."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_the_report_is_that_of_the_committed_records(tmp_path):
     report.write(tmp_path)
     assert (tmp_path / "report.md").read_text() == (committed / "report.md").read_text()
     pages = [(folder / "report.html").read_text() for folder in (tmp_path, committed)]
-    # Lines of figures may differ in the last digit from processor to processor.
+    # Lines of figures may differ in the last digit between processors.
     written, kept = (re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL) for page in pages)
     assert written == kept and len(kept) > 100_000
     assert pages[0].count("<svg") == pages[1].count("<svg") > 0

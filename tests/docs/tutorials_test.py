@@ -1,4 +1,4 @@
-"""The files and commands of docs/tutorials/ work, in the order in which a reader meets them."""
+"""Tests that the files and commands of docs/tutorials/ work, in the order of each page."""
 
 import os
 import re
@@ -8,18 +8,21 @@ import sys
 import pytest
 from conftest import ROOT, user_environment
 
-PAGES = {  # and files in runs/ that each of them promises
+PAGES = {  # pages, and the files in runs/ that they promise
     "environment": ["seek_dqn/result.json", "seek_ppo/result.json", "seek.mp4"],
     "network": ["residual/result.json"],
     "agent": ["reinforce/result.json"],
     "suite": ["my_suite/report.html", "ppo_cartpole.png", "seek_suite/report.md"],
 }
-# Trainings are shortened; DQN just ends its warm-up.
+# Trainings are shortened, to the end of DQN's warm-up, and suites have one seed.
 PYTHON = """
 python() {
     if [[ $2 == pipeline.train || "$*" == *--suite=* ]]; then
         set -- "$@" --gin_bindings="train.num_env_steps = 1_024"
         set -- "$@" --gin_bindings="train.num_final_episodes = 2"
+    fi
+    if [[ "$*" == *--suite=* ]]; then
+        set -- "$@" --seeds=1
     fi
     command python "$@"
 }
@@ -29,7 +32,7 @@ PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_and_commands_of_a_page_work(page, tmp_path):
-    """A reader has the files of the pages to which this one links."""
+    """Runs a page with the files of the pages to which it links."""
     environment = user_environment(PATH=PATH, PYTHONPATH=str(ROOT))
     links = re.findall(r"\]\((\w+)\.md", read(page))
     parts = [part for linked in links for part in blocks(linked) if part[0] != "bash"]
@@ -37,7 +40,7 @@ def test_the_files_and_commands_of_a_page_work(page, tmp_path):
         if language == "bash":
             command = ["bash", "-e", "-c", PYTHON + block]
             subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-        elif name := re.match(r"# (\w+\.\w+)", block):  # others are excerpts
+        elif name := re.match(r"# (\w+\.\w+)", block):  # other blocks are excerpts
             (tmp_path / name[1]).write_text(block)
     missing = [path for path in PAGES[page] if not (tmp_path / "runs" / path).is_file()]
     assert not missing

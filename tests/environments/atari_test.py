@@ -14,7 +14,7 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 def run(env, actions):
-    """[T, N] arrays of the time steps that follow a reset."""
+    """Returns arrays [T, N] of the fields of a reset's time step and those that follow."""
     steps = [env.reset()] + [env.step(action) for action in actions]
     return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
 
@@ -93,7 +93,7 @@ def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
     assert len(overs) >= 1
     np.testing.assert_array_equal(discount == 0, step_type == LAST)
 
-    # Five lives: four losses in mid-game, the fifth ends the game.
+    # The game has five lives: four are lost during the game, and the fifth loss ends it.
     game = slice(0, overs[0] + 1)
     losses = cut[2][game, 0] == 0
     assert losses.sum() == 5
@@ -101,7 +101,7 @@ def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
 
 
 class LivesVectorEnv(gymnasium.vector.VectorEnv):
-    """One environment that plays what it is given, a row a step."""
+    """Vector environment of one game that plays the rows of a script."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     num_envs = 1
@@ -124,7 +124,7 @@ class LivesVectorEnv(gymnasium.vector.VectorEnv):
 
 
 def test_which_steps_count_as_a_lost_life():
-    script = [  # lives, terminated, truncated, then the discount
+    script = [  # lives, terminated, truncated, expected discount
         (3, False, False, 1),
         (2, False, False, 0),
         (2, False, False, 1),
@@ -132,10 +132,10 @@ def test_which_steps_count_as_a_lost_life():
         (0, False, False, 1),  # no lives left, but not over yet
         (0, True, False, 0),
         (3, False, False, 1),
-        (4, False, False, 1),  # a life won
+        (4, False, False, 1),  # a life is won
         (4, False, True, 1),
         (3, False, False, 1),  # fewer lives, but in the next game
-        (2, False, True, 1),  # the loss falls on the step that truncates
+        (2, False, True, 1),  # the life is lost in the step that truncates
     ]
     lives, terminations, truncations, discounts = zip(*script, strict=True)
     vector_env = LivesVectorEnv(lives, np.array(terminations), np.array(truncations))
@@ -208,7 +208,7 @@ def test_stepping_in_a_graph_gives_what_eager_steps_give():
 def test_closing_frees_the_emulators_and_can_be_repeated():
     env = atari_environment(1, game="breakout", num_envs=2)
     env.reset()
-    # The emulators' threads are not Python's; Linux lists them.
+    # Linux lists the emulators' threads, which Python does not know.
     tasks = pathlib.Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.exists() else 0
     env.close()

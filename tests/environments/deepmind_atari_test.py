@@ -1,4 +1,4 @@
-"""The environment against the Lua program's, transcribed onto an emulator of its own."""
+"""Tests of the environment against a transcription of the Lua program with its own emulator."""
 
 import ale_py
 import gymnasium
@@ -22,7 +22,7 @@ f32 = np.float32
 
 
 def scale_line(source, length):
-    """`Main_scaleLinear_rowcol`, the branch that makes lines shorter; C's `float` throughout."""
+    """Transcribes the branch of `Main_scaleLinear_rowcol` that shortens lines, in C's `float`."""
     scale, line = f32(len(source)) / f32(length), []
     si0_i, si0_f = 0, f32(0)
     for di in range(length):
@@ -48,7 +48,7 @@ def scale(image, height, width):
 
 
 def grey(rgb):
-    """`image.rgb2y` of the screen divided by 255: constants are double, pixels float."""
+    """Transcribes `image.rgb2y` of the screen / 255, with double constants and float pixels."""
     r, g, b = np.moveaxis(rgb.astype(f32) / f32(255), -1, 0).astype(np.float64)
     return (0.299 * r + 0.587 * g + 0.114 * b).astype(f32)
 
@@ -83,7 +83,7 @@ def test_bytes_are_truncated_and_not_rounded():
 
 
 def test_boxes_are_areas_and_not_points():
-    """A line of one pixel is not lost between sampling points, as it would be."""
+    """Checks that a line of one pixel is not lost between sampling points."""
     image = np.zeros((210, 160), f32)
     image[::5] = 1
     np.testing.assert_allclose(downscale(image, 84, 84).mean(), 0.2, rtol=1e-5)
@@ -91,7 +91,7 @@ def test_boxes_are_areas_and_not_points():
 
 # The game.
 
-# `isMinimal` of xitari's `games/supported/*.cpp`, by number as `getMinimalActionSet` lists them.
+# `isMinimal` in xitari's `games/supported/*.cpp`, as numbers in `getMinimalActionSet`'s order.
 XITARI_ACTIONS = {
     "breakout": (0, 1, 3, 4),
     "pong": (0, 3, 4),
@@ -101,7 +101,7 @@ XITARI_ACTIONS = {
 
 
 class LuaGame:
-    """`alewrap.GameEnvironment` and the screen, frame stack and driver loop around it."""
+    """Transcription of `alewrap.GameEnvironment` with its screen, frame stack and driver loop."""
 
     def __init__(self, game, seed, training, noop_max=30, actrep=4):
         self.ale = ale_py.ALEInterface()
@@ -116,7 +116,7 @@ class LuaGame:
         self.over, self.waited = True, []
 
     def _step(self, action):
-        """Returns reward, terminal, lives; a game that is over is reset instead of played."""
+        """Returns reward, terminal and lives; a game that is over is reset instead of played."""
         if self.over:
             self.ale.reset_game()
             reward = 0
@@ -131,7 +131,7 @@ class LuaGame:
         return to_bytes(downscale(luma(pooled), 84, 84))
 
     def next_random_game(self):
-        """Returns the observation: the frames before it are zero."""
+        """Returns the first observation of a game; the frames before it are zero."""
         self.screens = []
         k = int(self.generator.integers(1, self.noop_max + 1))
         for _ in range(k + 1):
@@ -169,7 +169,7 @@ def single(game="breakout", training=True, **kwargs):
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize(("game", "num_steps"), [("breakout", 340), ("space_invaders", 200)])
 def test_it_plays_as_the_lua_program_does(game, num_steps, training):
-    """Every observation, reward and end; lives and games lost on the way; no-ops after them."""
+    """Checks every observation, reward and end, across lost lives, ended games and no-ops."""
     env, lua = single(game, training), LuaGame(game, 11, training)
     np.testing.assert_array_equal(env.reset(seed=11)[0], lua.next_random_game())
     generator, losses, overs, total = np.random.default_rng(5), 0, 0, 0.0
@@ -192,7 +192,7 @@ def test_it_plays_as_the_lua_program_does(game, num_steps, training):
     assert total > 0
     assert (overs >= 1) == (game == "breakout")
     assert (losses > 0) == training
-    assert len(set(lua.waited)) > training  # k is drawn anew
+    assert len(set(lua.waited)) > training  # the number of no-ops is drawn anew
 
 
 def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
@@ -216,9 +216,9 @@ def test_a_game_may_end_during_no_ops():
     env._play = lambda action: (1, action == ale_py.Action.NOOP)
     observation, reward, over, truncated, _ = env.step(1)
     assert (reward, over, truncated, env.life_lost) == (1, True, False, True)
-    assert observation[:3].any()  # an episode's last, not the first after a lost life
+    assert observation[:3].any()  # the last of an episode, not the first after a lost life
 
-    # Before a game another one begins, after a number of no-ops of its own.
+    # If a game ends during its no-ops, another one begins with its own number of no-ops.
     numbers, overs = iter([3, 2]), iter([True])
     env._draw_noops = lambda: next(numbers)
     env._play = lambda action: (0, next(overs, False))
@@ -253,7 +253,7 @@ def test_in_evaluation_only_the_end_of_a_game_is_terminal():
 
 
 def test_colours_are_pooled_before_they_become_grey():
-    """Red in one frame and green in the other are yellow, brighter than either."""
+    """Checks that red in one frame and green in the other become yellow, brighter than either."""
     env = single()
     env.reset(seed=1)
     env._painted[:] = 0

@@ -1,4 +1,4 @@
-"""A restored environment goes on where it was saved, by repeating actions from seeds."""
+"""Tests that a restored environment continues where it was saved, by repeating actions."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ from pipeline.environments.vector_environment import VectorEnvironment
 
 
 class WalkEnv(gymnasium.Env):
-    """A random walk of random length with moves of its own: what comes depends on all before."""
+    """Random walk of random length whose every step depends on all the previous ones."""
 
     observation_space: Box = Box(-1e3, 1e3, (2,), np.float32)
     action_space = Discrete(3)
@@ -46,13 +46,13 @@ class WalkEnv(gymnasium.Env):
 
 
 class DriftingEnv(WalkEnv):
-    """Draws from a generator that no seed reaches."""
+    """Environment that draws from a generator that no seed reaches."""
 
     generator = np.random.default_rng()
 
 
 class FragileEnv(WalkEnv):
-    """Raises where it is told to."""
+    """Environment that raises an error if `fails` is set."""
 
     fails = False
 
@@ -63,7 +63,7 @@ class FragileEnv(WalkEnv):
 
 
 class DyingEnv(WalkEnv):
-    """Ends its process where it is told to."""
+    """Environment that ends its process if `fails` is set."""
 
     fails = False
 
@@ -74,7 +74,7 @@ class DyingEnv(WalkEnv):
 
 
 class PuzzleEnv(WalkEnv):
-    """Refuses actions that are not legal now, as board games do; the observation tells which is."""
+    """Environment that refuses all actions but one, like a board game, and observes that one."""
 
     observation_space = Box(0, 2, (1,), np.int64)
 
@@ -99,7 +99,7 @@ def build(env_class=WalkEnv, vector_class=LeanSyncVectorEnv, num_envs=3, interva
 
 
 def play(env, actions):
-    """The rows that the actions lead to, as bytes."""
+    """Returns the rows that the actions lead to, as bytes."""
     steps = [env.step(tf.constant(action)) for action in actions]
     return [[np.asarray(row).tobytes() for row in step] for step in steps]
 
@@ -158,11 +158,11 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
         after=80,
     )
     assert (first._log.numbers >= 1).all()
-    # Truncated all at once in the other games, here they are reset one without the others.
+    # In the other games all environments are truncated at once; here they are reset one by one.
     assert game != "breakout" or len(set(first._log.anchors)) > 1
 
 
-# Lives are lost, no-ops waited and games ended before and after, by chance at the seam too.
+# Before and after the save, and possibly at it, lives are lost, games end and no-ops follow.
 @pytest.mark.parametrize(("interval", "before"), [(10_000, 75), (130, 255), (30, 100)])
 def test_games_with_no_ops_after_lost_lives_continue(tmp_path, monkeypatch, interval, before):
     monkeypatch.setattr(deepmind_atari, "ANCHOR_INTERVAL", interval)
@@ -186,7 +186,7 @@ def test_the_log_holds_no_more_than_it_needs():
 
 
 def test_anchors_leave_the_other_environments_alone():
-    """With and without anchors an environment plays the same until its own first anchor."""
+    """Checks that anchors change nothing in an environment before its own first anchor."""
     with_anchors, without = build(interval=50), build(interval=10**9)
     with_anchors.reset()
     without.reset()

@@ -44,7 +44,7 @@ class Corridor(gymnasium.Env):
 
 @pytest.fixture
 def corridor(tmp_path, monkeypatch):
-    """The id of an environment that a module outside the project registers when imported."""
+    """Yields the id of an environment that an outside module registers when it is imported."""
     (tmp_path / "corridor.py").write_text(MODULE)
     (tmp_path / "needy.py").write_text("import a_package_that_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
@@ -54,7 +54,7 @@ def corridor(tmp_path, monkeypatch):
 
 
 def run(env, actions):
-    """[T, N] arrays of the time steps that follow a reset."""
+    """Returns arrays [T, N] of the fields of a reset's time step and those that follow."""
     steps = [env.reset()] + [env.step(action) for action in actions]
     return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
 
@@ -212,7 +212,7 @@ def test_an_environment_that_raises_while_it_is_built_is_named(corridor, mode):
     lookup, type_error = told("none"), told("type")
     assert lookup.startswith(start + "LookupError: no such floor (")
     assert "corridor.py:" in lookup and lookup.endswith(", in __init__)")
-    # gymnasium rephrases this one in a place of its own.
+    # gymnasium itself rephrases this error.
     assert type_error.startswith(start + "TypeError: object of type 'int' has no len()")
     assert "corridor.py:" in type_error and type_error.endswith(", in __init__)")
     assert told("user") == "no corridor on this floor."

@@ -8,13 +8,13 @@ from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 
 LAST = 2
 
-# What the OpenCV inside the ALE and the one in Python may differ by (the ALE's own tests allow it).
+# Differences between the ALE's OpenCV and Python's that the ALE's own tests allow.
 MAX_GREY_LEVELS = 2
 MAX_PIXELS = 25
 
 
 def seen(frame):
-    """The uint8 [84, 84] image that preprocessing makes of an RGB frame, pooling left out."""
+    """Returns the [84, 84] image that preprocessing makes of an RGB frame, without pooling."""
     grey = np.round(frame @ np.array([0.2989, 0.587, 0.114])).astype(np.uint8)
     return cv2.resize(grey, (84, 84), interpolation=cv2.INTER_AREA).astype(int)
 
@@ -43,11 +43,11 @@ def test_observations_are_the_vector_environments(sticky):
             mine, theirs = rendering.step(action[:1]), plain.step(action)
         for one, other in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(one[0], other[0])
-        # The game's last observation is not of its last frame.
+        # The last observation of a game does not show its last frame.
         if mine.step_type[0] == LAST:
             ends += 1
         else:
-            # The maximum over two frames, of which this is one.
+            # The observation is the maximum over two frames, including this one.
             assert (newest(mine) >= seen(rendering.render()) - MAX_GREY_LEVELS).all()
     assert ends >= 1
 
@@ -56,7 +56,7 @@ def test_observations_are_the_vector_environments(sticky):
     ("game", "sticky", "limit"), [("breakout", 0.25, 200), ("seaquest", 0.0, 10**6)]
 )
 def test_frames_are_those_that_the_observations_are_made_of(game, sticky, limit):
-    """One frame a step: nothing is pooled, so an observation is a function of one frame."""
+    """Uses one frame per step: without pooling, an observation is a function of one frame."""
     env = atari_environment(
         1,
         game=game,

@@ -1,4 +1,4 @@
-"""Environments whose episodes do not end are continued from states that they give out."""
+"""Tests that environments whose episodes never end continue from states that they provide."""
 
 import json
 
@@ -19,7 +19,7 @@ INTERVAL = 10  # vector steps between anchors
 
 
 class EndlessEnv(WalkEnv):
-    """Never ends, and gives out its state."""
+    """Environment that never ends and provides its state."""
 
     def step(self, action):
         observation, reward, *_, info = super().step(action)
@@ -35,7 +35,7 @@ class EndlessEnv(WalkEnv):
 
 
 class SometimesEnv(EndlessEnv):
-    """Ends now and then, after more steps than an anchor's interval."""
+    """Environment that ends sometimes, after more steps than an anchor's interval."""
 
     def step(self, action):
         observation, reward, _, _, info = super().step(action)
@@ -43,14 +43,14 @@ class SometimesEnv(EndlessEnv):
 
 
 class SecretiveEnv(EndlessEnv):
-    """Gives out what a file of arrays cannot hold."""
+    """Environment whose state cannot be stored in a file of arrays."""
 
     def get_state(self):
         return {"generator": self.np_random}
 
 
 class WithoutState(WalkEnv):
-    """Never ends, and gives nothing out."""
+    """Environment that never ends and does not provide its state."""
 
     def step(self, action):
         observation, reward, *_, info = super().step(action)
@@ -58,7 +58,7 @@ class WithoutState(WalkEnv):
 
 
 class LoudEnv(gymnasium.Wrapper):
-    """Remembers something, and does not say what."""
+    """Wrapper that provides no state, although it may have one."""
 
 
 def limited():

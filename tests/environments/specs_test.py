@@ -88,7 +88,7 @@ def test_an_action_out_of_range_is_refused_and_named(space, action):
     "space, action",
     [
         (Box(0.1, 0.7, (1,)), np.nextafter(np.float32(0.7), np.float32(1))),
-        (Box(0.7, np.inf, (1,), np.float64), np.float32(0.7)),  # rounded, it is below 0.7
+        (Box(0.7, np.inf, (1,), np.float64), np.float32(0.7)),  # it is rounded below 0.7
     ],
 )
 def test_an_action_beside_a_bound_by_rounding_is_clipped(space, action):

@@ -1,4 +1,4 @@
-"""A thread that TensorFlow made keeps its Python state from call to call."""
+"""Tests that a thread made by TensorFlow keeps its Python state from call to call."""
 
 import os
 import threading

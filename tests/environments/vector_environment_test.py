@@ -16,7 +16,7 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 def rows(env, num_steps, action=0):
-    """[T, N] arrays of step types, rewards, discounts and observations."""
+    """Returns arrays [T, N] of step types, rewards, discounts and observations."""
     actions = tf.fill([env.batch_size], action)
     steps = [env.reset()] + [env.step(actions) for _ in range(num_steps)]
     return tuple(
@@ -30,7 +30,7 @@ def test_step_types_rewards_and_discounts(vector_class):
     env = environment(
         ScriptedEnv([(2, "terminated")]),
         ScriptedEnv([(3, "truncated"), (1, "terminated")]),
-        ScriptedEnv([(2, "both")]),  # as where a pole falls at the time limit
+        ScriptedEnv([(2, "both")]),  # like a pole that falls at the time limit
         vector_class=vector_class,
     )
     step_type, reward, discount, observation = rows(env, 6)
@@ -64,7 +64,7 @@ def test_an_environment_that_raises_when_closed_is_named_and_hides_nothing_else(
     class Clinging(ScriptedEnv):
         is_open = True
 
-        def close(self):  # gymnasium closes once more what has not been closed
+        def close(self):  # gymnasium calls this again if it fails
             if self.is_open:
                 self.is_open = False
                 raise RuntimeError("the window is open")

@@ -50,7 +50,7 @@ def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
     assert "for 2 s (Watchdog.timeout)" in errors
     assert "is intact" in errors
     assert "Traceback" not in errors
-    if mode == "sync":  # the environment is in this process: it says where
+    if mode == "sync":  # the environment is in this process, so the place is known
         assert "it is at " in errors
         assert "tiny_runs.py" in errors
 
@@ -65,7 +65,7 @@ def environment():
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Set once the watchdog would have ended the process."""
+    """Returns an event that is set when the watchdog would end the process."""
     ended = threading.Event()
     monkeypatch.setattr(watchdog, "exit_at_once", lambda code: ended.set())
     return ended
@@ -77,7 +77,7 @@ def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
     while time.monotonic() - started < 1.0:
         environment.cross(time.sleep, 0.05)
     assert not ended.is_set()
-    time.sleep(1.0)  # between calls, as long as one likes
+    time.sleep(1.0)  # time between calls is not limited
     assert not ended.is_set()
     environment.cross(ended.wait, 30.0)
     assert ended.is_set()
@@ -102,7 +102,7 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
         over.acquire()
         over.release()
 
-    def cross():  # as the method is called in which every environment is stepped
+    def cross():  # called like the method that steps every environment
         over.acquire()
         over.release()
 

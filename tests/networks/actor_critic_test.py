@@ -1,4 +1,4 @@
-"""The actor-critic's two outputs, what they share, and the policies made of it."""
+"""Tests of the actor-critic's two outputs, the layers that they share, and its policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which encoder an observation gets, what the encoders compute, and the heads."""
+"""Tests of the choice of encoders, of what they compute, and of the heads."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_num_actions(count: int) -> None:
 
 
 def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.ndarray:
-    """[B, height, width, channels], no padding, then ReLU."""
+    """Convolves images [B, height, width, channels] without padding, and applies ReLU."""
     kernel, bias = weights
     size = kernel.shape[0]
     axes: Any = (1, 2)
@@ -317,7 +317,7 @@ def test_the_network_of_2015_pads_its_first_convolution() -> None:
     plain = create_encoder(spec)
     plain(frames)
     plain.set_weights(encoder.get_weights())
-    assert np.abs(plain(frames) - expected).max() > 0.01  # it sees every frame a pixel off
+    assert np.abs(plain(frames) - expected).max() > 0.01  # it sees frames shifted by a pixel
 
 
 def test_torch_draws_weights_and_biases_from_one_range() -> None:

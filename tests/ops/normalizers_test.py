@@ -1,4 +1,4 @@
-"""Running statistics against plain NumPy."""
+"""Tests of running statistics against plain NumPy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_many_small_updates_stay_accurate() -> None:
 
 
 def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Array, Array]:
-    """Rewards and step types [T, N]; episodes of 1 to 8 transitions."""
+    """Returns rewards and step types [T, N] of episodes of 1 to 8 transitions."""
     step_types = np.full(shape, MID)
     for env in range(shape[1]):
         t = 0
@@ -82,7 +82,7 @@ def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Ar
 
 
 class VecNormalize:
-    """A loop over time steps in the manner of OpenAI Baselines, with the rollout's last scale."""
+    """Loop over time steps as in OpenAI Baselines, but with the scale at the rollout's end."""
 
     def __init__(self, num_envs: int):
         self.running = np.zeros(num_envs)
@@ -115,7 +115,7 @@ def test_scaled_rewards_are_clipped() -> None:
 
 
 def test_stock_scale_is_that_of_rewards_not_of_returns() -> None:
-    """A reward of 1 in every step: the returns differ by up to 10, the rewards not at all."""
+    """Uses a reward of 1 in every step: returns differ by up to 10, rewards not at all."""
     rewards = tf.ones([200, 1])
     ours = RewardScaler(1, GAMMA).scale(rewards, tf.ones([200, 1]))
     returns = np.cumsum(GAMMA ** np.arange(200.0))

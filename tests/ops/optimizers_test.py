@@ -1,4 +1,4 @@
-"""Optimizers against their formulas, in double precision."""
+"""Tests of optimizers against their formulas, in double precision."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Array = np.ndarray
 
 
 def gradients() -> Array:
-    """[50, 300], of sizes around the root of epsilon, some of them always 0."""
+    """Returns gradients [50, 300] of sizes around the root of epsilon, some of them always 0."""
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(STEPS, 300)) * 10.0 ** rng.uniform(-4, 1, 300)
     return np.where(np.arange(300) % 10 == 0, 0, drawn).astype(np.float32)
 
 
 def lua_movement(all_gradients: Array) -> Array:
-    """`NeuralQLearner:qLearnMinibatch`; its dw points uphill, so what it adds is subtracted."""
+    """Transcribes `NeuralQLearner:qLearnMinibatch`; its dw is an ascent, so it is subtracted."""
     g, g2, w = (np.zeros(all_gradients.shape[1]) for _ in range(3))
     for dw in all_gradients.astype(np.float64):
         g = 0.95 * g + 0.05 * dw
@@ -65,7 +65,7 @@ def test_it_moves_as_keras_new_class_does() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
 def test_the_legacy_class_does_not(momentum: float) -> None:
-    """With no momentum epsilon stands outside the root; 0.95 is the average of g, no momentum."""
+    """Checks that it differs: epsilon is outside the root without momentum; Lua has no momentum."""
     legacy = tf.keras.optimizers.legacy.RMSprop(
         RATE, rho=0.95, momentum=momentum, epsilon=0.01, centered=True
     )
@@ -86,7 +86,7 @@ def test_slots_are_built_before_the_first_update_and_are_zero() -> None:
 
 
 def test_a_mean_instead_of_a_sum_would_move_otherwise() -> None:
-    """Dividing the gradients by 32 is no other learning rate: epsilon stays as it is."""
+    """Checks that gradients / 32 equal no other learning rate, because epsilon stays the same."""
     expected, other = lua_movement(gradients()), lua_movement(gradients() / 32)
     best_scale = expected @ other / (other @ other)
     assert relative_error(best_scale * other, expected) > 0.05
@@ -118,7 +118,7 @@ def test_rmsprop_begins_as_tensorflow_1_did() -> None:
 
 
 def test_adam_s_step_of_twice_the_gradient_is_that_of_half_the_epsilon() -> None:
-    """Why `dqn_atari` halves Dopamine's epsilon: its squared error has twice our gradient."""
+    """Shows why `dqn_atari` halves Dopamine's epsilon: its squared error has twice our gradient."""
     whole = movement(Adam(RATE, epsilon=1.5e-4), scale=2.0)
     assert relative_error(movement(Adam(RATE, epsilon=7.5e-5)), whole) < 1e-6
     assert relative_error(movement(Adam(RATE, epsilon=1.5e-4)), whole) > 1e-3

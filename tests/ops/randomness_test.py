@@ -1,4 +1,4 @@
-"""Randomness is a function of seed, stream and counter, and nothing in a graph draws otherwise."""
+"""Tests that random numbers, also those in graphs, depend on seed, stream and counter alone."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ STATELESS_DRAWS = {
 
 
 def operations(graph: tf.Graph) -> set[str]:
-    """Types of all operations, those in the bodies of loops, branches and calls included."""
+    """Returns the types of all operations, including those in loops, branches and calls."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return {node.op for node in nodes}
 
 
 def draws_from_state(operation: str) -> bool:
-    """Whether an operation draws random numbers from a state inside the process."""
+    """Returns whether an operation draws random numbers from a state inside the process."""
     if (
         operation.startswith(("Stateful", "Rng", "NonDeterministic"))
         and "Partitioned" not in operation
@@ -137,7 +137,7 @@ def batch_spec(agent: Agent) -> tuple[Any, tf.TensorSpec]:
 
 
 class Run:
-    """An agent on a tiny scripted environment, and the iterations that train it."""
+    """Agent on a tiny scripted environment, and the iterations that train it."""
 
     def __init__(self, create_agent: Callable[..., Agent], action_space: Any):
         episodes = [(3, "terminated"), (5, "truncated")]
@@ -267,7 +267,7 @@ def test_keys_have_63_bits_and_their_own_value(seed: int, name: str, index: int)
 
 
 def test_the_key_of_a_stream_never_changes() -> None:
-    """Runs from before a change of this function could not be continued."""
+    """Checks a fixed value: if it changed, earlier runs could not be continued."""
     assert stream_key(1, "replay") == 4179155284184805726
 
 

@@ -1,4 +1,4 @@
-"""returns.py against plain NumPy loops over episodes, and against TF-Agents where that is wrong."""
+"""Tests of returns.py against NumPy loops over episodes, and of TF-Agents' errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY_CASES = settings(max_examples=150)
 
 @dataclasses.dataclass
 class Rows:
-    """[T, B] float64, and final_value [B]."""
+    """Rows as float64 arrays [T, B], and final_value [B]."""
 
     step_types: np.ndarray
     rewards: np.ndarray
@@ -41,7 +41,7 @@ class Rows:
 
 
 def rows_of(events: np.ndarray, starts: np.ndarray, seed: int) -> Rows:
-    """Follows what happens on every row ([T, B] events) from the first rows' step types ([B])."""
+    """Returns the rows that `events` [T, B] lead to, given the first rows' step types [B]."""
     rng = np.random.default_rng(seed)
     step_types, discounts = np.zeros(events.shape, np.int32), np.ones(events.shape)
     for t, b in np.ndindex(*events.shape):
@@ -76,7 +76,7 @@ def column(*events: int, start: int = FIRST) -> Rows:
 
 
 def future(rows: Rows, t: int) -> tuple[str, float]:
-    """What follows transition t of one column: ("end" | "value" | "row", value of the future)."""
+    """Returns ("end" | "value" | "row", value of the future) for transition t of one column."""
     if rows.discounts[t] == 0.0:
         return "end", 0.0
     if t + 1 == len(rows.rewards):
@@ -245,7 +245,7 @@ def test_take_rows_reads_the_named_row_of_each_sequence() -> None:
 
 
 def stock_n_step_targets(rows: Rows, gamma: float) -> np.ndarray:
-    """As DqnAgent computes them: it multiplies the n-step discount by gamma once more."""
+    """Returns targets as DqnAgent computes them, multiplying by gamma once too often."""
     rewards, discounts = float32(rows.rewards.T, rows.discounts.T)
     step_types = tf.constant(rows.step_types.T)
     observations = tf.constant(rows.values.T, tf.float32)
@@ -290,7 +290,7 @@ def stock_ppo() -> ppo_clip_agent.PPOClipAgent:
 
 
 def stock_advantages(agent: ppo_clip_agent.PPOClipAgent, rows: Rows, next_last: int) -> np.ndarray:
-    """Advantages [T] of one column, from the calls that PPOAgent makes on collected rows."""
+    """Returns advantages [T] of one column by the calls that PPOAgent makes on collected rows."""
     step_types = np.append(rows.step_types[1:], [[next_last]], axis=0)
     rewards, discounts = float32(rows.rewards.T, rows.discounts.T)
     next_time_steps = TimeStep(tf.constant(step_types.T), rewards, discounts, ())

@@ -1,4 +1,4 @@
-"""Blocks of samples against a naive list of rows."""
+"""Tests of blocks of samples against a naive list of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipeline.utils.errors import UserError
 
 
 class LivesStream(Stream):
-    """Loses lives: the return is cut, the game goes on, and frames before are zero."""
+    """Stream that loses lives: the return is cut, the game goes on, and earlier frames are zero."""
 
     def step(self):
         row = super().step()
@@ -65,7 +65,7 @@ def test_a_block_is_what_the_rows_were_when_it_was_drawn(stack: int, graph: bool
     next_batch = tf.function(buffer.next_batch, autograph=False) if graph else buffer.next_batch
     check_batch(next_batch(), streams, 100, 2)
     drawn = buffer._batches.numpy()
-    collect(buffer, streams, [0, 1], 97)  # over all that was there
+    collect(buffer, streams, [0, 1], 97)  # overwrites all earlier rows
     for _ in range(3):
         batch = as_arrays(next_batch())
         positions = batch[0].action[:, 0] % 10**12
@@ -103,7 +103,7 @@ def test_transitions_are_equally_likely_and_boundary_rows_are_never_drawn() -> N
 
 
 def test_stacks_do_not_reach_beyond_a_lost_life() -> None:
-    """The plain buffer, which does not know of it, notices."""
+    """Checks also that the plain buffer, which does not support lost lives, raises an error."""
     buffer, streams = filled(4)
     for _ in range(8):
         check_batch(buffer.next_batch(), streams, 100, 2)
@@ -116,7 +116,7 @@ def test_stacks_do_not_reach_beyond_a_lost_life() -> None:
 def test_what_is_too_little_for_a_batch_is_left() -> None:
     buffer, _ = filled(batch_size=12)
     batches = [as_arrays(buffer.next_batch()) for _ in range(3)]
-    assert buffer._taken.numpy() == 12  # 12, 24, and the first of the next 32
+    assert buffer._taken.numpy() == 12  # 12, 24, then 12 of the next block
     assert not np.array_equal(batches[0][2], batches[2][2])
 
 
@@ -126,7 +126,7 @@ def test_the_block_is_restored(tmp_path: pathlib.Path, stack: int, num_batches: 
     buffer, streams = filled(stack)
     for _ in range(num_batches):
         buffer.next_batch()
-    collect(buffer, streams, [0, 1], 80)  # so that it cannot be drawn from the rows again
+    collect(buffer, streams, [0, 1], 80)  # overwrites the rows of the block
     buffer.save(tmp_path)
     is_left = num_batches % 4 > 0
     assert any(path.name.startswith("block_") for path in tmp_path.glob("*.rows*")) == is_left
@@ -143,7 +143,7 @@ def test_the_block_is_restored(tmp_path: pathlib.Path, stack: int, num_batches: 
 def test_a_block_is_used_up_for_batches_of_another_size_too(tmp_path: pathlib.Path) -> None:
     buffer, streams = filled(batch_size=12)
     for _ in range(2):
-        buffer.next_batch()  # 8 are left, too few for a third
+        buffer.next_batch()  # 8 are left, too few for a third batch
     buffer.save(tmp_path)
     restored = create_block(0, 2, capacity=200, batch_size=8)
     restored.restore(tmp_path)

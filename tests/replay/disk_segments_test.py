@@ -1,4 +1,4 @@
-"""Segments: exact, shared where nothing has changed, and not believed where they are damaged."""
+"""Tests that segments are exact, shared while unchanged, and refused if damaged."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from pipeline.replay.disk_segments import Column
 
 
 class Rings:
-    """Rings of rows that count up, and the plain arrays that they should hold."""
+    """Ring buffers of rows that count up, and the plain arrays that they should hold."""
 
     def __init__(self, num_streams: int, capacity: int, row_shape=(), dtype=tf.int64):
         spec = tf.TensorSpec(row_shape, dtype)
@@ -84,7 +84,7 @@ def test_every_checkpoint_is_exact_whatever_was_written_between(
 
 @pytest.fixture
 def folders(tmp_path):
-    """Of an earlier and a later checkpoint, empty."""
+    """Returns the empty folders of an earlier and a later checkpoint."""
     both = [tmp_path / "1", tmp_path / "2"]
     for folder in both:
         folder.mkdir()
@@ -98,7 +98,7 @@ def test_only_what_changed_is_written_again(folders, monkeypatch):
     first, second = folders
     disk_segments.save(first, [rings.column], rings.positions, None)
     before = rings.positions.copy()
-    rings.write(0, 15)  # over rows 0 to 14; row 99 may have been marked since
+    rings.write(0, 15)  # overwrites rows 0 to 14; row 99 may have been marked since
     disk_segments.save(second, [rings.column], rings.positions, (first, before))
     names = sorted(path.name for path in second.iterdir())
     assert len(names) == 10

@@ -1,4 +1,4 @@
-"""The replay buffer against a naive list of rows."""
+"""Tests of the replay buffer against a naive list of rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.replay.replay_buffer import ReplayBuffer
 from pipeline.utils.errors import UserError
 
 FIRST, MID, LAST = 0, 1, 2
-SIDE = 36  # the smallest frame that counts as a frame
+SIDE = 36  # the smallest side of an image that counts as a frame
 
 
 def data_spec(stack: int = 0) -> trajectory.Trajectory:
-    """Observations are stacks of `stack` frames, or for 0 a vector; policy_info is a nest."""
+    """Returns a spec with stacks of `stack` frames, or vectors for 0, and a nested policy_info."""
     vector = tf.TensorSpec([3], tf.float32)
     stacked = tf.TensorSpec([stack, SIDE, SIDE], tf.uint8)
     return trajectory.Trajectory(
@@ -40,9 +40,9 @@ def data_spec(stack: int = 0) -> trajectory.Trajectory:
 
 
 class Stream:
-    """One environment's rows, made up; keeps all of them, observations as they were seen.
+    """Made-up rows of one environment, all of which are kept, with observations as seen.
 
-    An episode's first stack is padded with zero frames, or repeats its first frame.
+    The first stack of an episode is padded with zero frames, or repeats its first frame.
     """
 
     def __init__(self, number: int, stack: int, seed: int, repeats: bool = False) -> None:
@@ -89,14 +89,14 @@ class Stream:
         return row
 
     def interrupt(self) -> None:
-        """The environment starts afresh: the time step in hand is its episode's last."""
+        """Restarts the environment, which makes the current time step the last of its episode."""
         if self.rows[-1].step_type != LAST:
             self.rows[-1] = self.rows[-1]._replace(next_step_type=np.int32(LAST))
         self._step_type = LAST
 
 
 class FlickeringEnv(gymnasium.Env):
-    """Every frame is of another shade."""
+    """Environment in which every frame has another shade."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
     action_space = gymnasium.spaces.Discrete(1)
@@ -129,7 +129,7 @@ def create(stack: int = 0, num_envs: int = 1, **kwargs: Any) -> ReplayBuffer:
 
 
 def valid_starts(stream: Stream, capacity: int, length: int, stack: int) -> set[int]:
-    """Positions p whose rows p ... p + length - 1 are there and whose stack's slots are intact."""
+    """Returns positions p whose rows p ... p + length - 1 exist and whose stack is intact."""
     written = len(stream.rows)
     intact = range(max(0, written - capacity + max(stack, 1) - 1), written)
     return {p for p in intact if p + length <= written}
@@ -141,7 +141,7 @@ def check_batch(
     capacity: int,
     length: int,
 ) -> set[tuple[int, int]]:
-    """Compares a batch with the naive lists; returns the (stream, position) pairs drawn."""
+    """Compares a batch with the naive lists and returns the (stream, position) pairs drawn."""
     rows, weights, keys = tf.nest.map_structure(lambda x: x.numpy(), batch)
     numbers, positions = np.divmod(rows.action[:, 0], 10**12)
     np.testing.assert_array_equal(keys, numbers * capacity + positions % capacity)
@@ -295,7 +295,7 @@ def test_truncated_episodes_end_with_the_time_step_that_follows(num_rows: int, s
 
 @pytest.mark.parametrize("newest", [FIRST, MID, LAST])
 def test_truncating_keeps_the_episodes_apart(newest: int) -> None:
-    """Whatever the newest row is; after a boundary row an episode of no transition is cut off."""
+    """Checks any newest row; after a boundary row, an episode without transitions is cut off."""
     buffer, stream = create(2, capacity=40), Stream(0, 2, 0)
     for step_type in (LAST, newest):
         while not stream.rows or stream.rows[-1].step_type != step_type:
@@ -344,7 +344,7 @@ def test_user_errors() -> None:
     with pytest.raises(UserError, match="ReplayBuffer.batch_size = 0: must be a whole number"):
         create(capacity=8, batch_size=0)
     with pytest.raises(UserError, match="ReplayBuffer.capacity = 80.0: must be a whole number"):
-        create(capacity=80.0)  # as a macro can bind it
+        create(capacity=80.0)  # a macro can bind this
     with pytest.raises(RuntimeError, match="capacity"):
         create()
 
@@ -366,7 +366,7 @@ def test_colour_images_are_not_taken_for_stacks() -> None:
 
 
 def test_stacks_that_repeat_their_first_frame_are_refused(tmp_path: pathlib.Path) -> None:
-    """Sampling pads with zero frames: the learner would see what the policy never sees."""
+    """Checks that they are refused, because sampling pads with zero frames instead."""
     buffer, stream = create(3, capacity=90), Stream(0, 3, 0, repeats=True)
     for _ in range(3):
         collect(buffer, [stream], [0], 20)
@@ -384,7 +384,7 @@ def test_stacks_that_repeat_their_first_frame_are_refused(tmp_path: pathlib.Path
 
 
 def with_gymnasium_stacks(padding_type: Any) -> ReplayBuffer:
-    """A buffer filled from gymnasium's own wrapper."""
+    """Returns a buffer filled from gymnasium's own wrapper."""
     environment: gymnasium.Env = gymnasium.wrappers.FrameStackObservation(
         FlickeringEnv(), 3, padding_type=padding_type
     )
@@ -413,7 +413,7 @@ def test_stacks_are_compared_only_where_that_is_asked_for() -> None:
         nodes = add.get_concrete_function().graph.as_graph_def().node
         return sum(node.op == "ResourceGather" for node in nodes)
 
-    assert reads(True) > reads(False) == 1  # of the positions alone
+    assert reads(True) > reads(False) == 1  # reads the positions alone
 
 
 def iterations(buffer: ReplayBuffer, stream: Stream) -> Any:
@@ -440,7 +440,7 @@ def test_is_traced_once_while_it_fills() -> None:
 
 
 def operations(function: Any, *args: tf.Tensor) -> set[str]:
-    """Types of all operations of a traced function, those of the functions it calls included."""
+    """Returns the types of all operations of a traced function and of the functions it calls."""
     graph = function.get_concrete_function(*args).graph.as_graph_def()
     nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
     return {node.op for node in nodes}

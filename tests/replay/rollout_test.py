@@ -1,4 +1,4 @@
-"""The rollout store against NumPy."""
+"""Tests of the rollout store against NumPy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def create(**kwargs: Any) -> Rollout:
 
 
 def make_rows(seed: int = 0) -> trajectory.Trajectory:
-    """Rows [NUM_STEPS, NUM_ENVS, ...] as NumPy arrays; a third are boundary rows."""
+    """Returns rows [NUM_STEPS, NUM_ENVS, ...] as NumPy arrays; a third are boundary rows."""
     rng = np.random.default_rng(seed)
 
     def draw(leaf: tf.TensorSpec) -> np.ndarray:
@@ -49,7 +49,7 @@ def make_rows(seed: int = 0) -> trajectory.Trajectory:
 
 
 def prepare(rows: trajectory.Trajectory) -> trajectory.Trajectory:
-    """Time-major sums, so that a wrong layout shows."""
+    """Adds sums over the time axis, so that a wrong layout shows."""
     info = {**rows.policy_info, "advantage": tf.cumsum(rows.reward, axis=0)}
     return rows._replace(policy_info=info)
 

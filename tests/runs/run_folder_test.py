@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def config(monkeypatch):
-    """The operative config: a list whose only item a test may replace."""
+    """Replaces the operative config with the only item of a list, which tests may change."""
     text = ["train.num_env_steps = 100\n"]
     monkeypatch.setattr(configuration, "operative_config", lambda: text[0])
     return text
@@ -102,12 +102,12 @@ def test_resuming_with_another_configuration_says_what_changed(folder, config):
     assert before.read_text() == "train.num_env_steps = 100\n"
     assert "train.num_env_steps = 100" in message
     assert "train.num_env_steps = 200" in message
-    assert begin(folder, env_steps=60) == []  # told once
+    assert begin(folder, env_steps=60) == []  # the change is reported once
 
 
 def test_a_second_change_at_the_same_step_leaves_what_was_kept_of_the_first(folder, config):
     begin(folder)
-    for number in (200, 300):  # no step was kept that was taken with 200
+    for number in (200, 300):  # no step that was taken with 200 was kept
         config[0] = f"train.num_env_steps = {number}\n"
         begin(folder, env_steps=50)
     before = folder.path / "operative_config.until-50.gin"

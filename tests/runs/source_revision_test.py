@@ -1,4 +1,4 @@
-"""Which source runs."""
+"""Tests of the revision and the digest of the source that runs."""
 
 import pathlib
 import subprocess
@@ -16,7 +16,7 @@ def git(folder: pathlib.Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A repository whose package is the one that runs, nothing committed yet."""
+    """Creates a repository without commits and returns its package, as if that were running."""
     package = tmp_path / "checkout" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("1")
@@ -54,4 +54,4 @@ def test_the_source_is_told_apart_by_its_text(
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(str(number))
         digests.add(source_revision.source_sha256())
-    assert len(digests) == len(names) - 2  # text and data decide nothing
+    assert len(digests) == len(names) - 2  # text and data files do not count

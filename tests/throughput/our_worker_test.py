@@ -1,4 +1,4 @@
-"""This pipeline as a worker of the throughput measurement."""
+"""Tests of this pipeline as a worker of the throughput measurement."""
 
 import json
 import os
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("any_config")
 def test_a_work_is_what_is_trained(name, num_envs):
     work = WORKS[name]
     bindings = our_worker.gin_bindings(work, num_envs, "bfloat16")
-    # Nothing is measured here: a million frames would only take memory.
+    # Nothing is measured here, so the memory for a million frames is saved.
     small = [b.replace("1000000", "1000") for b in bindings]
     configuration.load(our_worker.gin_files(work), small)
     built = []
@@ -74,7 +74,7 @@ def iterations_of(parts):
 
 
 def measured(work, output_dir):
-    """What the worker says when it is ready, and its answer for every stage."""
+    """Returns the worker's message when it is ready, and its answer for every stage."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
     command = [sys.executable, "-m", "benchmarks.our_worker", f"--work={work}"]
     worker = subprocess.Popen(
@@ -108,21 +108,24 @@ def test_stages_are_counted_in_their_units(tmp_path):
     assert ready["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
     training = answers["training"]
     assert training["count"] == pytest.approx(4 * training["updates"], rel=0.1)
-    # Batch 64; multiply-adds, two each, of: two networks forward, and one backward without the
-    # gradient of its input.
+    # Multiply-adds of a batch of 64, two operations each: two networks forward, and one backward
+    # without the gradient of its input.
     layers = [4 * 64, 64 * 64, 64 * 2]
     expected = 2 * 64 * (2 * sum(layers) + sum(layers) + sum(layers[1:]))
     assert answers["update"]["flops_per_count"] == pytest.approx(expected, rel=0.02)
 
 
-def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
-    ready, answers = measured("trpo_cartpole_2", tmp_path)
-    encoder = 4 * 64 + 64 + 64 * 64 + 64
-    assert ready["num_parameters"] == 2 * encoder + (64 * 2 + 2) + (64 + 1)
-    training = answers["training"]
-    # A rollout has 2 * 512 rows, of which those between episodes are no environment steps.
+def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "_WARM_UP_SECONDS", 0.1)
+    work = WORKS["trpo_cartpole"]
+    configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
+    stages = throughput.all_stages(
+        throughput.build_components(), 0, tmp_path, 1 + work.value_steps(2)
+    )
+    training, update = stages["training"](0.2), stages["update"](0.2)
+    # A rollout has 2 * 512 rows; those between episodes are not environment steps.
     assert training["count"] == pytest.approx(1024 * training["updates"], rel=0.1)
-    assert answers["update"]["flops_per_count"] is None
+    assert update["flops_per_count"] is None
 
 
 def test_flops_of_products_and_convolutions():
@@ -216,7 +219,7 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
         our_worker.gin_files(work),
         [
             *our_worker.gin_bindings(work, 2, ""),
-            "gymnasium_environment.name = 'MountainCar-v0'",  # who does not learn returns -200
+            "gymnasium_environment.name = 'MountainCar-v0'",  # without learning, returns are -200
             "create_a2c_agent.learning_rate = 0.0",
         ],
     )

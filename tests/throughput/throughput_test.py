@@ -23,8 +23,8 @@ from pipeline.utils.errors import UserError
 WORKERS = pathlib.Path(protocol.__file__).parent
 UNIT = "environment steps"
 
-# Speaks the protocol, writes each request to a file that all workers share, and then misbehaves as
-# its name says.
+# Worker that speaks the protocol, writes each request to a file that all workers share, and then
+# fails in the way of `failure`.
 FAKE = """
 import os, pathlib, sys, time
 sys.path.insert(0, {workers!r})
@@ -142,7 +142,7 @@ SMALL = ("dqn_pong_1", "dqn_pong_1:bfloat16"), 0.1
 
 @pytest.fixture
 def fake_sides(tmp_path, monkeypatch):
-    """Fake workers in the place of all sides; their names in the places of commands."""
+    """Replaces all sides with fake workers."""
 
     def ours(work, variants):
         return [fake(tmp_path, f"ours{':' if v else ''}{v}") for v in variants]
@@ -387,7 +387,7 @@ def test_ratios_are_of_the_rounds_with_their_range():
 
     ours, theirs = of_rounds(40.0, 20.0, 60.0), of_rounds(20.0, 20.0, 20.0)
     assert ratios([ours], theirs) == "2.00 (1.00 to 3.00)"
-    # A side that failed in its second round has one that compares.
+    # A side that failed in its second round still has one round to compare.
     assert ratios([ours, None], of_rounds(10.0)) == "4.00"
     assert ratios([None, ours], of_rounds(10.0)) == "– / 4.00"
     assert ratios([ours], side(collect=1.0)) == ratios([ours, None], None) == ""
@@ -464,7 +464,7 @@ def test_peers_that_were_not_measured_have_no_columns():
 
 def test_a_table_without_rows_is_left_out():
     text = tables.document(results_of(ours=side(training=1.0)))
-    assert text.count("| :--- |") == 2  # speeds and stages
+    assert text.count("| :--- |") == 2  # the tables of speeds and stages
     assert "The machine" not in text
 
 
@@ -558,10 +558,10 @@ class TestPeerEnvironment:
 
 
 def peer_python(name):
-    if name == "tf_agents":
-        return sys.executable
     python = ROOT / peer_environment.FOLDER / "bin" / "python"
-    return str(python) if python.exists() else pytest.skip("there is no .venv-peers")
+    if not python.exists():
+        pytest.skip("there is no .venv-peers: make test-peers")
+    return sys.executable if name == "tf_agents" else str(python)
 
 
 @pytest.mark.parametrize("name", ["tf_agents", "sb3"])
@@ -644,7 +644,7 @@ def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_p
 def test_peers_that_could_not_make_as_many_updates_are_not_measured(tmp_path, num_envs):
     with pytest.raises(UserError, match="not have a whole number of updates"):
         measure(tmp_path, False, [f"dqn_cartpole_{num_envs}"])
-    assert works.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # a rollout is learnt from whole
+    assert works.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # whole rollouts are used
 
 
 def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):

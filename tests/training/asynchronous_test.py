@@ -1,4 +1,4 @@
-"""Asynchronous actors, in threads and in turns."""
+"""Tests of asynchronous actors, in threads and in turns."""
 
 import contextvars
 import math
@@ -34,7 +34,7 @@ ONE: dict = {"asynchronous_runner__num_actors": 1}
 
 
 class Training:
-    """Fresh actors, and the state that their chunks hand on."""
+    """New actors, and the state that is passed between their chunks."""
 
     def __init__(self, algorithm="a3c", **overrides):
         self.parts = build_components(algorithm, **overrides)
@@ -51,7 +51,7 @@ class Training:
         self.state = self.runner.train(self.state, *limits)
 
     def snapshot(self):
-        """Everything that a checkpoint holds, but for wall time."""
+        """Returns everything that a checkpoint holds, except wall time."""
         state = self.state._replace(collect_seconds=tf.zeros([]))
         return {
             **variables(self.parts.agent),
@@ -89,7 +89,7 @@ def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated(algorit
 
 
 def ancestors(nodes, name):
-    """Names of the nodes of a function's body that must run before this one."""
+    """Returns the names of the nodes of a function's body that must run before this one."""
     found, queue = set(), [name]
     while queue:
         for source in nodes[queue.pop()].input:
@@ -196,7 +196,7 @@ def test_an_actor_acts_with_a_copy_and_learns_for_the_shared_weights():
     training.train(1, 10**6)
     after = [v.numpy() for v in shared.gradient_variables()]
     assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    # The first to move began with the weights before, and still has them.
+    # The first actor to move began with the earlier weights, and still has them.
     copied = [[v.numpy() for v in agent.gradient_variables()] for agent in copies]
     is_first = [all(map(np.array_equal, weights, before)) for weights in copied]
     assert sorted(is_first) == [False, True]
@@ -210,7 +210,7 @@ def test_actors_of_q_learning_share_the_target_network():
     for actor in training.runner._actors:
         assert actor.agent.target_q_network is shared.target_q_network
     at_start = [v.numpy() for v in shared.target_q_network.variables]
-    training.train(10**6, 60)  # copied every 70
+    training.train(10**6, 60)  # copied every 70 steps
     assert all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
     training.train(10**6, 90)
     assert not all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
@@ -227,7 +227,7 @@ def test_a_rollout_ends_with_the_episode():
 
 
 class Pendular(gymnasium.Env):
-    """Two features, two actions; ends or is cut off by its own state. For `simulated` below."""
+    """Environment for `simulated` with two features and two actions; its state ends episodes."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -262,7 +262,7 @@ LINEAR = {
 
 
 class Linear:
-    """Q = w x + b, RMSProp, all in float64."""
+    """Linear Q-function, w x + b, with RMSProp in float64."""
 
     def __init__(self, weights):
         self.weights = [np.float64(w) for w in weights]
@@ -280,7 +280,7 @@ class Linear:
 
 
 class LonelyActor:
-    """Acts greedily for 5 rows or to the episode's end, and gives its transitions."""
+    """Actor that acts greedily for 5 rows or to an episode's end, and returns its transitions."""
 
     def __init__(self, environment):
         self.environment = environment
@@ -304,7 +304,7 @@ class LonelyActor:
 
 
 def simulated(learner, actors, order, num_rounds, one_step, accumulate):
-    """Algorithms 1 and S2 with actors in turns; squared loss, meaned over an update's rows."""
+    """Simulates Algorithms 1 and S2 in turns, with the squared loss averaged over an update."""
     target, copied_at, env_steps = [w.copy() for w in learner.weights], 0, 0
     waiting: list = [[] for _ in actors]
     for number in range(num_rounds):
@@ -324,7 +324,7 @@ def simulated(learner, actors, order, num_rounds, one_step, accumulate):
 
 
 def summed(weights, target, rows, after, one_step):
-    """Gradients of half the squared errors of a rollout, summed."""
+    """Returns the sum of the gradients of half the squared errors of a rollout."""
     gradients, value = [np.zeros_like(w) for w in weights], None
     for x, action, reward, discount in reversed(rows):
         if value is None or one_step:
@@ -381,7 +381,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     run.close()
     assert not actor_threads()
 
-    # The other's episode goes on, that of the one that failed is cut off.
+    # The other actor's episode continues; that of the failed actor is cut off.
     resumed = Run(tmp_path / "run", PLAN, "a3c", **chosen)
     assert resumed.loop.restore()
     after = resumed.loop._state.carry
@@ -423,7 +423,7 @@ def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_
 
 
 def stopped(tmp_path):
-    """A run that was asked to stop after 130 environment steps."""
+    """Returns a run that was asked to stop after 130 environment steps."""
     run = Run(tmp_path / "run", PLAN, "a3c")
     run.stop_at(130)
     with pytest.raises(Stopped):
@@ -435,7 +435,7 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
     run = stopped(tmp_path)
     state, run.stop.requested = run.loop._state, False
     bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
-    failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first call builds
+    failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first builds a graph
     run.loop._runner.train = Mock(side_effect=failures)
     with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
         run.loop.train()
@@ -446,7 +446,7 @@ def test_failures_that_no_environment_explains_are_all_told(tmp_path):
     run = stopped(tmp_path)
     state, run.stop.requested = run.loop._state, False
     halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
-    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(MemoryError, match="of the first"):
         run.loop.train()
     assert run.progress.said[-1] == "another failure: of\nthe second"
@@ -464,7 +464,7 @@ def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
         environment._step_rows(np.zeros(1, np.int32))
     errors = [MemoryError("of an actor"), error]
     halted = Halted(errors if others == "before" else errors[::-1], state)
-    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds
+    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
         run.loop.train()
     assert "another failure: of an actor" in run.progress.said

@@ -23,7 +23,7 @@ def references():
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
 def test_weights_follow_from_the_seed_alone(algorithm):
     first = variables(build_components(algorithm, seed=1).agent)
-    tf.random.set_seed(99)  # what happened before in the process is immaterial
+    tf.random.set_seed(99)  # the earlier state of the process does not matter
     tf.random.normal([3])
     again, other = (variables(build_components(algorithm, seed=seed).agent) for seed in (1, 2))
     kernels = [name for name in first if "kernel" in name and "optimizer" not in name]
@@ -50,7 +50,7 @@ def test_whatever_a_box_may_hold_can_be_learnt_from(algorithm, dtype):
     kwargs = {"dtype": dtype, "continuous": algorithm == "sac"}
     parts = build_components(algorithm, gymnasium_environment__kwargs=kwargs)
     until = tf.constant(40, tf.int64)
-    tf.config.run_functions_eagerly(True)  # for tracing would take most of the time
+    tf.config.run_functions_eagerly(True)  # tracing would take most of the time
     try:
         state = parts.runner.initial_state()
         if parts.experience.keeps_rows:
@@ -157,14 +157,14 @@ def test_threads_are_those_in_force(monkeypatch):
             lambda number, kind=kind: calls.append((kind, number)),
         )
     assert configure_tensorflow(3, 1)["threads"] == {"intra_op": 3, "inter_op": 1}
-    # Setting what is set already would be refused once TensorFlow has run an operation.
+    # TensorFlow would refuse to set a value again once it has run an operation.
     assert calls == [("inter_op", 1)]
 
 
 @pytest.mark.parametrize("name", ["intra_op", "inter_op"])
 @pytest.mark.parametrize("value", [-1, 1.5])
 def test_what_is_no_number_of_threads_is_refused(monkeypatch, name, value):
-    for kind in ("intra", "inter"):  # which would abort this process
+    for kind in ("intra", "inter"):  # the real setters would abort this process
         setter = f"set_{kind}_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, setter, lambda count: None)
     message = rf"configure_tensorflow.{name} = {value}: must be a whole number, at least 0"

@@ -1,4 +1,4 @@
-"""A tiny run of dqn3_breakout, interrupted and resumed, ends with the bits of its twin."""
+"""Tests that an interrupted tiny run of dqn3_breakout ends with the same bits as its twin."""
 
 import math
 import re
@@ -85,10 +85,10 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     twin.progress.hook = watch
     expected = twin.train()
     assert (updates[WARM_UP], updates[WARM_UP + 4], updates[WARM_UP + 8]) == (0, 1, 2)
-    assert 30 <= expected["updates"] <= 32  # a boundary row is no environment step
+    assert 30 <= expected["updates"] <= 32  # boundary rows are not environment steps
     assert 120 <= twin.parts.agent._periodic_target._copied_at.numpy() < 124
 
-    # Where a block was partly used, and not at a checkpoint of the plan.
+    # The run stops where a block was partly used, and not at a checkpoint of the plan.
     stop_at = next(count for count in stop_counts if count > 80 and count % 70 > 8)
     path = tmp_path / "resumed"
     stopped = TinyRun(path)
@@ -198,7 +198,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
     assert agent.train_sequence_length == 2  # one-step targets
     assert agent._gradient_clip_norm is None
-    assert agent._td_loss_fn(tf.constant([3.0])).numpy() == 2.5  # Huber's, with threshold 1
+    assert agent._td_loss_fn(tf.constant([3.0])).numpy() == 2.5  # Huber loss with threshold 1
     assert agent._periodic_target._period == 10_000
     optimizer = agent._optimizer
     assert isinstance(optimizer, CenteredRMSprop)
@@ -208,7 +208,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     shapes = [variable.shape.as_list() for variable in agent.q_network.variables]
     assert shapes[0] == [8, 8, 4, 32]
     assert shapes[-4:] == [[3136, 512], [512], [512, 3], [3]]
-    assert all(variable.numpy().any() for variable in agent.q_network.variables)  # biases too
+    assert all(variable.numpy().any() for variable in agent.q_network.variables)  # including biases
 
     assert evaluator._num_env_steps == 125_000
     assert evaluator.policy._epsilon().numpy() == np.float32(0.05)

@@ -1,4 +1,4 @@
-"""Runs of the agents that `resume_test` leaves out end as their twins that nobody stopped."""
+"""Tests that runs of agents that `resume_test` leaves out end like uninterrupted twins."""
 
 import pytest
 from host_loops import PLAN, Run
@@ -30,7 +30,7 @@ def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_kno
 
 
 def learners(run):
-    """The agents that take gradients: one, or each actor's."""
+    """Returns the agents that compute gradients: one, or one for each actor."""
     runner = run.parts.runner
     return [actor.agent for actor in getattr(runner, "_actors", [runner])]
 
@@ -58,7 +58,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     stopped.close()
     accumulators = [agent.accumulator for agent in learners(stopped) if agent.accumulator]
     assert bool(accumulators) == (algorithm not in ("trpo", "a3c"))
-    assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the midst of an update
+    assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the middle of updates
     resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
     assert_same_end(resumed, twin)
     agent = read_variables(resumed.newest / "agent")

@@ -1,4 +1,4 @@
-"""Where the graph of training computes, with a second logical CPU in place of a GPU; and XLA."""
+"""Tests of the devices of operations, with a second logical CPU as the GPU, and of XLA."""
 
 import json
 import os
@@ -21,7 +21,7 @@ BINDINGS = {
         "Rollout.num_steps = 16", "Rollout.minibatch_size = 32", "Rollout.num_epochs = 1",
     ],
 }  # fmt: skip
-# Tensors of images that an iteration needs: to act on and a batch; PPO's values need the last, too.
+# Image tensors that an iteration needs: for acting and a batch; PPO's values also need the last.
 IMAGES = {"dqn_pong": 2, "ppo_pong": 3}
 
 
@@ -39,7 +39,7 @@ def test_networks_and_updates_are_on_the_accelerator_and_all_else_on_the_host(co
         *((part, ACCELERATOR) for part in ("Conv2D", "BackpropFilter", "MatMul", "ApplyAdam")),
         *((part, HOST) for part in ("PyFunc", "ResourceGather", "ResourceScatter", "LoopCond")),
     ):
-        kinds = [kind for kind in run["devices"] if part in kind]  # _FusedConv2D, too
+        kinds = [kind for kind in run["devices"] if part in kind]  # includes _FusedConv2D
         assert kinds and all(run["devices"][kind] == [device] for kind in kinds), part
     images = [source for source, dtype, name in run["sent"] if dtype == "uint8" and "body" in name]
     assert images == [HOST] * IMAGES[config]
@@ -50,7 +50,7 @@ def built(algorithm: str, jit_compile: bool) -> Components:
 
 
 def compiles(parts: Components) -> bool:
-    """Whether the graph of an update has a function for XLA."""
+    """Returns whether the graph of an update has a function for XLA."""
     batch = tf.nest.map_structure(
         lambda spec: tf.zeros([8, parts.agent.train_sequence_length, *spec.shape], spec.dtype),
         parts.agent.training_data_spec,
@@ -64,7 +64,7 @@ def compiles(parts: Components) -> bool:
 def test_compiled_gradients_are_those_of_the_graph(algorithm):
     def losses(jit_compile: bool) -> dict[str, float]:
         parts = built(algorithm, jit_compile)
-        if algorithm == "sac":  # XLA draws other numbers
+        if algorithm == "sac":  # XLA draws different numbers
             parts.agent._noise = lambda batch_size: tf.fill([2, batch_size, 1], 0.5)
         state = parts.runner.initial_state()
         forever = tf.constant(1_000_000, tf.int64)

@@ -24,7 +24,7 @@ from pipeline.utils.shutdown import Stopped
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run that nothing stopped, and its result."""
+    """Returns a run that nothing stopped, and its result."""
     run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
     return run, run.train()
 
@@ -38,7 +38,7 @@ def contents(folder):
 
 
 def first_crossings(counts, interval, start):
-    """The first counts at or beyond each multiple of `interval` after `start`."""
+    """Returns the first counts at or beyond each multiple of `interval` after `start`."""
     return [
         now
         for before, now in itertools.pairwise(counts)
@@ -48,7 +48,7 @@ def first_crossings(counts, interval, start):
 
 def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
     runs, results, counts = [], [], []
-    for seconds in (0.5, 0.0):  # many iterations a call, and one
+    for seconds in (0.5, 0.0):  # many iterations per call, and one
         monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", seconds)
         run = Run(tmp_path / str(seconds))
         counts.append([0])
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path
 
 def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
     plan = PLAN._replace(log_interval=10**6, eval_interval=0, checkpoint_interval=100)
     run = Run(tmp_path / "run", plan)
     seen: set[int] = set()
@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
 
 @contextlib.contextmanager
 def unreadable(path, method):
-    """Lets a method of paths fail for this one, as a bad disk does."""
+    """Makes a method of paths fail for this path, as a bad disk does."""
     work = getattr(pathlib.Path, method)
 
     def failing(self, *args, **kwargs):
@@ -252,7 +252,7 @@ def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path):
 
 
 def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration a call
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
     stopped = Run(tmp_path / "run")
     stopped.stop_at(150)
     with pytest.raises(Stopped):
@@ -325,7 +325,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 1e6)  # random steps fit by the thousand
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 1e6)  # thousands of random steps fit
     run = Run(tmp_path / "run")
     counts: list[int] = []
     run.count_into(counts)
@@ -490,7 +490,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
 
 
 def shown_events(run):
-    """Steps by tag, over the event files of a run."""
+    """Returns steps by tag, from the event files of a run."""
     steps: dict[str, list[int]] = {}
     for path in sorted(run.folder.path.glob("events.out.tfevents.*")):
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
@@ -533,7 +533,7 @@ def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
 
     run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
     run.train()
-    assert steps_of(run.evaluations)[0] == stopped_at  # what was interrupted is made up for
+    assert steps_of(run.evaluations)[0] == stopped_at  # the interrupted evaluation is repeated
     for steps in (steps_of(run.metrics), steps_of(run.evaluations)):
         assert steps == sorted(set(steps))
     assert np.all(np.diff(steps_of(run.metrics)) > 40)

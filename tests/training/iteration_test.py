@@ -8,13 +8,13 @@ from tiny_runs import assert_same, build_components, saved, variables
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.training.iteration import clear_losses
 
-# Updates that a batch makes: gradients of 5 batches are accumulated, or a batch is a whole rollout
-# which makes one step of the policy, and 2 epochs of 4 minibatches.
+# Updates per batch: gradients of 5 batches are accumulated, or a batch is a whole rollout, which
+# makes one step of the policy and 2 epochs of 4 minibatches.
 ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trpo": 1 + 2 * 4}
 
 
 class Run:
-    """Fresh components and the state that chunks of iterations hand on."""
+    """New components, and the state that is passed between chunks of iterations."""
 
     def __init__(self, algorithm, **bound):
         self.parts = build_components(algorithm, **bound)
@@ -43,7 +43,7 @@ class Run:
         self.call(self.iterations.train, max_iterations, until)
 
     def snapshot(self):
-        """Everything that a checkpoint holds, but for wall time."""
+        """Returns everything that a checkpoint holds, except wall time."""
         state = self.state._replace(collect_seconds=tf.zeros([]))
         return {
             **variables(self.parts.agent),
@@ -62,7 +62,7 @@ CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environme
     [(name, {}) for name in ALGORITHMS] + [(name, CONTINUOUS) for name in ("ppo", "a2c", "trpo")],
 )
 def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
-    """AddN with three or more inputs begins at the one whose memory is free."""
+    """Checks that there is no AddN of three or more inputs, whose order depends on timing."""
     run = Run(algorithm, **bound)
     if run.parts.experience.keeps_rows:
         run.collect(10**6, 60)
@@ -94,7 +94,7 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
     assert_same(whole.snapshot(), cut.snapshot())
     assert whole.updates == int(whole.state.loss_count * ALGORITHMS[algorithm]) >= 3
 
-    # A log in between restarts the sums, and traces nothing anew.
+    # A log in between restarts the sums and traces nothing again.
     whole.state = clear_losses(whole.state)
     whole.train(3, 10**6)
     assert int(whole.state.loss_count) == 3 * whole.parts.experience.num_batches
@@ -113,7 +113,7 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
 
 
 def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_iterations():
-    run = Run("dqn")  # 4 environment steps an update on 2 environments: iterations of 2 steps
+    run = Run("dqn")  # 4 environment steps per update in 2 environments make iterations of 2 steps
     steps = run.parts.experience.collect_steps
     assert steps == 2
     run.collect(3, 1000)
@@ -137,18 +137,18 @@ def test_a_chunk_calls_python_once_a_vector_step():
     run.train(1, 10**6)
     environment = run.parts.environment
     step = environment._vector_env.step = mock.Mock(wraps=environment._vector_env.step)
-    # So few steps are unrolled.
+    # Such a small number of steps is unrolled.
     assert python_functions(run.iterations.train) == run.parts.experience.collect_steps
     run.train(20, 10**6)
     assert step.call_count == 20 * run.parts.experience.collect_steps
 
 
 def python_functions(function):
-    """Nodes that call Python in all graphs of a traced `tf.function`."""
+    """Returns the number of nodes that call Python in all graphs of a traced `tf.function`."""
     (concrete,) = function._list_all_concrete_functions()
     definition = concrete.graph.as_graph_def()
     nodes = list(definition.node)
     for body in definition.library.function:
         nodes += body.node_def
-    # A body of a loop may be in the library in several versions (forward, inference).
+    # The library may hold a loop's body in several versions (forward, inference).
     return len({node.attr["token"].s for node in nodes if "PyFunc" in node.op})

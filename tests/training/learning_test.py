@@ -1,4 +1,4 @@
-"""Do the shipped configs learn what their first lines claim? Slow: `make test-learning`."""
+"""Tests that shipped configs learn what their first lines claim. Slow: `make test-learning`."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# config: (environment steps, return that the mean of 100 greedy episodes must reach, seeds, of
-# which so many must reach it)
+# config: (environment steps, mean return of 100 greedy episodes to reach, seeds, number of seeds
+# that must reach it)
 CLAIMS = {
     "dqn_cartpole": (50_000, 475.0, (1, 2, 3, 4, 5), 4),
     "ppo_cartpole": (100_000, 475.0, (1, 2, 3, 4, 5), 4),
@@ -25,16 +25,16 @@ CLAIMS = {
 
 
 def final_return(config: str, num_env_steps: int, seed: int, folder: Path) -> float:
-    """Trains by the command of the README and returns what result.json says."""
+    """Trains with the command of the README and returns the mean return in result.json."""
     command = [
         sys.executable, "-m", "pipeline.train", f"--root_dir={folder}", f"--gin_file={config}",
-        f"--seed={seed}", "--restart_behavior=fail",  # or a kept run would be an earlier source's
+        f"--seed={seed}", "--restart_behavior=fail",  # a kept run may be of an earlier source
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((folder / "result.json").read_text())
     evaluation = result["evaluation"]
     assert len(evaluation["returns"]) == 100
-    # An iteration may carry the run past its last environment step, by less than one collect phase.
+    # An iteration may exceed the last environment step by less than one collect phase.
     assert num_env_steps <= result["env_steps"] < num_env_steps * 1.02
     print(json.dumps({"config": config, "seed": seed, "return_mean": evaluation["return_mean"],
                       "wall_seconds": result["wall_seconds"]}), flush=True)  # fmt: skip
@@ -45,7 +45,7 @@ def final_return(config: str, num_env_steps: int, seed: int, folder: Path) -> fl
 @pytest.mark.parametrize("config", CLAIMS)
 def test_learns(config: str, tmp_path: Path) -> None:
     num_env_steps, threshold, seeds, enough = CLAIMS[config]
-    # Where to keep the runs, for instance to draw their curves.
+    # Folder that keeps the runs, for instance to draw their curves.
     root = Path(os.environ.get("LEARNING_RUNS", tmp_path))
     returns = [
         final_return(config, num_env_steps, seed, root / f"{config}_seed{seed}") for seed in seeds

@@ -1,4 +1,4 @@
-"""What gin may bind of a run: nothing that would be ignored, no number that cannot be."""
+"""Tests that gin may bind only settings of a run that are used and possible."""
 
 import gin
 import pytest
@@ -56,7 +56,7 @@ def test_environments_are_closed_of_a_run_that_does_not_begin(tmp_path, monkeypa
     configuration.load(gin_files("ppo"), bindings("ppo"))
     (tmp_path / "run.json").write_text("{}")
     train(str(tmp_path), 1, "fail", StopSignal(), dry_run=True)
-    assert len(closed) == 2  # of training, and of evaluation
+    assert len(closed) == 2  # those of training and evaluation
     message_of(train, str(tmp_path), 1, "fail", StopSignal())
     assert len(closed) == 4
 

@@ -1,4 +1,4 @@
-"""What must be on the disk before something else may rely on it."""
+"""Tests of what must be on the disk before something else relies on it."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from pipeline.utils.jsonl import JsonlLog
 
 @pytest.fixture
 def synced(monkeypatch):
-    """Paths, as they were named when they were synced, and the renamings in between."""
+    """Returns a list of synced paths, as named at that time, and of the renamings in between."""
     events: list[Any] = []
     fsync, rename = os.fsync, pathlib.Path.rename
 

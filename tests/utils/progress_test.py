@@ -170,7 +170,7 @@ def run_in_terminal(**environment: str) -> str:
     try:
         while data := os.read(controller, 4096):
             output += data
-    except OSError:  # what Linux reports when the other end is closed
+    except OSError:  # raised on Linux when the other end is closed
         pass
     finally:
         os.close(controller)

@@ -6,7 +6,7 @@ from pipeline.utils.retry import Patience
 
 
 class Clock:
-    """Seconds that pass only while somebody sleeps."""
+    """Clock whose time passes only during `sleep`."""
 
     def __init__(self):
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""What importing TensorFlow and TF-Agents does to a process, which is always a new one here."""
+"""Tests of the effects of importing TensorFlow and TF-Agents, each in a new process."""
 
 import subprocess
 import sys
