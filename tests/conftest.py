@@ -20,7 +20,9 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 importlib.import_module("pipeline.training")  # registers what gin can bind
-gc.freeze()  # TensorFlow's modules have millions of objects, which every collection would visit.
+# Collections would visit the millions of objects of TensorFlow's modules again and again.
+gc.freeze()
+gc.set_threshold(100_000)
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)

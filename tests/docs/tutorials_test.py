@@ -12,7 +12,7 @@ PAGES = {  # pages, and the files in runs/ that they promise
     "environment": ["seek_dqn/result.json", "seek_ppo/result.json", "seek.mp4"],
     "network": ["residual/result.json"],
     "agent": ["reinforce/result.json"],
-    "suite": ["my_suite/report.html", "ppo_cartpole.png", "seek_suite/report.md"],
+    "suite": ["my_suite/report.html", "cartpole.png", "seek_suite/report.md"],
 }
 # Trainings are shortened, to the end of DQN's warm-up, and suites have one seed.
 PYTHON = """

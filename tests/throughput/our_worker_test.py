@@ -115,17 +115,14 @@ def test_stages_are_counted_in_their_units(tmp_path):
     assert answers["update"]["flops_per_count"] == pytest.approx(expected, rel=0.02)
 
 
-def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "_WARM_UP_SECONDS", 0.1)
+def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
     work = WORKS["trpo_cartpole"]
     configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
-    stages = throughput.all_stages(
-        throughput.build_components(), 0, tmp_path, 1 + work.value_steps(2)
-    )
-    training, update = stages["training"](0.2), stages["update"](0.2)
+    parts = throughput.build_components()
+    training = throughput.Training(parts, 0, tmp_path, 1 + work.value_steps(2))
+    answer = training(0.2)
     # A rollout has 2 * 512 rows; those between episodes are not environment steps.
-    assert training["count"] == pytest.approx(1024 * training["updates"], rel=0.1)
-    assert update["flops_per_count"] is None
+    assert answer["count"] == pytest.approx(1024 * answer["updates"], rel=0.1)
 
 
 def test_flops_of_products_and_convolutions():

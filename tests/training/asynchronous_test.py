@@ -122,7 +122,7 @@ def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once
 
 
 def test_actors_take_turns_in_an_order_drawn_for_every_round():
-    training = Training(asynchronous_runner__num_actors=4)
+    training = Training(asynchronous_runner__num_actors=3)
     taken: list[int] = []
     for number, actor in enumerate(training.runner._actors):
         (driver,) = actor.drivers
@@ -130,9 +130,9 @@ def test_actors_take_turns_in_an_order_drawn_for_every_round():
         vector_env.step = followed(vector_env.step, taken, number)
     training.train(12, 10**6)
     turns = [now for now, before in zip(taken, [None, *taken], strict=False) if now != before]
-    orders = {tuple(turns[i : i + 4]) for i in range(0, 24, 4)}
-    assert sorted(set(taken)) == [0, 1, 2, 3]
-    assert len(orders) > 3
+    orders = {tuple(turns[i : i + 3]) for i in range(0, 24, 3)}
+    assert sorted(set(taken)) == [0, 1, 2]
+    assert len(orders) > 2
 
 
 def followed(step, taken, number):
@@ -158,17 +158,17 @@ def test_threads_lose_no_environment_step_and_no_update(
         return step(self, action)
 
     monkeypatch.setattr(Walk, "step", counted)
-    chosen = {"num_actors": 4, "use_locking": use_locking, "scheduler": "threads"}
+    chosen = {"num_actors": 2, "use_locking": use_locking, "scheduler": "threads"}
     training = Training(algorithm, **{f"asynchronous_runner__{k}": v for k, v in chosen.items()})
     for until in (300, 700, 1_500):
         training.train(10**6, until)
         assert training.env_steps == taken[0] == int(training.parts.env_steps)
-        assert until <= training.env_steps < until + 4 * 5
+        assert until <= training.env_steps < until + 2 * 5
     updates = int(training.parts.agent.train_step_counter)
     counts = training.runner.measurements()["staleness_counts"]
     assert sum(counts) == updates
     rollouts_waiting = int(training.state.loss_count) - updates * accumulate
-    assert 0 <= rollouts_waiting <= 4 * (accumulate - 1)
+    assert 0 <= rollouts_waiting <= 2 * (accumulate - 1)
     for actor in training.runner._actors:
         assert actor.train.experimental_get_tracing_count() == 1
     training.runner.close()

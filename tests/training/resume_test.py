@@ -1,7 +1,6 @@
 """Tests of whole runs in their own processes, stopped and resumed by the same command."""
 
 import json
-import resource
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from run_processes import (
     Run,
     assert_ends_as_its_twin,
     checkpoint_order,
-    files_of,
 )
 from tiny_runs import WARM_UP, read_variables
 
@@ -69,30 +67,20 @@ def dqn_goes_on_wherever_it_was_stopped(tmp_path):
 
 
 def sac_goes_on_and_falls_back_from_a_damaged_checkpoint(tmp_path):
-    run = Run(tmp_path, "sac", Patience__give_up_after=0.0)
+    run = Run(tmp_path, "sac")
     assert run.stop(signal.SIGINT, TRAINING, env_steps=300) == 130
     stopped = run.env_steps
     vector_steps = (stopped - WARM_UP["sac"]) / 2  # at least; boundary rows take some as well
     assert vector_steps - 1 <= updates_of(run) <= 1.25 * vector_steps + 2
-    older = run.checkpoints[-2]
+    older, newest = run.checkpoints[-2], run.newest.name
     bundle = next((run.newest / "agent").glob("*data*"))
     damaged = bytearray(bundle.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     bundle.write_bytes(damaged)
 
-    # From here on, the disk has room for logs but not for another checkpoint.
-    with run.start_until(TRAINING) as process:
-        limit = (10_000, resource.RLIM_INFINITY)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
-        assert run.finish(process) == 2
-    assert "Traceback" not in run.output
-    assert f"warning: {run.newest.name} is damaged" in run.output
-    assert f"resuming {run.path} at environment step {checkpoint_order(older)[0]}\n" in run.output
-    assert "error: Cannot write the checkpoint of step" in run.output
-    assert "run again with --restart_behavior=resume, which is the default." in run.output
-
     assert run.finish() == 0
-    assert run.resumed_at == [checkpoint_order(older)[0]] * 2
+    assert f"warning: {newest} is damaged" in run.output
+    assert run.resumed_at == [checkpoint_order(older)[0]]
     assert_records_go_on(run)
     assert_ends_as_its_twin(run, tmp_path, "sac")
 
@@ -104,7 +92,7 @@ def updates_of(run):
     return count
 
 
-def a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift(tmp_path):
+def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
     run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
     with run.start_until(TRAINING, env_steps=50) as process:
         (tmp_path / "stuck").touch()
@@ -119,25 +107,17 @@ def a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift(tmp_path)
         assert "Ctrl-C again to exit at once" in process.stdout.read()
     (tmp_path / "stuck").unlink()
 
-    (tmp_path / "fail").touch()
-    assert run.finish() == 2
-    assert "Traceback" not in run.output
-    assert "error: environment tiny_runs:Walk-v0 raised KeyError: 'no such room'" in run.output
-    assert f"The checkpoint {run.newest} is intact" in run.output
-
-    (tmp_path / "fail").unlink()
     (tmp_path / "drift").touch()
     drifts = "tiny_runs:Walk-v0 did not reach its saved state when its actions were repeated"
     assert run.finish(None, "--require_exact_resume") == 2
     assert f"error: {drifts}. To continue with new episodes, drop --require_" in run.output
     assert run.finish() == 0
-    raised, drifted = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
-    assert "raised KeyError when its actions were repeated: 'no such room'" in raised["why"][0]
+    (drifted,) = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
     assert drifted["why"] == [drifts]
     assert_records_go_on(run)
 
 
-def a_second_process_and_other_circumstances_are_refused(tmp_path):
+def a_second_process_is_refused(tmp_path):
     run = Run(tmp_path, "ppo")
     with run.start_until(TRAINING, env_steps=150) as process:
         (tmp_path / "stuck").touch()  # keeps the first from ending before the second starts
@@ -148,31 +128,13 @@ def a_second_process_and_other_circumstances_are_refused(tmp_path):
         assert f"error: another process is training in {run.path}." in second.output
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (tmp_path / "stuck").unlink()
-    assert run.metrics[-1]["env_steps"] > run.env_steps  # resuming would cut this record
-    before = files_of(run.path)
-
-    changes = [
-        "configure_tensorflow.intra_op: 1 in the checkpoint, 2 here",
-        "create_ppo_agent.clip_ratio: 0.2 in the checkpoint, 0.3 here",
-        "threads.intra_op: 1 in the checkpoint, 2 here",
-    ]
-    bindings = ["create_ppo_agent.clip_ratio = 0.3", "configure_tensorflow.intra_op = 2"]
-    flags = [f"--gin_bindings={binding}" for binding in bindings]
-    assert run.finish(None, *flags) == 2
-    assert "cannot be resumed exactly here:\n  " + "\n  ".join(changes) in run.output
-    assert files_of(run.path) == before
-
-    assert run.finish(None, *flags, "--allow_inexact_resume") == 0
-    (inexact,) = json.loads((run.path / "run.json").read_text())["inexact_resumes"]
-    assert inexact["why"] == changes
 
 
 SCENARIOS = (
     dqn_goes_on_wherever_it_was_stopped,
     sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
-    a_second_ctrl_c_exits_at_once_and_environments_may_raise_and_drift,
-    a_second_process_and_other_circumstances_are_refused,
+    a_second_ctrl_c_exits_at_once_and_environments_may_drift,
+    a_second_process_is_refused,
 )
 
 
