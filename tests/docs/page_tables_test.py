@@ -77,7 +77,7 @@ def test_the_sides_of_a_work_train_networks_of_one_size():
     assert compared
 
 
-def test_the_headline_measurement_took_twenty_seconds_a_stage():
+def test_the_headline_measurement_took_ten_seconds_a_stage():
     results = json.loads((page_tables.RESULTS / "throughput/throughput.json").read_text())
     rounds = [
         stage["rounds"]
@@ -87,4 +87,4 @@ def test_the_headline_measurement_took_twenty_seconds_a_stage():
         if name in STAGES
     ]
     assert rounds
-    assert min(sum(answer["seconds"] for answer in stage) for stage in rounds) >= 20
+    assert min(sum(answer["seconds"] for answer in stage) for stage in rounds) >= 10

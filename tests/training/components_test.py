@@ -42,9 +42,13 @@ def test_the_parts_fit_each_other():
     assert int(parts.env_steps) == int(parts.agent.train_step_counter) == 0
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "nstep_q", "ppo"])
 @pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "int64", "float16", "float64"]
+    ("algorithm", "dtype"),
+    [
+        *(("dqn", x) for x in ("bool", "int8", "int16", "uint16", "uint32", "uint64", "int64")),
+        *(("dqn", x) for x in ("float16", "float64")),
+        *((x, dtype) for x in ("sac", "nstep_q", "ppo") for dtype in ("bool", "int64", "float16")),
+    ],
 )
 def test_whatever_a_box_may_hold_can_be_learnt_from(algorithm, dtype):
     kwargs = {"dtype": dtype, "continuous": algorithm == "sac"}
