@@ -61,9 +61,9 @@ def main(_: Sequence[str]) -> int:
 def _video_path() -> pathlib.Path | None:
     if _VIDEO.value is None:
         return None
-    path = pathlib.Path(_VIDEO.value)
+    path = pathlib.Path(_VIDEO.value).absolute()  # An environment may change the folder.
     if path.suffix.lower() != ".mp4":
-        raise UserError(f"--video={path}: the name must end in .mp4.")
+        raise UserError(f"--video={_VIDEO.value}: the name must end in .mp4.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,6 +83,7 @@ def _evaluate(
       False if a signal has stopped it early.
     """
     from pipeline.acting.evaluation import Evaluator
+    from pipeline.environments import Watchdog
     from pipeline.ops.randomness import stream_key
     from pipeline.saved_policy import restore_agent
     from pipeline.training.components import build_evaluation_environment, configure_tensorflow
@@ -94,7 +95,8 @@ def _evaluate(
     policies = restored.agent.policy, restored.agent.collect_policy
     # --num_episodes sets the length, however long the evaluations during training were.
     evaluator = Evaluator(restored.environment, *policies, seed=seed, num_env_steps=None)
-    with contextlib.closing(evaluator), Progress(0) as progress:
+    watchdog = Watchdog([restored.environment], str, stop)
+    with contextlib.closing(evaluator), contextlib.closing(watchdog), Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
         if ignored := configuration.ignored(is_complete=False):
@@ -109,6 +111,8 @@ def _evaluate(
             if not _record(filmed, evaluator, video, seed, stop, progress):
                 return False
         result = _play(evaluator, stop, progress)
+        if result and (truncated := result.get("truncated")):
+            progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
         print(_summary(result["returns"], restored.checkpoint.env_steps))
     return result is not None

@@ -40,6 +40,11 @@ _REQUIRE_EXACT_RESUME = flags.DEFINE_bool(
     False,
     "Refuse to resume if an environment cannot continue its episodes.",
 )
+_WARM_START = cli.define_path(
+    "warm_start",
+    None,
+    "Folder of another run: start with its weights, optimizer and normalisers.",
+)
 _EAGER = flags.DEFINE_bool("eager", False, "Run every operation from Python. This is slow.")
 _EXACT_GRAPH = flags.DEFINE_bool(
     "exact_graph",
@@ -82,7 +87,7 @@ def _train() -> int:
     from pipeline.utils.shutdown import Stopped, StopSignal
 
     configuration.apply(statements)
-    with StopSignal() as stop:
+    with StopSignal(ends_at_once=True) as stop:
         try:
             result = train(
                 _ROOT_DIR.value,
@@ -92,6 +97,7 @@ def _train() -> int:
                 dry_run=_EXPLAIN.value,
                 exactness=Exactness(_ALLOW_INEXACT_RESUME.value, _REQUIRE_EXACT_RESUME.value),
                 execution=_execution(),
+                warm_start=_WARM_START.value,
             )
         except Stopped:
             how = "" if _RESTART_BEHAVIOR.value == "resume" else " with --restart_behavior=resume"

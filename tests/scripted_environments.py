@@ -6,8 +6,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.vectors import GymnasiumVector
 
 OPENAI = {
     "repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True,
@@ -73,9 +74,14 @@ class RaisingEnv(ScriptedEnv):
         raise KeyError("no such room")
 
 
-def environment(*envs, vector_class=LeanSyncVectorEnv, seed=1, **kwargs):
-    vector_env = vector_class([lambda env=env: env for env in envs])
-    return VectorEnvironment(vector_env, name="scripted", seed=seed, **kwargs)
+def environment(*envs, vector_class=SyncVector, seed=1, **kwargs):
+    makes = [lambda env=env: env for env in envs]
+    return VectorEnvironment(lambda: vector_class(makes), name="scripted", seed=seed, **kwargs)
+
+
+def gymnasium_vector(vector_class):
+    """Returns a class of vectors that adapts a vector class of gymnasium."""
+    return lambda makes: GymnasiumVector(vector_class(makes))
 
 
 def drawn_actions(env, num_steps, seed=0):

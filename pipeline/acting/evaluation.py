@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import gin
 import imageio.v2 as imageio
 import numpy as np
@@ -49,6 +50,7 @@ class Evaluator:
         greedy: bool = True,
         epsilon: float | None = None,
         num_env_steps: PositiveInt | None = None,
+        max_episode_steps: PositiveInt | None = 100_000,
     ):
         """Initializes the evaluator.
 
@@ -62,13 +64,17 @@ class Evaluator:
             no random actions.
           num_env_steps: Environment steps of an evaluation, over all environments. It replaces the
             number of episodes.
+          max_episode_steps: Environment steps after which an episode of an evaluation is truncated,
+            also if the environment has no limit of its own: a policy may never end an episode. None
+            for no limit.
 
         Raises:
           UserError: If `epsilon` is not a probability, `epsilon` is used without `greedy` or with
-            continuous actions, or `num_env_steps` is not a whole number of at least 1.
+            continuous actions, or a number of steps is not a whole number of at least 1.
         """
         check_arguments(Evaluator, locals())
-        environment.keep_no_actions()  # evaluations start anew and are never resumed
+        environment.episodes.keep_no_actions()  # evaluations start anew and are never resumed
+        environment.episodes.max_steps = max_episode_steps
         self._environment = environment
         self._policy = policy if greedy else stochastic_policy
         if epsilon is not None:
@@ -114,13 +120,16 @@ class Evaluator:
             of `length`. If it returns True, the evaluation stops.
 
         Returns:
-          A dict with the keys "return_mean", "return_std" and "returns", or None if interrupted.
+          A dict with the keys "return_mean", "return_std" and "returns", and "truncated", the
+          number of episodes that `max_episode_steps` has truncated, if there are any; None if
+          interrupted.
 
         Raises:
           UserError: If the environment fails.
         """
         tally = self._new_tally(num_episodes)
-        self._environment.choose_episodes(index)
+        truncated_before = self._environment.episodes.truncations
+        self._environment.episodes.choose(index)
         with named_failures(self._environment):
             carry = initial_carry(self._environment, self._policy)
         carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
@@ -130,7 +139,8 @@ class Evaluator:
             with named_failures(self._environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
-        return summarize(tally.returns())
+        truncated = self._environment.episodes.truncations - truncated_before
+        return summarize(tally.returns()) | ({"truncated": truncated} if truncated else {})
 
     def _new_tally(self, num_episodes: int) -> EpisodeTally:
         num_envs = self._environment.batch_size
@@ -279,7 +289,7 @@ def _film(
     driver = CollectDriver(environment, seed=seed, reward_range=None)
     step = tf.function(lambda carry: driver.run(policy, carry, 1)[0], autograph=False)
     carry = initial_carry(environment, policy)
-    first_frame = _even(environment.render())
+    first_frame = environment.render()
     writer: Any  # imageio declares only a base class
     with imageio.get_writer(
         path,
@@ -289,12 +299,15 @@ def _film(
         macro_block_size=2,
         output_params=["-movflags", "+faststart"],  # can be played before it is fully loaded
     ) as writer:
-        writer.append_data(first_frame)
+        writer.append_data(_even(first_frame))
         while int(carry.statistics.episodes) == 0:
             if look_around(int(carry.vector_steps)):
                 return None
             carry = step(carry)
-            writer.append_data(_even(environment.render()))
+            frame = environment.render()
+            if frame.shape != first_frame.shape:  # a video has one size
+                frame = cv2.resize(frame, first_frame.shape[1::-1])
+            writer.append_data(_even(frame))
     return float(carry.statistics.last_returns[-1])
 
 

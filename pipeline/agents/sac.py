@@ -288,9 +288,12 @@ def _check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
             "for discrete actions (agents/dqn, agents/ppo, ...), or bind a continuous variant of "
             "the environment if there is one."
         )
-    if not (np.isfinite(action_spec.minimum).all() and np.isfinite(action_spec.maximum).all()):
+    with np.errstate(over="ignore"):  # the ends of float32 are a range that float32 cannot hold
+        size = np.subtract(action_spec.maximum, action_spec.minimum, dtype=np.float32)
+    if not (np.isfinite(size) & (size > 0)).all():
         raise UserError(
-            "SAC squashes its actions into the environment's bounds, but the action space "
-            f"[{action_spec.minimum}, {action_spec.maximum}] is not finite. Use agents/ppo, or "
-            "bound the actions with a wrapper of your own (a gymnasium.ActionWrapper)."
+            "SAC squashes its actions into the environment's bounds, but in the action space "
+            f"[{action_spec.minimum}, {action_spec.maximum}] they are infinite or coincide. Use "
+            "agents/ppo, or change the action space with a wrapper of your own (a "
+            "gymnasium.ActionWrapper): bound the actions, or leave out those without a choice."
         )

@@ -25,6 +25,7 @@ _PACKAGES = (
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results.
 _HARMLESS = {
+    "Evaluator.max_episode_steps",
     "Patience.give_up_after",
     "Watchdog.timeout",
     "atari_environment.num_threads",
@@ -189,8 +190,8 @@ class Circumstances:
             lines = "\n  ".join(self.differences)
             raise UserError(
                 f"{self._folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was "
-                "started, or pass --allow_inexact_resume to resume it anyway and record this in "
-                "run.json."
+                "started, pass --allow_inexact_resume to resume it anyway and record this in "
+                f"run.json, or begin a new run with its agent: --warm_start={self._folder}."
             )
 
     def _now(self) -> dict[str, str]:
@@ -206,6 +207,7 @@ class Circumstances:
             **{f"version of {name}": version for name, version in versions().items()},
             **threads,
             "execution (--eager, --exact_graph)": self.settings["execution"],
+            **({"--warm_start": x} if (x := self.settings.get("warm_start")) else {}),
             "oneDNN": str(self.settings["onednn"]),
             "device": self.settings["device"],
             "processor's instructions": " ".join(_instructions()),

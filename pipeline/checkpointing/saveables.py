@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -56,11 +58,12 @@ class Variables:
         """
         built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
         try:
-            reader = tf.train.load_checkpoint(_prefix(folder))
-            _check_specs(saved=_bundle_specs(reader), expected=self._specs())
-            status = tf.train.Checkpoint(**self._trackables).read(_prefix(folder))
-            status.assert_consumed()
-            status.assert_existing_objects_matched()
+            with _plain_name(folder) as plain:
+                reader = tf.train.load_checkpoint(_prefix(plain))
+                _check_specs(saved=_bundle_specs(reader), expected=self._specs())
+                status = tf.train.Checkpoint(**self._trackables).read(_prefix(plain))
+                status.assert_consumed()
+                status.assert_existing_objects_matched()
         except (tf.errors.OpError, AssertionError, IndexError) as error:
             raise ValueError(f"the variables cannot be read: {error}") from error
         for variable, value in built:
@@ -177,6 +180,18 @@ def weights_sha256(trackables: Mapping[str, Any]) -> str:
 
 def _prefix(folder: pathlib.Path) -> str:
     return str(folder / "variables")
+
+
+@contextlib.contextmanager
+def _plain_name(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path of the folder without characters that TensorFlow reads as a pattern."""
+    if not re.search(r"[][*?\\]", str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        link = pathlib.Path(temporary) / "checkpoint"
+        link.symlink_to(folder.absolute())
+        yield link
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def list_configs() -> list[tuple[str, str]]:
 
 
 def _first_comment(path: Path) -> str:
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
     return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
 
 
@@ -175,7 +175,7 @@ class Source(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Source:
         try:
-            return cls(path.read_text(encoding="utf-8"), path.resolve())
+            return cls(path.read_text(encoding="utf-8-sig"), path.resolve())
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
 

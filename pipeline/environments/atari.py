@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import gin
 import numpy as np
 from ale_py import AtariVectorEnv, roms
-from gymnasium.vector import AutoresetMode, VectorEnv
-from tf_agents.trajectories import time_step as ts
+from gymnasium.vector import AutoresetMode
 
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
-from pipeline.environments.episodes import reset_options
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.vectors import GymnasiumVector
 from pipeline.utils.constraints import (
     NonNegativeInt,
     PositiveInt,
@@ -41,43 +42,46 @@ _FIXED_SETTINGS: dict[str, Any] = {
 }
 
 
-class AtariEnvironment(VectorEnvironment):
+class AtariVector(GymnasiumVector):
     """Adapts AtariVectorEnv, which takes its seeds as an array.
 
     AtariVectorEnv frees its threads when it is destroyed.
     """
 
-    def __init__(self, vector_env: VectorEnv, *, name: str, seed: int):
-        super().__init__(vector_env, name=name, seed=seed, anchor_interval=ANCHOR_INTERVAL)
-
-    def _reset_vector_env(
-        self, seeds: list[int], mask: np.ndarray | None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        of_mask = np.array(seeds) if mask is None else np.array(seeds)[mask]
-        return self._vector_env.reset(seed=of_mask, options=reset_options(mask))
-
     def close(self) -> None:
+        """Frees the emulators, although a traced graph keeps this object alive."""
         super().close()
-        # A traced graph keeps this object alive, but the emulators can be freed.
-        vars(self._vector_env).pop("ale", None)
+        vars(self.vector_env).pop("ale", None)
+
+    def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> np.ndarray:
+        return np.array(seeds) if mask is None else np.array(seeds)[mask]
 
 
-class LifeLossAtariEnvironment(AtariEnvironment):
-    """Cuts the return at a lost life (MID row with discount 0), while the game continues.
+class LifeLossAtariVector(AtariVector):
+    """Cuts the return at a lost life (discount 0), while the game continues.
 
     A life is lost by the rule of OpenAI Baselines' EpisodicLifeEnv: there are fewer lives than
     before, but not none, because some games show zero lives for a while before they are over.
     """
 
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+        """Resets environments; see `Vector.reset`."""
+        observation = super().reset(seeds, mask)
+        if mask is None:
+            self._was_last = np.zeros(self.num_envs, np.bool_)
+        else:
+            self._was_last = self._was_last & ~mask
+        return observation
+
     def _on_reset(self, info: dict[str, Any]) -> None:
         self._lives = info["lives"]
 
     def _discount(
-        self, step_type: np.ndarray, terminated: np.ndarray, info: dict[str, Any]
+        self, terminated: np.ndarray, is_last: np.ndarray, info: dict[str, Any]
     ) -> np.ndarray:
         lives = info["lives"]
-        lost = (lives < self._lives) & (lives > 0) & (step_type == ts.StepType.MID)
-        self._lives = lives
+        lost = (lives < self._lives) & (lives > 0) & ~is_last & ~self._was_last
+        self._lives, self._was_last = lives, is_last
         return np.subtract(1, terminated | lost, dtype=np.float32)
 
 
@@ -112,7 +116,7 @@ def atari_environment(
       full_action_space: Whether to use all 18 actions instead of those that the game uses.
       noop_max: An episode starts with 0 to `noop_max - 1` no-op frames.
       use_fire_reset: Whether an episode starts with a FIRE frame, in games that have FIRE.
-      zero_discount_on_life_loss: Whether to use `LifeLossAtariEnvironment`.
+      zero_discount_on_life_loss: Whether to use `LifeLossAtariVector`.
       frame_skip: Frames in an environment step; the last two are pooled by their maximum.
       stack_size: Frames in an observation.
       continuous: Whether actions are a joystick's radius, angle, fire (Farebrother & Castro 2024).
@@ -126,7 +130,8 @@ def atari_environment(
     """
     check_arguments(atari_environment, locals())
     check_game(game, "atari_environment")
-    vector_env = (RenderingAtariVectorEnv if render else AtariVectorEnv)(
+    make = functools.partial(
+        RenderingAtariVectorEnv if render else AtariVectorEnv,
         game,
         1 if render else num_envs,
         num_threads=num_threads,
@@ -141,8 +146,13 @@ def atari_environment(
         use_fire_reset=use_fire_reset,
         **_FIXED_SETTINGS,
     )
-    environment = LifeLossAtariEnvironment if zero_discount_on_life_loss else AtariEnvironment
-    return environment(vector_env, name=f"Atari {game}", seed=seed)
+    adapt = LifeLossAtariVector if zero_discount_on_life_loss else AtariVector
+    return VectorEnvironment(
+        lambda: adapt(make()),
+        name=f"Atari {game}",
+        seed=seed,
+        anchor_interval=ANCHOR_INTERVAL,
+    )
 
 
 def check_game(game: str, factory: str) -> None:

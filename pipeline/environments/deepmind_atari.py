@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import gin
 import gymnasium
 import numpy as np
 from ale_py import Action, ALEInterface, ALEState, LoggerMode, roms
-from gymnasium.vector import AutoresetMode
 
 from pipeline.environments import deepmind_screen
 from pipeline.environments.atari import ANCHOR_INTERVAL, check_game
 from pipeline.environments.atari_rendering import FRAMES_PER_SECOND
-from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, check_arguments
 
@@ -194,13 +193,12 @@ class DeepMindAtariEnv(gymnasium.Env):
         return self._stack.copy()
 
 
-class DeepMindAtariEnvironment(VectorEnvironment):
-    """Cuts the return at a lost life (MID row with discount 0), while the game continues."""
+class DeepMindAtariVector(SyncVector):
+    """Cuts the return at a lost life (discount 0), while the game continues."""
 
-    def _discount(
-        self, step_type: np.ndarray, terminated: np.ndarray, info: dict[str, Any]
-    ) -> np.ndarray:
-        lost = np.array([env.life_lost for env in self._vector_env.envs])
+    def _discount(self, terminated: np.ndarray) -> np.ndarray:
+        games = [cast(DeepMindAtariEnv, single.env) for single in self.envs]
+        lost = np.array([game.life_lost for game in games])
         return np.subtract(1, terminated | lost, dtype=np.float32)
 
 
@@ -249,9 +247,10 @@ def deepmind_atari_environment(
         max_episode_frames=limit,
         render_mode="rgb_array" if render else None,
     )
-    vector_env = LeanSyncVectorEnv(
-        [make] * (1 if render else num_envs), autoreset_mode=AutoresetMode.NEXT_STEP
-    )
-    return DeepMindAtariEnvironment(
-        vector_env, name=f"Atari {game}", seed=seed, anchor_interval=ANCHOR_INTERVAL
+    makes = [make] * (1 if render else num_envs)
+    return VectorEnvironment(
+        lambda: DeepMindAtariVector(makes),
+        name=f"Atari {game}",
+        seed=seed,
+        anchor_interval=ANCHOR_INTERVAL,
     )

@@ -1,23 +1,25 @@
-"""Episodes of a vector environment that can be saved, and restored by repeating their actions."""
+"""Episodes of a vector of environments, which can be saved and restored by repeating actions."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import pathlib
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from pipeline.environments import saved_states, specs
+from pipeline.environments import specs
 from pipeline.environments.action_log import ActionLog
+from pipeline.environments.vectors import Vector
 from pipeline.ops import randomness
 from pipeline.utils import files
+from pipeline.utils.errors import UserError
 
 _STATE_FILE = "environment.json"
 
@@ -26,7 +28,7 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Episodes:
-    """Episodes of a vector environment that depend only on seeds and actions.
+    """Episodes of a vector of environments that depend only on seeds and actions.
 
     Each reset of all environments seeds each of them from (seed, environment, number of the reset).
     An environment is seeded again at the first episode start that is `anchor_interval` or more
@@ -36,36 +38,62 @@ class Episodes:
     `saved_states`), these states serve as anchors.
 
     Attributes:
+      vector: The vector of environments.
+      log: Actions since each environment's anchor.
       name: Name of the environment in messages.
       resets: Number of resets of all environments so far.
+      max_steps: Steps after which an episode that is not recorded is truncated; None for no limit.
+      truncations: Number of episodes that were truncated for this reason.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
-      calls: Number of calls into the vector environment so far.
+      error: Exception that an environment raised last, or None.
+      seconds: Time spent in steps and resets so far.
+      calls: Number of calls into the vector so far.
       crossing: Identifier of the thread that is inside such a call now, or 0 if none is.
     """
 
     def __init__(
-        self, vector_env: gymnasium.vector.VectorEnv, name: str, seed: int, anchor_interval: int
-    ):
+        self,
+        vector: Vector,
+        build: Callable[[], Vector],
+        name: str,
+        seed: int,
+        anchor_interval: int,
+    ) -> None:
+        """Initializes the episodes.
+
+        Args:
+          vector: The vector of environments.
+          build: Builds another such vector, for when its environments cannot be reset any more.
+          name: Name of the environment in messages.
+          seed: Seed of everything that the environments draw.
+          anchor_interval: Vector steps between anchors.
+        """
+        self.vector = vector
         self.name = name
         self.resets = 0
+        self.max_steps: int | None = None
+        self.truncations = 0
         self.divergence = ""
-        self._is_recorded = True
+        self.error: BaseException | None = None
+        self.seconds = 0.0
         self.calls = 0
         self.crossing = 0
-        # Any, because gymnasium's vector environments take different kinds of seeds.
-        self._vector_env: Any = vector_env
-        self._num_envs = vector_env.num_envs
+        self._build = build
+        self._is_recorded = True
+        self._num_envs = self.vector.num_envs
         self._seed = seed
-        self._log = ActionLog(vector_env.num_envs)
+        self.log = ActionLog(self._num_envs)
         self._anchor_interval = anchor_interval
-        self._gives_states = saved_states.are_offered(vector_env)
-        self._convert_actions = specs.action_converter(vector_env.single_action_space)
+        self._gives_states: bool | None = None  # not known before the first reset
+        self._convert_actions = specs.action_converter(self.vector.action_space)
         self._pending_reset = True
         self._rows: Rows | None = None
-        self._mid = np.full(vector_env.num_envs, ts.StepType.MID, np.int32)
-        self._last = np.zeros(vector_env.num_envs, np.bool_)
+        self._mid = np.full(self._num_envs, ts.StepType.MID, np.int32)
+        self._last = np.zeros(self._num_envs, np.bool_)
+        self._is_overdue = np.zeros(self._num_envs, np.bool_)
+        self._lengths = np.zeros(self._num_envs, np.int64)
 
-    def choose_episodes(self, number: int) -> None:
+    def choose(self, number: int) -> None:
         """Sets the number of the next reset, counted from 0, which determines its seeds."""
         self.resets = number
 
@@ -77,12 +105,34 @@ class Episodes:
         """Abandons the current episodes, so that the next `step` or `reset` starts new ones."""
         self._pending_reset = True
 
-    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+    def current(self) -> Rows:
+        """Returns the current rows; starts episodes if there are none."""
+        if self._pending_reset or self._rows is None:
+            return self.reset()
+        return self._rows
+
+    def reset(self) -> Rows:
+        """Starts a new episode in every environment."""
+        self.log.restart(self._num_envs)
+        self.resets += 1
+        self._rows = self._timed(self._reset_all)
+        self._pending_reset = False
+        return self._rows
+
+    def step(self, action: np.ndarray) -> Rows:
+        """Takes the actions [N, ...] of the action spec; starts episodes if there are none."""
+        if self._pending_reset:
+            return self.reset()
+        advance = self._recorded if self._is_recorded else self._bounded
+        self._rows = self._timed(advance, action)
+        return self._rows
+
+    def save(self, folder: pathlib.Path) -> None:
         """Writes the seed, number of resets, action log and a digest of the current rows."""
         rows = None if self._pending_reset or self._rows is None else _sha256(self._rows)
         state = {**self._identity(), "seed": self._seed, "resets": self.resets, "rows": rows}
         (folder / _STATE_FILE).write_text(json.dumps(state))
-        self._log.save(folder)
+        self.log.save(folder)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Restores the episodes that `save` wrote, by repeating their actions.
@@ -102,11 +152,40 @@ class Episodes:
         saved = {name: state[name] for name in identity}
         if saved != identity:
             raise ValueError(f"the checkpoint's environment is {saved}, but this is {identity}")
-        self._log.restore(folder)
+        self.log.restore(folder)
         self._check_actions()
         self._seed, self.resets = state["seed"], int(files.counts(state["resets"]))
         self._pending_reset = True
         self.divergence = "" if state["rows"] is None else self._repeat(state["rows"])
+
+    def close(self) -> None:
+        """Frees what the environments hold (processes, windows); warns if that fails."""
+        try:
+            self.vector.close()
+        except Exception as error:  # the environment's author chose its type
+            print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
+
+    def cross(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls the vector, and lets other threads see that the call is under way."""
+        self.calls += 1
+        self.crossing = self.vector.thread or threading.get_ident()
+        try:
+            return call(*args)
+        finally:
+            self.crossing = 0
+
+    def _timed(self, call: Callable[..., Rows], *args: Any) -> Rows:
+        started = time.perf_counter()
+        try:
+            return call(*args)
+        except UserError as error:
+            self.error = UserError(f"environment {self.name}: {error}")
+            raise self.error from error
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _check_actions(self) -> None:
         """Checks that the recorded actions are in the action space.
@@ -116,9 +195,9 @@ class Episodes:
         Raises:
           ValueError: If an action is not in the space.
         """
-        spec = specs.action_spec(self._vector_env.single_action_space, self.name)
+        spec = specs.action_spec(self.vector.action_space, self.name)
         shape, dtype = (self._num_envs, *spec.shape), spec.dtype.as_numpy_dtype
-        for action, *_ in self._log.replay():
+        for action, *_ in self.log.replay():
             is_known = action.shape == shape and action.dtype == dtype
             if is_known and spec.dtype.is_integer:
                 is_known = ((action >= spec.minimum) & (action <= spec.maximum)).all()
@@ -137,7 +216,7 @@ class Episodes:
         try:
             rows = self._replayed_rows()
         except Exception as error:
-            self._on_failed_repeat(error)
+            self._build_again()
             return (
                 f"{self.name} raised {type(error).__name__} when its actions were repeated: {error}"
             )
@@ -149,67 +228,94 @@ class Episodes:
 
     def _replayed_rows(self) -> Rows:
         rows = self._reset_all()
-        if self._log.states:
-            saved_states.set_all(self._vector_env, self._log.states)
-        for action, live, mask in self._log.replay():
+        if self.log.states:
+            self.cross(self.vector.set_states, self.log.states)
+        for action, live, mask in self.log.replay():
             rows = self._advance(action, live)
             if mask.any():
                 rows = self._reset_some(mask, rows)
         return rows
 
-    def _advance(self, action: np.ndarray, live: np.ndarray | None = None) -> Rows:
-        """Steps the vector environment and returns its rows.
-
-        Args:
-          action: Actions [N, ...].
-          live: bool [N], the environments to step (see `_step_some`); None for all.
-        """
-        step = self._vector_env.step
-        if live is not None and not live.all():
-            step = functools.partial(_step_some, self._vector_env, live)
-        observation, reward, terminated, truncated, info = self.cross(
-            step, self._convert_actions(action)
-        )
-        last = terminated | truncated
-        # MID is 1. LAST is one more, where an episode ends; FIRST is one less, after such a row.
-        step_type = self._mid + last - self._last
-        discount = self._discount(step_type, terminated, info)
-        self._last = last
-        return step_type, reward.astype(np.float32), discount, observation
+    def _build_again(self) -> None:
+        self.close()
+        self.vector = self._build()
 
     def _recorded(self, action: np.ndarray) -> Rows:
         """Steps like `_advance`, and records what `restore` needs."""
-        is_long = self._log.length >= 2 * self._anchor_interval
+        log = self.log
+        is_long = log.length >= 2 * self._anchor_interval
         if is_long and self._gives_states and not self._last.any():
-            self._log.anchor_at(saved_states.get(self._vector_env))
+            log.anchor_at(self.cross(self.vector.get_states))
+        if log.length + 1 >= self._anchor_interval and self._last.any():
+            return self._anchored(action)
         rows = self._advance(action)
-        self._log.append(action)
-        return self._anchor(rows) if self._log.length >= self._anchor_interval else rows
+        log.append(action)
+        return rows
 
-    def _anchor(self, rows: Rows) -> Rows:
-        """Reseeds the environments that begin an episode and whose log is long.
-
-        Returns:
-          The `rows`, updated by the resets.
-        """
-        is_long = self._log.steps - self._log.anchors >= self._anchor_interval
-        mask = is_long & (rows[0] == ts.StepType.FIRST)
+    def _anchored(self, action: np.ndarray) -> Rows:
+        """Steps like `_recorded`, but seeds environments whose log is long where they are reset."""
+        log = self.log
+        mask = self._last & (log.steps + 1 - log.anchors >= self._anchor_interval)
+        rows = self._advance(action, ~mask)
+        log.append(action)
         if not mask.any():
             return rows
-        self._log.anchor(mask)
+        log.anchor(mask)
         return self._reset_some(mask, rows)
 
+    def _bounded(self, action: np.ndarray) -> Rows:
+        """Steps like `_advance`, and truncates episodes of `max_steps` steps."""
+        if self.max_steps is None:
+            return self._advance(action)
+        rows = self._advance(action, ~self._is_overdue)
+        if self._is_overdue.any():
+            self.log.numbers[self._is_overdue] += 1
+            rows = self._reset_some(self._is_overdue, rows)
+        self._lengths = np.where(rows[0] == ts.StepType.FIRST, 0, self._lengths + 1)
+        self._is_overdue = ~self._last & (self._lengths >= self.max_steps)
+        if not self._is_overdue.any():
+            return rows
+        self.truncations += int(self._is_overdue.sum())
+        self._last = self._last | self._is_overdue
+        return np.where(self._is_overdue, np.int32(ts.StepType.LAST), rows[0]), *rows[1:]
+
+    def _advance(self, action: np.ndarray, live: np.ndarray | None = None) -> Rows:
+        """Steps the vector and returns its rows.
+
+        Args:
+          action: Actions [N, ...].
+          live: bool [N], the environments to step; None for all. Environments that have not reached
+            their anchor are in a state that their actions were not chosen for, and an environment
+            that checks its actions would raise.
+        """
+        live = None if live is None or live.all() else live
+        observation, reward, discount, last = self.cross(
+            self.vector.step, self._convert_actions(action), live
+        )
+        # MID is 1. LAST is one more, where an episode ends; FIRST is one less, after such a row.
+        step_type = self._mid + last - self._last
+        self._last = last
+        return step_type, reward, discount, observation
+
     def _reset_all(self) -> Rows:
-        observation, info = self.cross(self._reset_vector_env, self._seeds(), None)
-        self._on_reset(info)
-        self._last = np.zeros_like(self._last)
+        try:
+            observation = self.cross(self.vector.reset, self._seeds())
+        except Exception:
+            if self._rows is None:
+                raise
+            # Some environments cannot be reset before their episode is over.
+            self._build_again()
+            observation = self.cross(self.vector.reset, self._seeds())
+        if self._gives_states is None:
+            self._gives_states = self.vector.offers_states() and self._check_states()
+        self._last, self._is_overdue = np.zeros((2, self._num_envs), np.bool_)
+        self._lengths = np.zeros_like(self._lengths)
         reward, discount = np.zeros((2, self._num_envs), np.float32)
         return np.full_like(self._mid, ts.StepType.FIRST), reward, discount + 1, observation
 
     def _reset_some(self, mask: np.ndarray, rows: Rows) -> Rows:
         """Resets the environments of `mask`, bool [N], and returns the updated `rows`."""
-        observation, info = self.cross(self._reset_vector_env, self._seeds(), mask)
-        self._on_reset(info)
+        observation = self.cross(self.vector.reset, self._seeds(), mask)
         self._last = self._last & ~mask
         step_type, reward, discount, _ = rows
         return (
@@ -219,19 +325,26 @@ class Episodes:
             observation,
         )
 
-    def cross(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls the vector environment, and lets other threads see that the call is under way."""
-        self.calls += 1
-        self.crossing = threading.get_ident()
+    def _check_states(self) -> bool:
+        """Returns True if `get_state` of the environments has the form that `saved_states` needs.
+
+        Methods of this name may have another purpose.
+        """
         try:
-            return call(*args)
-        finally:
-            self.crossing = 0
+            self.cross(self.vector.get_states)
+        except Exception as error:
+            print(
+                f"{self.name}: its get_state is not used to resume, because it has another form "
+                f"than this program needs ({error})",
+                file=sys.stderr,
+            )
+            return False
+        return True
 
     def _seeds(self) -> list[int]:
         """Returns the seed of each environment's anchor."""
         first = self.resets - 1
-        numbers = ([first, number] if number > 0 else [first] for number in self._log.numbers)
+        numbers = ([first, number] if number > 0 else [first] for number in self.log.numbers)
         keys = [
             randomness.stream_key(self._seed, "environment", index, *names)
             for index, names in enumerate(numbers)
@@ -239,55 +352,8 @@ class Episodes:
         # gymnasium and the ALE accept only seeds below 2**31.
         return [key % 2**31 for key in keys]
 
-    def _reset_vector_env(
-        self, seeds: list[int], mask: np.ndarray | None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Resets the environments of `mask`, or all, each with its own seed.
-
-        Args:
-          seeds: Seeds of all environments.
-          mask: bool [N], the environments to reset; None for all.
-
-        Returns:
-          Observations of all environments, and infos.
-        """
-        return self._vector_env.reset(seed=seeds, options=reset_options(mask))
-
-    def _on_failed_repeat(self, error: Exception) -> None:
-        """Handles an exception raised while actions were repeated.
-
-        Subclasses override it if their vector environment cannot be used after an exception.
-        """
-
-    def _on_reset(self, info: dict[str, Any]) -> None:
-        """Handles the infos of a reset.
-
-        Subclasses override it to track values in `info` from step to step.
-        """
-
-    def _discount(
-        self, step_type: np.ndarray, terminated: np.ndarray, info: dict[str, Any]
-    ) -> np.ndarray:
-        """Computes the discounts, float32 [N], of the rows that a step returned."""
-        return np.subtract(1, terminated, dtype=np.float32)
-
     def _identity(self) -> dict[str, Any]:
         return {"name": self.name, "num_envs": self._num_envs}
-
-
-def reset_options(mask: np.ndarray | None) -> dict[str, Any] | None:
-    """Returns gymnasium's `options` for resetting the environments of `mask`, or all if None."""
-    return None if mask is None else {"reset_mask": mask}
-
-
-def _step_some(vector_env: Any, live: np.ndarray, actions: np.ndarray) -> tuple[Any, ...]:
-    """Steps only the environments of `live` if `vector_env` can do that; else steps all.
-
-    Environments that have not reached their anchor are in a state that their actions were not
-    chosen for, and an environment that checks its actions would raise.
-    """
-    step_some = getattr(vector_env, "step_some", None)
-    return step_some(live, actions) if step_some else vector_env.step(actions)
 
 
 def _sha256(rows: Rows) -> str:

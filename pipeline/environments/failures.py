@@ -54,7 +54,7 @@ def untold(
       errors: Errors that occurred together.
       environments: Environments that may have caused them.
     """
-    explained = sum(environment.error is not None for environment in environments)
+    explained = sum(environment.episodes.error is not None for environment in environments)
     if explained >= len(errors):
         return []
     return errors if explained else errors[1:]

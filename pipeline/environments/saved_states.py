@@ -17,47 +17,41 @@ _STATELESS = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker)
 _ELAPSED = "_elapsed_steps"  # attribute of wrappers.TimeLimit
 
 
-def are_offered(vector_env: gymnasium.vector.VectorEnv) -> bool:
-    """Returns True if all environments and their wrappers are in this process and have a state.
+def are_offered(env: gymnasium.Env) -> bool:
+    """Returns True if the environment and all of its wrappers have a state.
 
     An environment or a wrapper has a state if it defines `get_state() -> dict[str, array]` and
     `set_state(state)`. The state must contain the state of `np_random`, and no array of objects.
     gymnasium's OrderEnforcing, PassiveEnvChecker and TimeLimit need not define these methods.
     """
-    envs = getattr(vector_env, "envs", [])
-    return bool(envs) and all(
+    return all(
         _has_state(layer) or isinstance(layer, (*_STATELESS, wrappers.TimeLimit))
-        for env in envs
-        for layer in _layers(env)
+        for layer in layers(env)
     )
 
 
-def get(vector_env: gymnasium.vector.SyncVectorEnv) -> list[State]:
-    """Returns the states of all environments, which must offer them.
+def get(env: gymnasium.Env) -> State:
+    """Returns the state of an environment that offers it.
 
     Raises:
-      UserError: If a state holds anything but numbers and text.
+      UserError: If a state is not a dict, or holds anything but numbers and text.
     """
-    return [
-        {
-            f"{depth}/{name}": _array(layer, name, value)
-            for depth, layer in enumerate(_layers(env))
-            for name, value in _state_of(layer).items()
-        }
-        for env in vector_env.envs
-    ]
+    return {
+        f"{depth}/{name}": _array(layer, name, value)
+        for depth, layer in enumerate(layers(env))
+        for name, value in _state_of(layer).items()
+    }
 
 
-def set_all(vector_env: gymnasium.vector.SyncVectorEnv, states: list[State]) -> None:
-    """Restores every environment's state; the environments must have been reset before."""
-    for env, state in zip(vector_env.envs, states, strict=True):
-        for depth, layer in enumerate(_layers(env)):
-            prefix = f"{depth}/"
-            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            if isinstance(layer, wrappers.TimeLimit):
-                setattr(layer, _ELAPSED, int(own[_ELAPSED]))
-            elif _has_state(layer):
-                layer.set_state(own)
+def set_state(env: gymnasium.Env, state: State) -> None:
+    """Restores the state of an environment, which must have been reset before."""
+    for depth, layer in enumerate(layers(env)):
+        prefix = f"{depth}/"
+        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        if isinstance(layer, wrappers.TimeLimit):
+            setattr(layer, _ELAPSED, int(own[_ELAPSED]))
+        elif _has_state(layer):
+            layer.set_state(own)
 
 
 def _array(layer: Any, name: str, value: Any) -> np.ndarray:
@@ -70,12 +64,12 @@ def _array(layer: Any, name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _layers(env: gymnasium.Env) -> list[Any]:
+def layers(env: gymnasium.Env) -> list[Any]:
     """Returns the environment and its wrappers, the outermost first."""
-    layers = [env]
-    while isinstance(layers[-1], gymnasium.Wrapper):
-        layers.append(layers[-1].env)
-    return layers
+    found: list[Any] = [env]
+    while isinstance(found[-1], gymnasium.Wrapper):
+        found.append(found[-1].env)
+    return found
 
 
 def _has_state(layer: Any) -> bool:
@@ -85,4 +79,11 @@ def _has_state(layer: Any) -> bool:
 def _state_of(layer: Any) -> dict[str, Any]:
     if isinstance(layer, wrappers.TimeLimit):
         return {_ELAPSED: layer._elapsed_steps}
-    return layer.get_state() if _has_state(layer) else {}
+    if not _has_state(layer):
+        return {}
+    state = layer.get_state()
+    if not isinstance(state, dict):
+        raise UserError(
+            f"{type(layer).__name__}.get_state() returns {type(state).__name__}, not a dict."
+        )
+    return state

@@ -1,34 +1,31 @@
-"""Adapts a gymnasium vector environment to a batched TF-Agents environment."""
+"""Adapts a vector of environments to a batched TF-Agents environment."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-import traceback
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
 import tensorflow as tf
-from gymnasium.vector import AutoresetMode
 from tf_agents.environments import tf_environment
 from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
+from pipeline.environments.single_env import describe
 from pipeline.environments.thread_state import keep_thread_state
+from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
 
-_DEAD = (EOFError, ConnectionError)  # raised when a process is gone
 
-
-class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
+class VectorEnvironment(tf_environment.TFEnvironment):
     """Steps N environments with one call from the graph into Python per step.
 
     gymnasium's NEXT_STEP autoreset is TF-Agents' own convention, so rows map one to one:
 
-        vector environment        step_type  reward  discount
+        vector                    step_type  reward  discount
         reset, or autoreset       FIRST      0       1
         goes on                   MID        r       1
         terminated                LAST       r       0
@@ -42,62 +39,72 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
     environments are seeded, saved and restored.
 
     It works eagerly, in a `tf.function`, and in a `tf.while_loop` with `parallel_iterations=1`.
+
+    Attributes:
+      episodes: Episodes of the environments, on the host.
     """
 
     def __init__(
         self,
-        vector_env: gymnasium.vector.VectorEnv,
+        build: Callable[[], Vector],
         *,
         name: str,
         seed: int,
         anchor_interval: int = 1_000,
-        rebuild: Callable[[], gymnasium.vector.VectorEnv] | None = None,
     ):
-        """Initializes the environment and takes ownership of `vector_env`.
+        """Builds the vector.
 
         Args:
-          vector_env: Vector environment with autoreset mode NEXT_STEP that can reset some of its
-            environments alone. It must not write again to arrays that it has returned.
+          build: Builds the vector, also later, when its environments cannot be reset any more.
           name: Name of the environment in messages.
           seed: Seed of everything that the environments draw.
           anchor_interval: Vector steps between anchors. A resume repeats at most this many steps,
             plus those of one episode.
-          rebuild: Creates another such vector environment, for new episodes after the current one
-            raised while a resume repeated its steps. None if it can be reset after it raised.
 
         Raises:
-          UserError: If the autoreset mode or one of the spaces is not supported.
+          UserError: If `build` raises it or one of the spaces is not supported.
         """
-        mode = vector_env.metadata.get("autoreset_mode")
-        if mode != AutoresetMode.NEXT_STEP:
-            raise UserError(
-                f"{name}: the vector environment's autoreset mode is {mode}. Use"
-                " AutoresetMode.NEXT_STEP, the only mode that maps onto TF-Agents' time steps."
-            )
-        action_space = vector_env.single_action_space
-        observation_spec = specs.observation_spec(vector_env.single_observation_space, name)
-        tf_environment.TFEnvironment.__init__(
-            self,
-            ts.time_step_spec(observation_spec),
-            specs.action_spec(action_space, name),
-            vector_env.num_envs,
-        )
-        Episodes.__init__(self, vector_env, name, seed, anchor_interval)
-        self.seconds = 0.0
-        self.error: Exception | None = None
-        self._rebuild = rebuild
+        vector = build()
+        try:
+            observation_spec = specs.observation_spec(vector.observation_space, name)
+            action_spec = specs.action_spec(vector.action_space, name)
+        except UserError:
+            vector.close()
+            raise
+        super().__init__(ts.time_step_spec(observation_spec), action_spec, vector.num_envs)
+        self.episodes = Episodes(vector, build, name, seed, anchor_interval)
         self._action_shape = [self._batch_size, *self._action_spec.shape]
         self._dtypes = [tf.int32, tf.float32, tf.float32, observation_spec.dtype]
 
     @property
+    def name(self) -> str:
+        """Returns the name of the environment in messages."""
+        return self.episodes.name
+
+    @property
     def action_space(self) -> gymnasium.Space:
         """Returns the gymnasium action space of one environment."""
-        return self._vector_env.single_action_space
+        return self.episodes.vector.action_space
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Returns sentences about the environments that a user should read before training."""
+        return self.episodes.vector.notes
+
+    @property
+    def seconds(self) -> float:
+        """Returns the time spent in steps and resets, in seconds."""
+        return self.episodes.seconds
+
+    @property
+    def divergence(self) -> str:
+        """Returns why the last `restore` could not continue the episodes, or "" if it did."""
+        return self.episodes.divergence
 
     @property
     def render_fps(self) -> float:
         """Returns the frames per second at which one frame for each step shows natural speed."""
-        return float(self._vector_env.metadata.get("render_fps", 30))
+        return self.episodes.vector.render_fps
 
     def render(self) -> np.ndarray:
         """Returns the first environment's current frame, uint8 [height, width, 3].
@@ -105,102 +112,80 @@ class VectorEnvironment(Episodes, tf_environment.TFEnvironment):
         Raises:
           UserError: If the environment renders no frames, or was built without `render=True`.
         """
-        if self._vector_env.render_mode != "rgb_array":
+        if not self.episodes.vector.renders:
             raise UserError(f"{self.name} cannot render: it was built without render=True.")
         try:
-            frames = self._vector_env.render()
+            frame = self.episodes.cross(self.episodes.vector.render)
         except (gymnasium.error.DependencyNotInstalled, NotImplementedError) as error:
             reason = str(error) or "it has no render method"
             raise UserError(f"{self.name} cannot render: {reason}.") from error
-        if frames[0] is None:
+        if frame is None:
             raise UserError(f"{self.name} cannot render: it returns no frames as 'rgb_array'.")
-        return np.asarray(frames[0], np.uint8)
+        return self._rgb(np.asarray(frame))
+
+    def _rgb(self, frame: np.ndarray) -> np.ndarray:
+        """Converts a frame, also one of grey or of floats, to uint8 [height, width, 3].
+
+        Floats up to 1 are taken as fractions of full brightness.
+        """
+        is_grey = frame.ndim == 2 or frame.shape[2:] == (1,)
+        if is_grey:
+            frame = np.repeat(frame.reshape(*frame.shape[:2], 1), 3, axis=2)
+        if frame.ndim != 3 or frame.shape[2] not in (3, 4) or frame.dtype.kind not in "uifb":
+            raise UserError(
+                f"{self.name} cannot render: its frame has the shape {frame.shape} and the dtype "
+                f"{frame.dtype}, but a frame is uint8 [height, width, 3]."
+            )
+        frame = frame[..., :3]
+        if frame.dtype.kind in "fb" and (frame <= 1).all():
+            frame = 255.0 * frame
+        return np.clip(np.nan_to_num(np.round(frame)), 0, 255).astype(np.uint8)
 
     def failure_message(self) -> str:
         """Returns what the environment raised and where, in one line, or "" if it did not raise.
 
         A graph reports an exception of the environment as a TensorFlow error without its type.
         """
-        if self.error is None:
-            return ""
-        frame = traceback.extract_tb(self.error.__traceback__)[-1]
-        cause = "; one of its processes has died, perhaps because it ran out of memory"
-        return (
-            f"environment {self.name} raised {type(self.error).__name__}: {self.error}"
-            f" ({frame.filename}:{frame.lineno}, in {frame.name})"
-            f"{cause if self._has_died() else ''}"
-        )
+        error: Any = self.episodes.error
+        if error is None or isinstance(error, UserError):
+            return str(error or "")
+        return f"environment {self.name} raised {describe(error)}"
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Writes what `restore` needs into the empty `folder`."""
+        self.episodes.save(folder)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Restores the episodes that `save` wrote; see `Episodes.restore`.
+
+        Raises:
+          ValueError: If `folder` holds no such state, or the state of another environment.
+        """
+        self.episodes.restore(folder)
 
     def close(self) -> None:
-        """Frees what the vector environment holds (processes, windows); warns if that fails."""
-        self._close(self._has_died())
-
-    def _close(self, has_died: bool) -> None:
-        try:
-            with contextlib.suppress(*_DEAD):
-                if not has_died:
-                    self._vector_env.close()
-                    return
-            # Without `terminate`, `close` would ask dead processes to end, which fails again.
-            self._vector_env.close(terminate=True)
-        except Exception as error:  # the environment's author chose its type
-            print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
-
-    def _on_failed_repeat(self, error: Exception) -> None:
-        if self._rebuild is not None:
-            self._close(isinstance(error, _DEAD))
-            self._vector_env = self._rebuild()
-
-    def _has_died(self) -> bool:
-        """Returns True if a process of the vector environment is gone."""
-        return isinstance(self.error, _DEAD)
+        """Frees what the environments hold (processes, windows); warns if that fails."""
+        self.episodes.close()
 
     def _current_time_step(self) -> ts.TimeStep:
-        return self._time_step(tf.numpy_function(self._current_rows, [], self._dtypes))
+        return self._time_step(self.episodes.current)
 
     def _reset(self) -> ts.TimeStep:
-        return self._time_step(tf.numpy_function(self._reset_rows, [], self._dtypes))
+        return self._time_step(self.episodes.reset)
 
     def _step(self, action: tf.Tensor) -> ts.TimeStep:
         action = tf.convert_to_tensor(action, self._action_spec.dtype)
         action.shape.assert_is_compatible_with(self._action_shape)
-        return self._time_step(tf.numpy_function(self._step_rows, [action], self._dtypes))
+        return self._time_step(self._step_rows, action)
 
-    def _time_step(self, rows: list[tf.Tensor]) -> ts.TimeStep:
+    def _step_rows(self, action: np.ndarray) -> Rows:
+        keep_thread_state()
+        return self.episodes.step(action)
+
+    def _time_step(self, function: Callable[..., Rows], *inputs: tf.Tensor) -> ts.TimeStep:
+        rows = tf.numpy_function(function, inputs, self._dtypes)
         step_type, reward, discount, observation = rows
         for row in (step_type, reward, discount):
             row.set_shape([self._batch_size])
         observation.set_shape([self._batch_size, *self._time_step_spec.observation.shape])
         return ts.TimeStep(step_type, reward, discount, observation)
-
-    def _current_rows(self) -> Rows:
-        if self._pending_reset or self._rows is None:
-            return self._reset_rows()
-        return self._rows
-
-    def _reset_rows(self) -> Rows:
-        started = time.perf_counter()
-        self._log.restart(self._batch_size)
-        self.resets += 1
-        try:
-            self._rows = self._reset_all()
-        except Exception as error:
-            self.error = error
-            raise
-        self.seconds += time.perf_counter() - started
-        self._pending_reset = False
-        return self._rows
-
-    def _step_rows(self, action: np.ndarray) -> Rows:
-        keep_thread_state()
-        if self._pending_reset:
-            return self._reset_rows()
-        started = time.perf_counter()
-        try:
-            rows = self._recorded(action) if self._is_recorded else self._advance(action)
-        except Exception as error:
-            self.error = error
-            raise
-        self.seconds += time.perf_counter() - started
-        self._rows = rows
-        return rows

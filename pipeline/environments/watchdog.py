@@ -1,4 +1,4 @@
-"""Ends a run whose environment never returns from a step."""
+"""Ends a program whose environment does not return from a step or a reset."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import gin
+import tensorflow as tf
 
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
-from pipeline.utils.shutdown import exit_at_once
+from pipeline.utils.shutdown import StopSignal, exit_at_once
 
 _TICK = 1.0  # seconds
 
 
-@gin.configurable(denylist=["environments", "advice"])
+# A program ends within ten seconds of a signal.
+_STOP_SECONDS = 8.0
+# A graph call of an environment that has not returned after this time waits for ever if TensorFlow
+# has one thread.
+_GRAPH_SECONDS = 20.0
+
+
+@gin.configurable(denylist=["environments", "advice", "stop"])
 class Watchdog:
     """Thread that ends the process when a call into an environment takes too long.
 
-    The main thread is inside that call and cannot be interrupted. Waiting time is counted in the
+    A call cannot be interrupted. Waiting time is counted in the
     thread's own ticks, so that hours in which the process was suspended do not count. The thread
     needs the GIL: an environment that hangs in C code without releasing it is not noticed.
     """
@@ -31,14 +39,16 @@ class Watchdog:
         self,
         environments: Sequence[VectorEnvironment],
         advice: Callable[[], str],
+        stop: StopSignal,
         *,
         timeout: NonNegative = 300.0,
     ):
-        """Initializes the watchdog and starts its thread, unless `timeout` is 0.
+        """Initializes the watchdog and starts its thread.
 
         Args:
           environments: Environments to watch.
           advice: Returns the last line of the message.
+          stop: Signal to stop. Once it has arrived, a call may take 8 s.
           timeout: Longest allowed reset or vector step in seconds; 0 for no limit.
 
         Raises:
@@ -47,11 +57,11 @@ class Watchdog:
         check_arguments(Watchdog, locals())
         self._environments = environments
         self._advice = advice
+        self._stop = stop
         self._timeout = timeout
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        if timeout:
-            self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Stops watching."""
@@ -60,19 +70,37 @@ class Watchdog:
     def _watch(self) -> None:
         calls = [0] * len(self._environments)
         ticks = [0] * len(self._environments)
-        tick = min(_TICK, self._timeout / 4)
+        tick = min(_TICK, self._timeout / 4) or _TICK
         while not self._closed.wait(tick):
             for index, environment in enumerate(self._environments):
-                waits = environment.crossing and environment.calls == calls[index]
+                waits = environment.episodes.crossing and environment.episodes.calls == calls[index]
                 ticks[index] = ticks[index] + 1 if waits else 0
-                calls[index] = environment.calls
-                if ticks[index] * tick >= self._timeout:
-                    self._end(environment)
+                calls[index] = environment.episodes.calls
+                if waits:
+                    self._check(environment, ticks[index] * tick)
 
-    def _end(self, environment: VectorEnvironment) -> None:
+    def _check(self, environment: VectorEnvironment, seconds: float) -> None:
+        place = _innermost_frame(environment.episodes.crossing)
+        if self._stop.requested and seconds >= _STOP_SECONDS:
+            self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
+        elif self._timeout and seconds >= self._timeout:
+            self._end(environment, place, seconds, " (Watchdog.timeout)")
+        elif place and seconds >= _GRAPH_SECONDS and _waits_for_a_thread(place):
+            why = ": it uses TensorFlow, which needs a second thread. Bind "
+            self._end(environment, place, seconds, f"{why}configure_tensorflow.inter_op = 2")
+
+    def _end(
+        self,
+        environment: VectorEnvironment,
+        place: traceback.FrameSummary | None,
+        seconds: float,
+        why: str,
+        code: int = USER_ERROR_CODE,
+    ) -> None:
+        where = f"; it is at {place.filename}:{place.lineno}, in {place.name}" if place else ""
         reason = (
             f"error: environment {environment.name} has not returned from a step or reset for "
-            f"{self._timeout:g} s (Watchdog.timeout){_whereabouts(environment.crossing)}."
+            f"{seconds:g} s{why}{where}."
         )
         try:
             print(reason, file=sys.stderr, flush=True)
@@ -80,13 +108,16 @@ class Watchdog:
                 process.kill()
             print(self._advice(), file=sys.stderr, flush=True)  # last, because it may fail
         finally:
-            exit_at_once(USER_ERROR_CODE)
+            exit_at_once(code)
 
 
-def _whereabouts(thread: int) -> str:
-    """Returns where the thread with this identifier is, or "" if Python cannot tell."""
+def _innermost_frame(thread: int) -> traceback.FrameSummary | None:
+    """Returns where the thread with this identifier is, or None if Python cannot tell."""
     frame = sys._current_frames().get(thread)
-    if frame is None:
-        return ""
-    innermost = traceback.extract_stack(frame)[-1]
-    return f"; it is at {innermost.filename}:{innermost.lineno}, in {innermost.name}"
+    return traceback.extract_stack(frame)[-1] if frame else None
+
+
+def _waits_for_a_thread(place: traceback.FrameSummary) -> bool:
+    """Returns True if a graph of the environment waits for the thread that waits for it."""
+    is_in_tensorflow = "/tensorflow/python/" in place.filename
+    return is_in_tensorflow and tf.config.threading.get_inter_op_parallelism_threads() == 1

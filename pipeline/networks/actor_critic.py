@@ -14,7 +14,7 @@ from tf_agents.trajectories.policy_step import PolicyStep
 from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_head
 from pipeline.networks.initializers import Initializer, Orthogonal
 from pipeline.ops.normalizers import RunningMoments
-from pipeline.ops.observations import is_image
+from pipeline.ops.observations import has_pixels
 
 
 @gin.configurable(denylist=["observation_spec", "action_spec"])
@@ -45,7 +45,7 @@ class ActorCritic(tf.Module):
           observation_clip: Bound on the absolute value of a normalised observation.
         """
         super().__init__(name="actor_critic")
-        share = is_image(observation_spec) if share_encoder is None else share_encoder
+        share = has_pixels(observation_spec) if share_encoder is None else share_encoder
         self.encoder = create_encoder(observation_spec)
         self.value_encoder = self.encoder if share else create_encoder(observation_spec)
         self.policy_head = create_policy_head(action_spec, policy_initializer)

@@ -4,7 +4,8 @@
 |---|---|
 | rank 0 or 1 | multilayer perceptron |
 | stack of uint8 frames of at least 36 pixels a side | Nature CNN (Mnih et al. 2015) |
-| any other observation of rank 3 | small CNN with 3x3 filters |
+| any other observation of rank 3 | small CNN with 3x3 filters, on channels-last |
+| stack of colour images, rank 4 | small CNN with 3x3 filters, on all frames' channels |
 | any other rank | multilayer perceptron on the flattened observation |
 
 Bytes with the whole range, 0 to 255, are scaled to [0, 1] first.
@@ -28,7 +29,13 @@ from tf_agents.typing import types
 
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.networks.layers import check_layers
-from pipeline.ops.observations import is_frame_stack, is_image, is_of_bytes
+from pipeline.ops.observations import (
+    is_channels_first,
+    is_colour_stack,
+    is_frame_stack,
+    is_image,
+    is_of_bytes,
+)
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -155,6 +162,15 @@ class FramesToChannels(tf.keras.layers.Layer):
         return tf.transpose(frames, [0, 2, 3, 1])
 
 
+class ColourFramesToChannels(tf.keras.layers.Layer):
+    """Turns [B, frames, height, width, channels] into [B, height, width, frames * channels]."""
+
+    def call(self, frames: tf.Tensor) -> tf.Tensor:
+        _, num_frames, height, width, channels = frames.shape
+        last = tf.transpose(frames, [0, 2, 3, 1, 4])
+        return tf.reshape(last, [-1, height, width, num_frames * channels])
+
+
 class ToFloat(tf.keras.layers.Layer):
     """Converts any dtype to float32, and multiplies integers by `scale`.
 
@@ -190,8 +206,9 @@ def create_encoder(
     Args:
       observation_spec: Spec of one observation, without the batch dimension.
       layers: Function that creates the layers of the encoder, which receive float32 observations.
-        None chooses `nature_cnn_encoder` for stacks of frames, `small_cnn_encoder` for other images
-        and the encoder of the agent for all else, which is `mlp_encoder` unless the agent is SAC.
+        None chooses `nature_cnn_encoder` for stacks of grey frames, `small_cnn_encoder` for other
+        images and the encoder of the agent for all else, which is `mlp_encoder` unless the agent is
+        SAC.
       of_vectors: Function that creates the layers for observations that are no images, if `layers`
         is None.
 
@@ -205,6 +222,10 @@ def create_encoder(
         chosen = layers()
     elif is_frame_stack(observation_spec):
         chosen = nature_cnn_encoder()
+    elif is_colour_stack(observation_spec):
+        chosen = [ColourFramesToChannels(), *small_cnn_encoder(max(observation_spec.shape[1:3]))]
+    elif is_channels_first(observation_spec):
+        chosen = [FramesToChannels(), *small_cnn_encoder(max(observation_spec.shape[1:]))]
     elif is_image(observation_spec):
         chosen = small_cnn_encoder(max(observation_spec.shape[:2]))
     else:

@@ -7,11 +7,35 @@ import tensorflow as tf
 
 # The smallest image that the Nature CNN's three unpadded convolutions can take, in pixels a side.
 MIN_IMAGE_SIDE = 36
+# The smallest side of an image, in pixels, that is not taken for a number of channels.
+_MIN_SIDE = 16
 
 
 def is_image(spec: tf.TensorSpec) -> bool:
     """Returns True if `spec` (unbatched) has two spatial dimensions and channels, of any dtype."""
     return spec.shape.rank == 3
+
+
+def has_pixels(spec: tf.TensorSpec) -> bool:
+    """Returns True if convolutions suit `spec` (unbatched): an image or a stack of images."""
+    return is_image(spec) or is_colour_stack(spec)
+
+
+def is_channels_first(spec: tf.TensorSpec) -> bool:
+    """Returns True if `spec` (unbatched) is an image or a stack with the channels in front.
+
+    Its shape is [channels, height, width]: the first dimension has at most 4 entries, and the
+    others are too large to be channels.
+    """
+    return is_image(spec) and spec.shape[0] <= 4 and min(spec.shape[1:]) >= _MIN_SIDE
+
+
+def is_colour_stack(spec: tf.TensorSpec) -> bool:
+    """Returns True if `spec` (unbatched) is [frames, height, width, channels]."""
+    if spec.shape.rank != 4:
+        return False
+    _, height, width, channels = spec.shape
+    return channels <= 4 and min(height, width) >= _MIN_SIDE
 
 
 def is_of_bytes(spec: tf.TensorSpec) -> bool:

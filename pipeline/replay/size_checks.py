@@ -51,7 +51,7 @@ def check_capacity(
       stored_spec: Specs of a stored row.
 
     Raises:
-      UserError: If the capacity is too small, or takes more memory than the machine has.
+      UserError: If the capacity is too small, or takes more memory than the process may use.
     """
     what = max(needs, key=lambda name: needs[name])
     rows = needs[what] + older_frames
@@ -62,11 +62,11 @@ def check_capacity(
             f"{older_frames} older frames need {rows}. Set it to {rows * num_envs:_} or more."
         )
     row = sum(map(columns.row_bytes, tf.nest.flatten(stored_spec)))
-    memory = columns.physical_memory()
+    memory = columns.available_memory()
     if capacity * row > memory:
         raise UserError(
             f"ReplayBuffer.capacity = {capacity:_} rows of {row:_} bytes needs "
-            f"{capacity * row / 2**30:.1f} GiB, but this machine has {memory / 2**30:.1f} GiB. "
+            f"{capacity * row / 2**30:.1f} GiB, but this process may use {memory / 2**30:.1f} GiB. "
             f"Lower ReplayBuffer.capacity below {memory // row:_}."
         )
 

@@ -51,7 +51,7 @@ class RunFolder:
     """Names the files of a run, and applies `--restart_behavior` to a folder that holds a run."""
 
     def __init__(self, root_dir: str | pathlib.Path):
-        self.path = pathlib.Path(root_dir)
+        self.path = pathlib.Path(root_dir).absolute()  # An environment may change the folder.
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
@@ -142,11 +142,10 @@ class RunFolder:
         return result if result.get("env_steps", 0) >= num_env_steps else None
 
     def _free_name(self) -> pathlib.Path:
-        if not self.path.name:
-            name = self.path.absolute().name
+        if self.path.samefile(pathlib.Path.cwd()):
             raise UserError(
-                "--root_dir=. cannot be moved aside while it is the working directory: change to "
-                f"the parent folder, and pass --root_dir={name}."
+                f"{self.path} cannot be moved aside while it is the working directory: change to "
+                f"the parent folder, and pass --root_dir={self.path.name}."
             )
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():

@@ -68,7 +68,7 @@ class Actor(Iterations):
     def give_up(self, state: LoopState) -> LoopState:
         """Drops the rows of a failed iteration, and returns the state with the episode cut off."""
         self.experience.end(lambda rows: None)
-        self._driver.environment.abandon()
+        self._driver.environment.episodes.abandon()
         return state._replace(carry=interrupt_episodes(state.carry))
 
     def _train_iteration(self, state: LoopState) -> LoopState:

@@ -205,5 +205,14 @@ def build_evaluation_environment(
     seed: int, create_environment: Callable[..., VectorEnvironment], **kwargs
 ) -> VectorEnvironment:
     """Builds an environment in gin's scope `evaluation`, with seeds that training never uses."""
-    with gin.config_scope(EVALUATION):
-        return create_environment(stream_key(seed, EVALUATION), **kwargs)
+    try:
+        with gin.config_scope(EVALUATION):
+            return create_environment(stream_key(seed, EVALUATION), **kwargs)
+    except UserError as error:
+        if " raised " not in str(error):
+            raise
+        raise UserError(
+            f"{error}\nThis was the environment for evaluation. If a process can have only one of "
+            'its kind, bind evaluation/gymnasium_environment.vectorization_mode = "async", which '
+            "builds it in a process of its own."
+        ) from error

@@ -77,8 +77,6 @@ class HostLoop:
         self._stop = stop
         self._runner = components.runner
         self._calls = GraphCalls(components.runner, components.environment)
-        with named_failures(components.environment):
-            self._state = self._runner.initial_state()
         self._host = HostState(
             wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
         )
@@ -97,12 +95,15 @@ class HostLoop:
         self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [driver.environment for driver in self._runner.drivers]
         environments.append(components.evaluator.environment)
-        self._watchdog = Watchdog(environments, self._resume_hint)
+        self._watchdog = Watchdog(environments, self._resume_hint, stop)
         # Two, because a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
         self._clock = time.monotonic()
         self._returned: tuple[int, float] | None = None  # env_steps and mean of an evaluation
+        with named_failures(components.environment):
+            self._state = self._runner.initial_state()
+        stop.ends_at_once = False
 
     @property
     def env_steps(self) -> int:
@@ -126,7 +127,7 @@ class HostLoop:
             self._progress.message(f"warning: {warning}")
         if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
             for driver in self._runner.drivers:
-                driver.environment.abandon()
+                driver.environment.episodes.abandon()
             self._parts.experience.truncate()
             self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
         self._calls.restart_timing(self._state)
@@ -299,6 +300,10 @@ class HostLoop:
             result = self._parts.evaluator.run(num_episodes, index, look_around)
         self._check_stop()
         assert result is not None  # it is None only if a stop was requested
+        if truncated := result.get("truncated"):
+            self._progress.message(
+                f"{truncated} evaluation episodes were truncated (Evaluator.max_episode_steps)"
+            )
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
         return result
 

@@ -20,10 +20,12 @@ from pipeline.checkpointing.exactness import (
     Exactness,
     configured_otherwise,
 )
+from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
 from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import Plan, WarmUp
@@ -37,7 +39,10 @@ BUILDERS = ("create_environment", "create_agent", "create_experience")
 
 
 @gin.configurable(
-    denylist=["root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness", "execution"]
+    denylist=[
+        *("root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness", "execution"),
+        "warm_start",
+    ]
 )
 def train(
     root_dir: str,
@@ -47,6 +52,7 @@ def train(
     dry_run: bool = False,
     exactness: Exactness = DEFAULT_EXACTNESS,
     execution: Execution = Execution.GRAPH,
+    warm_start: str | None = None,
     *,
     create_environment: Callable[..., VectorEnvironment] = gin.REQUIRED,
     create_agent: Callable[..., Agent] = gin.REQUIRED,
@@ -70,6 +76,8 @@ def train(
         nothing.
       exactness: What to do with a run that cannot be resumed bit for bit.
       execution: Whether to run eagerly or as a graph. A resumed run must use the same mode.
+      warm_start: Folder of another run. A new run starts with its newest agent: weights, optimizer
+        and normalisers. Environments, replay and all counts start anew.
       create_environment: Factory of the training and evaluation environments.
       create_agent: Factory of the agent.
       create_experience: Factory of the replay buffer or the rollout.
@@ -85,6 +93,7 @@ def train(
         `HostLoop.train` raises it.
       Stopped: If a signal arrived. A checkpoint has been written.
     """
+    folder = RunFolder(root_dir or "")  # before an environment can change the working directory
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
@@ -93,9 +102,11 @@ def train(
     warm_up = WarmUp()
     warm_up.check(plan)
     may_be_finished = not dry_run and restart_behavior == "resume"
-    if may_be_finished and (result := _finished(RunFolder(root_dir), seed, num_env_steps)):
+    if may_be_finished and (result := _finished(folder, seed, num_env_steps)):
         return result
     settings = configure_tensorflow(execution=execution)
+    if warm_start:
+        settings["warm_start"] = warm_start
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
         warm_up.check_fits(components.experience)
@@ -104,14 +115,15 @@ def train(
             return {}
         _check_bindings()
         exactness.check_runner(components.runner.is_repeatable)
-        folder = RunFolder(root_dir)
         with Progress(num_env_steps) as progress, contextlib.closing(folder):
             for message in folder.open(restart_behavior, seed):
                 progress.message(message)
+            for note in components.evaluator.environment.notes:
+                progress.message(f"note: {note}")
             circumstances = Circumstances(settings, seed, folder.path, exactness)
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
-                _restore(loop, components, folder, progress, circumstances)
+                _restore(loop, components, folder, progress, circumstances, warm_start)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
 
@@ -119,7 +131,7 @@ def train(
 def _call_what_training_calls() -> None:
     # gin knows which bindings a run reads only once the configurables have been called.
     Patience(print, lambda: None)
-    Watchdog([], str).close()
+    Watchdog([], str, StopSignal()).close()
 
 
 def _check_bindings() -> None:
@@ -186,10 +198,19 @@ def _restore(
     folder: RunFolder,
     progress: Progress,
     circumstances: Circumstances,
+    warm_start: str | None,
 ) -> None:
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
+    elif warm_start:
+        agent = components.agent
+        restored = SavedRun(warm_start).restore(Variables(agent=agent))
+        agent.train_step_counter.assign(0)
+        progress.message(
+            f"starting with the agent that {warm_start} has after {restored.env_steps:_} "
+            "environment steps"
+        )
     divergence = components.environment.divergence
     circumstances.exactness.check_episodes(divergence)
     loop.cut_logs()

@@ -46,15 +46,18 @@ class StopSignal:
       requested: True if a signal has arrived. Poll it between graph calls, because no
         KeyboardInterrupt is raised.
       signal: Number of the first signal, or None.
+      ends_at_once: True to let the first signal end the process, as long as nothing would be lost.
     """
 
-    def __init__(self, message: str = MESSAGE) -> None:
+    def __init__(self, message: str = MESSAGE, ends_at_once: bool = False) -> None:
         """Initializes the context manager.
 
         Args:
           message: Text that is written to standard error when the first signal arrives.
+          ends_at_once: Initial value of the attribute.
         """
         self.requested = False
+        self.ends_at_once = ends_at_once
         self.signal: int | None = None
         self._since = 0.0
         self._previous: dict[signal.Signals, Any] = {}
@@ -100,7 +103,9 @@ class StopSignal:
                     self._receive(number)
 
     def _receive(self, number: int) -> None:
-        if not self.requested:
+        if self.ends_at_once:
+            exit_at_once(128 + number)
+        elif not self.requested:
             self._since = time.monotonic()
             self.signal = number
             self.requested = True

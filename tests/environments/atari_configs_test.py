@@ -37,14 +37,14 @@ def test_atari_protocols(name, num_actions, sticky, noop_max, cuts):
     env = atari.atari_environment(1)
     assert env.batch_size == 1
     assert env.action_spec().maximum == num_actions - 1
-    assert isinstance(env, atari.LifeLossAtariEnvironment) == cuts
+    assert isinstance(env.episodes.vector, atari.LifeLossAtariVector) == cuts
     assert gin.query_parameter("atari_environment.repeat_action_probability") == sticky
     assert gin.query_parameter("atari_environment.noop_max") == noop_max
     with gin.config_scope("evaluation"):
         evaluation = atari.atari_environment(2)
     assert evaluation.batch_size == 8
     assert evaluation.action_spec().maximum == num_actions - 1
-    assert type(evaluation) is atari.AtariEnvironment
+    assert type(evaluation.episodes.vector) is atari.AtariVector
 
 
 def test_a_lost_life_is_terminal_in_training_only():

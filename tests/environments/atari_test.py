@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
-from pipeline.environments.atari import LifeLossAtariEnvironment, atari_environment
+from pipeline.environments.atari import LifeLossAtariVector, atari_environment
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.errors import UserError
 
 FIRST, MID, LAST = 0, 1, 2
@@ -58,11 +59,16 @@ def test_rows_depend_on_the_seed_and_not_on_threads_or_other_rows():
 
 
 def test_each_environment_is_reset_with_a_seed_of_its_own(monkeypatch):
-    env = atari_environment(1, game="breakout", num_envs=3)
+    vector = atari_environment(1, game="breakout", num_envs=3).episodes.vector
     given = []
-    monkeypatch.setattr(env._vector_env, "reset", lambda **kwargs: given.append(kwargs["seed"]))
-    env._reset_vector_env([11, 12, 13], np.array([False, True, True]))
-    env._reset_vector_env([11, 12, 13], None)
+
+    def reset(seed, options):
+        given.append(seed)
+        return np.zeros(3), {}
+
+    monkeypatch.setattr(vector.vector_env, "reset", reset)
+    vector.reset([11, 12, 13], np.array([False, True, True]))
+    vector.reset([11, 12, 13])
     assert [seeds.tolist() for seeds in given] == [[12, 13], [11, 12, 13]]
 
 
@@ -139,7 +145,7 @@ def test_which_steps_count_as_a_lost_life():
     ]
     lives, terminations, truncations, discounts = zip(*script, strict=True)
     vector_env = LivesVectorEnv(lives, np.array(terminations), np.array(truncations))
-    env = LifeLossAtariEnvironment(vector_env, name="lives", seed=1)
+    env = VectorEnvironment(lambda: LifeLossAtariVector(vector_env), name="lives", seed=1)
     assert run(env, tf.zeros([10, 1], tf.int32))[2][:, 0].tolist() == list(discounts)
 
 

@@ -296,7 +296,7 @@ def test_actions_are_those_of_xitari(game):
 def test_a_game_is_over_after_as_many_frames_as_in_xitari(game, num_frames):
     assert single(game)._max_frames == num_frames
     env = create(game, noop_max=1)
-    env._vector_env.envs[0]._max_frames = 120
+    env.episodes.vector.envs[0].env._max_frames = 120
     env.reset()
     rows = [env.step([0]) for _ in range(40)]
     (lasts,) = np.nonzero([row.step_type.numpy()[0] == LAST for row in rows])
@@ -357,7 +357,7 @@ def test_closing_frees_the_emulators_and_can_be_repeated():
     env.reset()
     env.close()
     env.close()
-    with pytest.raises(AttributeError):
+    with pytest.raises(IndexError):
         env.step([0, 0])
 
 
@@ -376,4 +376,4 @@ def test_messages():
 
 
 def test_the_anchors_are_far_apart_for_loading_a_rom_takes_long():
-    assert create()._anchor_interval == deepmind_atari.ANCHOR_INTERVAL >= 1_000
+    assert create().episodes._anchor_interval == deepmind_atari.ANCHOR_INTERVAL >= 1_000

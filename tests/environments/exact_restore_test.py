@@ -1,6 +1,5 @@
 """Tests that a restored environment continues where it was saved, by repeating actions."""
 
-import functools
 import json
 import os
 
@@ -9,17 +8,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_environments import OPENAI, EchoEnv, drawn_actions, environment
+from scripted_environments import (
+    OPENAI,
+    EchoEnv,
+    drawn_actions,
+    environment,
+    gymnasium_vector,
+)
 
 from pipeline.environments import atari, deepmind_atari
-from pipeline.environments.async_vector_env import SelectiveAsyncVectorEnv
 from pipeline.environments.atari import atari_environment
 from pipeline.environments.deepmind_atari import deepmind_atari_environment
 from pipeline.environments.gymnasium_envs import gymnasium_environment
-from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.process_vector import ProcessVector
+from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
 
 
@@ -91,11 +96,10 @@ gymnasium.register("Fragile-v0", entry_point=f"{__name__}:FragileEnv")
 gymnasium.register("Dying-v0", entry_point=f"{__name__}:DyingEnv")
 
 
-def build(env_class=WalkEnv, vector_class=LeanSyncVectorEnv, num_envs=3, interval=30, **kwargs):
-    vector_env = vector_class(
-        [env_class] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP, **kwargs
+def build(env_class=WalkEnv, vector_class=SyncVector, num_envs=3, interval=30):
+    return VectorEnvironment(
+        lambda: vector_class([env_class] * num_envs), name="walk", seed=5, anchor_interval=interval
     )
-    return VectorEnvironment(vector_env, name="walk", seed=5, anchor_interval=interval)
 
 
 def play(env, actions):
@@ -133,9 +137,9 @@ def test_it_continues_from_any_moment(tmp_path_factory, before, interval, num_en
 @pytest.mark.parametrize("vector_class", [SyncVectorEnv, AsyncVectorEnv])
 def test_gymnasiums_own_vector_environments_continue(tmp_path, vector_class):
     first, second = assert_continues(
-        lambda: build(vector_class=vector_class), tmp_path, before=150, after=50
+        lambda: build(vector_class=gymnasium_vector(vector_class)), tmp_path, before=150, after=50
     )
-    assert first._log.numbers.any()
+    assert first.episodes.log.numbers.any()
     first.close()
     second.close()
 
@@ -157,9 +161,9 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
         before=520,
         after=80,
     )
-    assert (first._log.numbers >= 1).all()
+    assert (first.episodes.log.numbers >= 1).all()
     # In the other games all environments are truncated at once; here they are reset one by one.
-    assert game != "breakout" or len(set(first._log.anchors)) > 1
+    assert game != "breakout" or len(set(first.episodes.log.anchors)) > 1
 
 
 # Before and after the save, and possibly at it, lives are lost, games end and no-ops follow.
@@ -172,8 +176,8 @@ def test_games_with_no_ops_after_lost_lives_continue(tmp_path, monkeypatch, inte
         before=before,
         after=40,
     )
-    assert first._log.numbers.any() == (interval == 130)
-    assert bool(again._log.states) == (interval == 30)
+    assert first.episodes.log.numbers.any() == (interval == 130)
+    assert bool(again.episodes.log.states) == (interval == 30)
 
 
 def test_the_log_holds_no_more_than_it_needs():
@@ -181,8 +185,8 @@ def test_the_log_holds_no_more_than_it_needs():
     env.reset()
     for action in drawn_actions(env, 3_000):
         env.step(tf.constant(action))
-        assert env._log.length == len(env._log._actions) <= 40 + 200
-    assert (env._log.numbers > 20).all()
+        assert env.episodes.log.length == len(env.episodes.log._actions) <= 40 + 200
+    assert (env.episodes.log.numbers > 20).all()
 
 
 def test_anchors_leave_the_other_environments_alone():
@@ -191,9 +195,9 @@ def test_anchors_leave_the_other_environments_alone():
     with_anchors.reset()
     without.reset()
     for action in drawn_actions(without, 400):
-        alone = with_anchors._log.numbers == 0
+        alone = with_anchors.episodes.log.numbers == 0
         row, other = with_anchors.step(tf.constant(action)), without.step(tf.constant(action))
-        alone &= with_anchors._log.numbers == 0
+        alone &= with_anchors.episodes.log.numbers == 0
         np.testing.assert_array_equal(row.observation[alone], other.observation[alone])
     assert not alone.any()
 
@@ -221,9 +225,7 @@ def test_an_environment_that_raises_when_repeated_is_named(tmp_path, monkeypatch
     assert again.step([0, 0, 0]).step_type.numpy().tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("vector_class", "every"), [(LeanSyncVectorEnv, 1), (SelectiveAsyncVectorEnv, 15)]
-)
+@pytest.mark.parametrize(("vector_class", "every"), [(SyncVector, 1), (ProcessVector, 15)])
 def test_no_action_is_repeated_in_a_state_that_it_was_not_chosen_for(tmp_path, vector_class, every):
     env = build(PuzzleEnv, vector_class, interval=8)
     rows = env.reset()
@@ -232,7 +234,7 @@ def test_no_action_is_repeated_in_a_state_that_it_was_not_chosen_for(tmp_path, v
         rows = env.step(tf.cast(rows.observation[:, 0], tf.int32))
         if step % every:
             continue
-        anchors_differed += len(set(env._log.anchors)) > 1
+        anchors_differed += len(set(env.episodes.log.anchors)) > 1
         (folder := tmp_path / str(step)).mkdir()
         env.save(folder)
         again = build(PuzzleEnv, vector_class, interval=8)
@@ -245,17 +247,15 @@ def test_no_action_is_repeated_in_a_state_that_it_was_not_chosen_for(tmp_path, v
     env.close()
 
 
-@pytest.mark.parametrize("vector_class", [LeanSyncVectorEnv, SelectiveAsyncVectorEnv])
+@pytest.mark.parametrize("vector_class", [SyncVector, ProcessVector])
 def test_environments_that_are_left_out_of_a_step_stay_as_they_are(vector_class):
     def moves(live_of_step):
-        vector_env = vector_class([WalkEnv] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-        observations = [vector_env.reset(seed=[1, 2])[0]]
+        vector = vector_class([WalkEnv] * 2)
+        observations = [vector.reset([1, 2])]
         for live in live_of_step:
-            step = vector_env.step
-            if live is not None:
-                step = functools.partial(vector_env.step_some, np.array(live))
-            observations.append(step(np.array([2, 2]))[0])
-        vector_env.close()
+            mask = None if live is None else np.array(live)
+            observations.append(vector.step(np.array([2, 2]), mask).observation)
+        vector.close()
         return np.array(observations)
 
     together = moves([None] * 60)
@@ -280,7 +280,7 @@ def test_new_episodes_begin_where_processes_did_not_outlive_the_repetition(
     with monkeypatch.context() as patch:
         patch.setattr(env_class, "fails", True)
         again = create()
-    processes = again._vector_env.processes
+    processes = again.episodes.vector.processes
     again.restore(tmp_path)
     assert "raised" in again.divergence
     assert not any(process.is_alive() for process in processes)

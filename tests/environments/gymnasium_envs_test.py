@@ -93,11 +93,11 @@ def test_an_async_environment_whose_process_has_died_unnoticed_can_be_closed():
         1, name="CartPole-v1", num_envs=2, vectorization_mode="async"
     )
     environment.reset()
-    process = environment._vector_env.processes[1]
+    process = environment.episodes.vector.processes[1]
     process.kill()
     process.join()
     environment.close()
-    assert not any(process.is_alive() for process in environment._vector_env.processes)
+    assert not any(process.is_alive() for process in environment.episodes.vector.processes)
 
 
 def test_async_gives_what_sync_gives():
@@ -249,3 +249,17 @@ def test_rendering_is_refused_where_an_environment_draws_nothing(corridor):
     env.reset()
     with pytest.raises(UserError, match="cannot render"):
         env.render()
+
+
+def test_environments_of_others_have_a_thread_of_their_own(corridor):
+    def has_thread(**kwargs):
+        environment = gymnasium_environment(1, **kwargs)
+        environment.close()
+        return environment.episodes.vector.thread != 0
+
+    assert has_thread(name=corridor)
+    assert not has_thread(name=corridor, own_thread=False)
+    assert not has_thread(name="CartPole-v1")
+    assert has_thread(name="CartPole-v1", own_thread=True)
+    assert has_thread(name="CartPole-v1", render=True)
+    assert has_thread(name="FrozenLake-v1", wrappers=["gymnasium.wrappers:FlattenObservation"])

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from exact_restore_test import WalkEnv, assert_continues, build, play
 from gymnasium import wrappers
-from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_environments import drawn_actions
 
 from pipeline.environments import saved_states
-from pipeline.utils.errors import UserError
+from pipeline.environments.process_vector import ProcessVector
 
 INTERVAL = 10  # vector steps between anchors
 
@@ -72,7 +71,7 @@ def test_it_continues_from_any_moment(tmp_path_factory, env_class, before):
     folder = tmp_path_factory.mktemp("saved")
     create = lambda: build(env_class, interval=INTERVAL, num_envs=2)  # noqa: E731
     first, _ = assert_continues(create, folder, before, after=60)
-    assert first._log.length <= 2 * INTERVAL + 1
+    assert first.episodes.log.length <= 2 * INTERVAL + 1
 
 
 def test_what_is_repeated_is_bounded_only_where_states_are_given_out(tmp_path):
@@ -80,33 +79,52 @@ def test_what_is_repeated_is_bounded_only_where_states_are_given_out(tmp_path):
     for env_class in (EndlessEnv, WithoutState):
         env = build(env_class, interval=INTERVAL, num_envs=1)
         play(env, drawn_actions(env, 100))
-        lengths[env_class] = env._log.length
+        lengths[env_class] = env.episodes.log.length
     assert lengths == {EndlessEnv: 19, WithoutState: 99}
 
 
-def test_every_wrapper_has_to_be_known(tmp_path):
-    def offered(*env_fns, **kwargs):
-        return saved_states.are_offered(build(*env_fns, **kwargs)._vector_env)
-
-    assert offered(EndlessEnv)
-    assert offered(limited)
-    assert not offered(WithoutState)
-    assert not offered(lambda: LoudEnv(EndlessEnv()))
-    processes = build(EndlessEnv, AsyncVectorEnv)
-    assert not saved_states.are_offered(processes._vector_env)
-    processes.close()
+def test_every_wrapper_has_to_be_known():
+    assert saved_states.are_offered(EndlessEnv())
+    assert saved_states.are_offered(limited())
+    assert not saved_states.are_offered(WithoutState())
+    assert not saved_states.are_offered(LoudEnv(EndlessEnv()))
 
 
-def test_a_state_that_no_file_of_arrays_holds_is_refused_by_name():
-    env = build(SecretiveEnv, interval=INTERVAL)
-    with pytest.raises(UserError, match=r"SecretiveEnv.get_state\(\) returns 'generator'"):
-        env._vector_env.reset()
-        saved_states.get(env._vector_env)
+def test_environments_in_processes_give_their_states(tmp_path):
+    first, second = assert_continues(
+        lambda: build(EndlessEnv, ProcessVector, num_envs=2, interval=INTERVAL), tmp_path, 50, 20
+    )
+    assert first.episodes.log.states
+    first.close()
+    second.close()
+
+
+class ArrayEnv(EndlessEnv):
+    """Has a `get_state` of another form."""
+
+    def get_state(self):
+        return np.zeros(3)
+
+
+class ArgumentEnv(EndlessEnv):
+    """Has a `get_state` that takes an argument."""
+
+    def get_state(self, place):  # type: ignore[override]
+        return {"place": place}
+
+
+@pytest.mark.parametrize("env_class", [SecretiveEnv, ArrayEnv, ArgumentEnv])
+def test_a_get_state_of_another_form_is_not_used(env_class, capsys):
+    env = build(env_class, interval=INTERVAL, num_envs=1)
+    env.reset()
+    assert "walk: its get_state is not used to resume" in capsys.readouterr().err
+    play(env, drawn_actions(env, 100))
+    assert env.episodes.log.length == 100
 
 
 def test_what_evaluates_keeps_no_actions():
     env = build(interval=INTERVAL)
-    env.keep_no_actions()
+    env.episodes.keep_no_actions()
     play(env, drawn_actions(env, 50))
-    assert env._log.steps == 0
-    np.testing.assert_array_equal(env._log.numbers, 0)
+    assert env.episodes.log.steps == 0
+    np.testing.assert_array_equal(env.episodes.log.numbers, 0)

@@ -1,15 +1,14 @@
 import json
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted_environments import RaisingEnv, ScriptedEnv, environment
+from scripted_environments import RaisingEnv, ScriptedEnv, environment, gymnasium_vector
 
-from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
-from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.sync_vector import SyncVector
+from pipeline.environments.vectors import GymnasiumVector
 from pipeline.utils.errors import UserError
 
 FIRST, MID, LAST = 0, 1, 2
@@ -25,7 +24,7 @@ def rows(env, num_steps, action=0):
     )
 
 
-@pytest.mark.parametrize("vector_class", [LeanSyncVectorEnv, SyncVectorEnv])
+@pytest.mark.parametrize("vector_class", [SyncVector, gymnasium_vector(SyncVectorEnv)])
 def test_step_types_rewards_and_discounts(vector_class):
     env = environment(
         ScriptedEnv([(2, "terminated")]),
@@ -79,7 +78,7 @@ def test_other_autoreset_modes_are_refused():
         [lambda: ScriptedEnv([(1, "terminated")])], autoreset_mode=AutoresetMode.SAME_STEP
     )
     with pytest.raises(UserError, match="NEXT_STEP"):
-        VectorEnvironment(vector_env, name="scripted", seed=1)
+        GymnasiumVector(vector_env)
 
 
 def test_seeds_differ_between_runs_environments_and_resets():
@@ -109,7 +108,7 @@ def test_the_number_of_a_reset_chooses_the_episodes():
     env = environment(scripted)
     for _ in range(3):
         env.reset()
-    env.choose_episodes(1)
+    env.episodes.choose(1)
     env.reset()
     first, second, third, fourth = scripted.seeds
     assert fourth == second
@@ -151,7 +150,7 @@ def test_an_exception_is_kept_and_named_eagerly_and_in_a_graph():
         assert env.failure_message() == ""
         with pytest.raises(raised):
             wrap(env.step)(tf.zeros([1], tf.int32))
-        assert isinstance(env.error, KeyError)
+        assert isinstance(env.episodes.error, KeyError)
         message = env.failure_message()
         assert "scripted raised KeyError: 'no such room'" in message
         assert "scripted_environments.py" in message
@@ -207,22 +206,20 @@ def test_an_observation_of_another_shape_is_an_error(observation):
 
     env = environment(WrongEnv([(9, "terminated")]))
     env.reset()
-    with pytest.raises(ValueError, match="the observation's shape is"):
+    with pytest.raises(UserError, match="scripted: the observation's shape is"):
         env.step([0])
 
 
-def test_the_lean_vector_environment_gives_what_gymnasiums_gives():
+def test_rows_are_those_of_gymnasiums_vector_environment():
     make = [lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 3
-    lean, gymnasiums = LeanSyncVectorEnv(make), SyncVectorEnv(make)
+    ours, gymnasiums = SyncVector(make), GymnasiumVector(SyncVectorEnv(make))
     actions = np.random.default_rng(0).integers(0, 2, (100, 3))
-    both: tuple[Any, ...] = (lean, gymnasiums)
-    first = [vector_env.reset(seed=[1, 2, 3])[0] for vector_env in both]
-    np.testing.assert_array_equal(*first)
-    ends = np.zeros(2)
+    np.testing.assert_array_equal(ours.reset([1, 2, 3]), gymnasiums.reset([1, 2, 3]))
+    ends = 0
     for action in actions:
-        steps = [vector_env.step(action)[:4] for vector_env in both]
-        for mine, theirs in zip(*steps, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-            assert mine.dtype == theirs.dtype
-        ends += [steps[0][2].sum(), steps[0][3].sum()]
-    assert (ends > 0).all()
+        mine, theirs = ours.step(action), gymnasiums.step(action)
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+        ends += int(mine.is_last.sum())
+    assert ends > 10

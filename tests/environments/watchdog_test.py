@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ from conftest import TESTS
 from tiny_runs import bindings, gin_files
 
 from pipeline.environments import watchdog
-from pipeline.environments.sync_vector_env import LeanSyncVectorEnv
+from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
 from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.jsonl import read_jsonl
+from pipeline.utils.shutdown import StopSignal
 
 
 def train(root_dir, switches, *more):
@@ -57,8 +59,8 @@ def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
 
 @pytest.fixture
 def environment():
-    vector_env = LeanSyncVectorEnv([lambda: gymnasium.make("Walk-v0")])
-    environment = VectorEnvironment(vector_env, name="walk", seed=1)
+    makes = [lambda: gymnasium.make("Walk-v0")]
+    environment = VectorEnvironment(lambda: SyncVector(makes), name="walk", seed=1)
     yield environment
     environment.close()
 
@@ -72,14 +74,14 @@ def ended(monkeypatch):
 
 
 def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
-    dog = Watchdog([environment], lambda: "", timeout=0.5)
+    dog = Watchdog([environment], lambda: "", StopSignal(), timeout=0.5)
     started = time.monotonic()
     while time.monotonic() - started < 1.0:
-        environment.cross(time.sleep, 0.05)
+        environment.episodes.cross(time.sleep, 0.05)
     assert not ended.is_set()
     time.sleep(1.0)  # time between calls is not limited
     assert not ended.is_set()
-    environment.cross(ended.wait, 30.0)
+    environment.episodes.cross(ended.wait, 30.0)
     assert ended.is_set()
     dog.close()
     assert "environment walk has not returned" in capsys.readouterr().err
@@ -90,7 +92,7 @@ def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(environment
         raise WriteError("Cannot read the checkpoints")
 
     with pytest.raises(WriteError):
-        Watchdog([environment], unreadable, timeout=0.0)._end(environment)
+        Watchdog([environment], unreadable, StopSignal())._check(environment, 300)
     assert ended.is_set()
     assert "environment walk has not returned" in capsys.readouterr().err
 
@@ -107,14 +109,14 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
         over.release()
 
     with over:
-        calls = [(cross,), (environment.cross, in_the_way), (cross,)]
+        calls = [(cross,), (environment.episodes.cross, in_the_way), (cross,)]
         threads = [threading.Thread(target=call, args=args) for call, *args in calls]
         for thread in threads:
             thread.start()
-        while not environment.crossing:
+        while not environment.episodes.crossing:
             time.sleep(0.01)
         time.sleep(0.1)
-        Watchdog([environment], str, timeout=0.0)._end(environment)
+        Watchdog([environment], str, StopSignal())._check(environment, 300)
     for thread in threads:
         thread.join()
     assert ended.is_set()
@@ -124,10 +126,26 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
 
 def test_a_negative_timeout_is_refused():
     with pytest.raises(UserError, match="Watchdog.timeout = -1: must be a number, at least 0"):
-        Watchdog([], lambda: "", timeout=-1)
+        Watchdog([], lambda: "", StopSignal(), timeout=-1)
 
 
-def test_a_timeout_of_0_waits_for_ever(environment, ended):
-    before = threading.enumerate()
-    Watchdog([environment], lambda: "", timeout=0.0)
-    assert threading.enumerate() == before
+def test_a_timeout_of_0_waits_for_ever(environment, ended, monkeypatch):
+    monkeypatch.setattr(watchdog, "_TICK", 0.05)
+    dog = Watchdog([environment], lambda: "", StopSignal(), timeout=0.0)
+    environment.episodes.cross(ended.wait, 1.0)
+    assert not ended.is_set()
+    dog.close()
+
+
+@pytest.mark.parametrize("timeout", [0.0, 300.0])
+def test_after_a_signal_a_call_may_take_some_seconds(environment, ended, monkeypatch, timeout):
+    monkeypatch.setattr(watchdog, "_TICK", 0.05)
+    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.5)
+    stop = StopSignal()
+    dog = Watchdog([environment], lambda: "", stop, timeout=timeout)
+    environment.episodes.cross(ended.wait, 1.0)
+    assert not ended.is_set()
+    stop.requested, stop.signal = True, signal.SIGINT
+    environment.episodes.cross(ended.wait, 10.0)
+    assert ended.is_set()
+    dog.close()

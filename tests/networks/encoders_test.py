@@ -21,6 +21,7 @@ from tf_agents.specs import tensor_spec
 
 from pipeline.networks.encoders import (
     CategoricalHead,
+    ColourFramesToChannels,
     FramesToChannels,
     GaussianHead,
     HeadedNetwork,
@@ -81,6 +82,9 @@ def kind_of(encoder: tf.keras.Sequential) -> str:
         ((7, 7, 3), tf.uint8, SMALL, 128),
         ((96, 96, 3), tf.uint8, SMALL, 128),
         ((1, 1, 1), tf.float32, SMALL, 128),
+        ((3, 64, 64), tf.float32, SMALL, 128),
+        ((4, 84, 84, 3), tf.uint8, SMALL, 128),
+        ((4, 16, 16, 1), tf.float32, SMALL, 128),
     ],
 )
 def test_encoder_of(shape: tuple[int, ...], dtype: tf.DType, kind: str, features: int) -> None:
@@ -181,6 +185,25 @@ def test_what_are_no_bytes_keep_their_scale(spec: tf.TensorSpec) -> None:
     to_float = create_encoder(spec).layers[0]
     values = to_float(tf.cast([0, 1, 1], spec.dtype))
     np.testing.assert_array_equal(values, as_float32([0, 1, 1]))
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 30), (4, 40, 30), (2, 40, 30, 3)])
+def test_convolutions_see_height_and_width(shape: tuple[int, ...]) -> None:
+    spec = tf.TensorSpec(shape, tf.float32)
+    encoder = create_encoder(spec)
+    observations = some_observations(spec)
+    encoder(observations)
+    first = next(x for x in encoder.layers if isinstance(x, tf.keras.layers.Conv2D))
+    channels = shape[0] * (shape[3] if len(shape) == 4 else 1)
+    assert first.input_shape[1:] == (40, 30, channels)
+
+
+def test_colour_frames_become_channels() -> None:
+    frames = some_observations(tf.TensorSpec((2, 5, 6, 3), tf.float32))
+    channels = ColourFramesToChannels()(frames)
+    assert channels.shape == [3, 5, 6, 6]
+    np.testing.assert_array_equal(channels[..., :3], frames[:, 0])
+    np.testing.assert_array_equal(channels[..., 3:], frames[:, 1])
 
 
 def test_frames_become_channels() -> None:

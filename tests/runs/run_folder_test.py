@@ -142,7 +142,7 @@ def test_the_working_directory_is_not_moved_aside(folder, config, monkeypatch):
     begin(folder, seed=1)
     folder.close()
     monkeypatch.chdir(folder.path)
-    with pytest.raises(UserError, match="--root_dir=. cannot be moved .* pass --root_dir=run\\."):
+    with pytest.raises(UserError, match="run cannot be moved .* pass --root_dir=run\\."):
         RunFolder(".").open("restart", 2)
     assert (folder.path / "run.json").exists()
 

@@ -126,8 +126,8 @@ def test_actors_take_turns_in_an_order_drawn_for_every_round():
     taken: list[int] = []
     for number, actor in enumerate(training.runner._actors):
         (driver,) = actor.drivers
-        vector_env = driver.environment._vector_env
-        vector_env.step = followed(vector_env.step, taken, number)
+        vector = driver.environment.episodes.vector
+        vector.step = followed(vector.step, taken, number)
     training.train(12, 10**6)
     turns = [now for now, before in zip(taken, [None, *taken], strict=False) if now != before]
     orders = {tuple(turns[i : i + 3]) for i in range(0, 24, 3)}
@@ -136,9 +136,9 @@ def test_actors_take_turns_in_an_order_drawn_for_every_round():
 
 
 def followed(step, taken, number):
-    def follow(action):
+    def follow(*arguments):
         taken.append(number)
-        return step(action)
+        return step(*arguments)
 
     return follow
 
@@ -369,7 +369,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     chosen = {"asynchronous_runner__scheduler": scheduler}
     run = Run(tmp_path / "run", PLAN, "a3c", **chosen)
     failing, other = (driver.environment for driver in run.parts.runner.drivers)
-    run.at(130, lambda: setattr(failing._vector_env, "step", no_such_room))
+    run.at(130, lambda: setattr(failing.episodes.vector, "step", no_such_room))
     with pytest.raises(UserError) as error:
         run.train()
     newest = run.checkpoints[-1]
@@ -389,8 +389,8 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert after.time_step.step_type[0] == StepType.LAST
     assert after.statistics.episode_length[0] == 0
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    assert first._pending_reset
-    np.testing.assert_array_equal(second._rows[3], other._rows[3])
+    assert first.episodes._pending_reset
+    np.testing.assert_array_equal(second.episodes.current()[3], other.episodes.current()[3])
     result = resumed.loop.train()
     assert result["env_steps"] >= PLAN.num_env_steps
     assert result["scheduler"] == scheduler
@@ -402,7 +402,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert not actor_threads()
 
 
-def no_such_room(action):
+def no_such_room(*arguments):
     raise KeyError("no such room")
 
 
@@ -410,13 +410,13 @@ def no_such_room(action):
 def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path, algorithm):
     run = Run(tmp_path / "run", PLAN, algorithm, **THREADS)
     _, environment = (driver.environment for driver in run.parts.runner.drivers)
-    step = environment._vector_env.step
+    step = environment.episodes.vector.step
 
-    def with_nan(action):
-        observation, reward, *others = step(action)
-        return observation, reward * np.nan, *others
+    def with_nan(*arguments):
+        outcome = step(*arguments)
+        return outcome._replace(reward=outcome.reward * np.nan)
 
-    run.at(130, lambda: setattr(environment._vector_env, "step", with_nan))
+    run.at(130, lambda: setattr(environment.episodes.vector, "step", with_nan))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
         run.train()
     run.close()
@@ -460,8 +460,8 @@ def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
     error = RuntimeError("a message\nof two lines")
     environment = run.parts.runner.drivers[1].environment
     with pytest.raises(RuntimeError):
-        environment._vector_env.step = Mock(side_effect=error)
-        environment._step_rows(np.zeros(1, np.int32))
+        environment.episodes.vector.step = Mock(side_effect=error)
+        environment.episodes.step(np.zeros(1, np.int32))
     errors = [MemoryError("of an actor"), error]
     halted = Halted(errors if others == "before" else errors[::-1], state)
     run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
@@ -477,12 +477,12 @@ def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
 
     resumed = Run(tmp_path / "run", PLAN, "a3c")
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    first._replayed_rows = lambda: no_such_room(None)
+    first.episodes._replayed_rows = no_such_room
     resumed.loop.restore()
     carry = resumed.loop._state.carry
     assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
-    assert first._pending_reset
-    assert second._pending_reset
+    assert first.episodes._pending_reset
+    assert second.episodes._pending_reset
     resumed.loop.train()
     lengths = resumed.loop._state.carry.statistics.last_lengths.numpy()
     assert set(lengths[lengths > 0]) == {7, 11}

@@ -104,7 +104,7 @@ def test_evaluation_has_its_own_bindings_and_never_the_seeds_of_training():
     assert evaluation.batch_size == 5
     assert parts.environment.batch_size == 2
     seeds = [
-        {env.unwrapped.np_random_seed for env in environment._vector_env.envs}
+        {x.env.unwrapped.np_random_seed for x in environment.episodes.vector.vector.envs}
         for environment in (parts.environment, evaluation)
         if environment.reset() is not None
     ]
@@ -140,7 +140,7 @@ def carry_of(parts, environment):
 
 def test_building_does_not_step_or_reset_the_environments():
     parts = build_components("dqn")
-    assert parts.environment.resets == 0
+    assert parts.environment.episodes.resets == 0
     assert parts.environment.seconds == 0
 
 

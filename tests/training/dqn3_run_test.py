@@ -190,7 +190,7 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
     trained_on: Any = parts.environment
     evaluated_on: Any = evaluator.environment
     for environment, life_loss_is_terminal in ((trained_on, True), (evaluated_on, False)):
-        (game,) = environment._vector_env.envs
+        (game,) = (single.env for single in environment.episodes.vector.envs)
         assert (game._noop_max, game._frame_skip, game._stack.shape) == (30, 4, (4, 84, 84))
         assert game._max_episode_frames == math.inf
         assert game._life_loss_is_terminal == life_loss_is_terminal

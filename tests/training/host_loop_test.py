@@ -388,13 +388,12 @@ def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_pat
     run = Run(tmp_path / "run", gymnasium_environment__vectorization_mode="async")
 
     def kill():
-        run.parts.environment._vector_env.processes[1].kill()
+        run.parts.environment.episodes.vector.processes[1].kill()
 
     run.at(210, kill)
     with pytest.raises(UserError) as error:
         run.train()
-    assert "tiny_runs:Walk-v0 raised" in str(error.value)
-    assert "one of its processes has died" in str(error.value)
+    assert "tiny_runs:Walk-v0: the process of environment 1 has died" in str(error.value)
     assert "is intact" in str(error.value)
     run.close()
 
@@ -568,4 +567,4 @@ def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     assert now.loss_count == before.loss_count
     assert restored.loop._host == run.loop._host
     assert int(restored.parts.env_steps) == run.loop.env_steps >= 150
-    assert restored.parts.environment.resets == run.parts.environment.resets
+    assert restored.parts.environment.episodes.resets == run.parts.environment.episodes.resets

@@ -136,7 +136,7 @@ def test_a_chunk_calls_python_once_a_vector_step():
     run.collect(30, 10**6)
     run.train(1, 10**6)
     environment = run.parts.environment
-    step = environment._vector_env.step = mock.Mock(wraps=environment._vector_env.step)
+    step = environment.episodes.vector.step = mock.Mock(wraps=environment.episodes.vector.step)
     # Such a small number of steps is unrolled.
     assert python_functions(run.iterations.train) == run.parts.experience.collect_steps
     run.train(20, 10**6)

@@ -1,0 +1,250 @@
+"""Vector of environments that run in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from pipeline.environments.saved_states import State
+from pipeline.environments.single_env import RemoteError, SingleEnv, describe
+from pipeline.environments.vectors import Outcome, new_observations
+from pipeline.utils.errors import UserError
+
+_CLOSE_SECONDS = 5.0  # after which a process that does not end is killed
+
+# A forked process knows the gin bindings of wrappers and ids that were registered by hand; a
+# spawned one would know neither.
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+class ProcessDied(UserError):
+    """Raised if the process of an environment has ended."""
+
+
+class ProcessVector:
+    """Steps its environments at the same time, each in a process of its own.
+
+    Results, checks and messages are those of `SyncVector`. The processes may have children. They
+    end when this process ends.
+    """
+
+    thread = 0
+
+    def __init__(self, makes: Sequence[Callable[[], gymnasium.Env]]):
+        """Starts the processes, which build their environments."""
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        # Without it, Python would wait at its end for processes that were never closed.
+        self._finalizer = multiprocessing.util.Finalize(
+            self, _kill, args=(self._processes,), exitpriority=10
+        )
+        for make in makes:
+            connection, of_child = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(
+                target=_serve, args=(of_child, make, os.getpid()), name="environment"
+            )
+            process.start()
+            of_child.close()
+            self._processes.append(process)
+            self._connections.append(connection)
+        self.num_envs = len(self._processes)
+        try:
+            description = self._receive(range(self.num_envs))[0]
+        except BaseException:
+            self._finalizer()
+            raise
+        self.observation_space: gymnasium.Space = description["observation_space"]
+        self.action_space: gymnasium.Space = description["action_space"]
+        self.renders: bool = description["renders"]
+        self.render_fps: float = description["render_fps"]
+        self.notes: Sequence[str] = description["notes"]
+        self._offers_states: bool = description["offers_states"]
+        self._observation = new_observations(self.observation_space, self.num_envs)
+
+    @property
+    def processes(self) -> Sequence[BaseProcess]:
+        """Returns the process of every environment."""
+        return self._processes
+
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+        """Resets environments; see `Vector.reset`."""
+        indices = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        for index in indices:
+            self._send(index, "reset", seeds[index])
+        self._observation = self._observation.copy()
+        self._receive(indices, self._observation)
+        return self._observation
+
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
+        """Steps environments; see `Vector.step`."""
+        indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
+        for index in indices:
+            self._send(index, "step", actions[index])
+        observation = self._observation = self._observation.copy()
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        answers = self._receive(indices, observation)
+        for index, answer in zip(indices, answers, strict=True):
+            reward[index], terminated[index], truncated[index] = answer
+        discount = np.subtract(1, terminated, dtype=np.float32)
+        return Outcome(observation, reward, discount, terminated | truncated)
+
+    def render(self) -> Any:
+        """Returns the first environment's current frame."""
+        return self._ask([0], "render", [None])[0]
+
+    def offers_states(self) -> bool:
+        """Returns True if the environments and their wrappers offer their states."""
+        return self._offers_states
+
+    def get_states(self) -> list[State]:
+        """Returns the state of every environment."""
+        return self._ask(range(self.num_envs), "get_state", [None] * self.num_envs)
+
+    def set_states(self, states: Sequence[State]) -> None:
+        """Restores the state of every environment."""
+        self._ask(range(self.num_envs), "set_state", states)
+
+    def close(self) -> None:
+        """Closes all environments and ends their processes, also if one raises."""
+        alive = [index for index, process in enumerate(self._processes) if process.is_alive()]
+        try:
+            self._ask(alive, "close", [None] * len(alive), _CLOSE_SECONDS)
+        finally:
+            self._finalizer()
+
+    def _ask(
+        self,
+        indices: Sequence[int],
+        command: str,
+        arguments: Iterable[Any],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        for index, argument in zip(indices, arguments, strict=True):
+            self._send(index, command, argument)
+        return self._receive(indices, timeout=timeout)
+
+    def _send(self, index: int, command: str, argument: Any) -> None:
+        try:
+            self._connections[index].send((command, argument))
+        except OSError as error:
+            raise self._died(index) from error
+
+    def _receive(
+        self,
+        indices: Sequence[int],
+        observation: np.ndarray | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Receives an answer from every process of `indices`.
+
+        All answers are received before the first failure is raised, so that the next answer of a
+        process belongs to the next question.
+
+        Args:
+          indices: Numbers of the processes.
+          observation: Array [N, ...] that observations are copied to; None if there are none.
+          timeout: Seconds to wait for an answer; None for no limit. It is no error if there is
+            none then.
+        """
+        answers: list[Any] = []
+        errors: list[Exception] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for index in indices:
+            connection = self._connections[index]
+            if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
+                continue
+            try:
+                kind, answer = connection.recv()
+                if kind == _OK and observation is not None:
+                    row = memoryview(observation[index, ...].reshape(-1).view(np.uint8))
+                    connection.recv_bytes_into(row)
+            except (EOFError, OSError):
+                errors.append(self._died(index))
+                continue
+            if kind == _OK:
+                answers.append(answer)
+            else:
+                errors.append((UserError if kind == _USER_ERROR else RemoteError)(answer))
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _died(self, index: int) -> ProcessDied:
+        self._processes[index].join(timeout=1.0)
+        code = self._processes[index].exitcode
+        return ProcessDied(
+            f"the process of environment {index} has died (exit code {code}), perhaps because it "
+            "ran out of memory"
+        )
+
+
+_OK, _USER_ERROR, _ERROR = "ok", "user error", "error"
+
+
+def _kill(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join()
+
+
+def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: int) -> None:
+    """Runs an environment in its process: answers one message after the other."""
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        env = SingleEnv(make)
+    except Exception as error:
+        connection.send(_failure(error))
+        return
+    observation = new_observations(env.env.observation_space, 1)[0, ...]
+    commands: dict[str, Callable[[Any], Any]] = {
+        "reset": lambda seed: env.reset(seed, observation),
+        "step": lambda action: env.step(action, observation),
+        "render": lambda _: env.render(),
+        "get_state": lambda _: env.get_state(),
+        "set_state": env.set_state,
+        "close": lambda _: env.close(),
+    }
+    connection.send((_OK, env.description))
+    command = ""
+    while command != "close":
+        try:
+            command, argument = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = commands[command](argument)
+        except Exception as error:
+            connection.send(_failure(error))
+            continue
+        connection.send((_OK, answer))
+        if command in ("reset", "step"):
+            connection.send_bytes(observation.tobytes())
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    if isinstance(error, UserError):
+        return _USER_ERROR, str(error)
+    return _ERROR, describe(error)
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process as soon as its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

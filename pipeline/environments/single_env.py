@@ -1,0 +1,186 @@
+"""One environment of a vector, whose results are checked."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from pipeline.environments import saved_states
+from pipeline.environments.saved_states import State
+from pipeline.environments.vectors import DEFAULT_FPS
+from pipeline.utils.errors import UserError
+
+_STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
+_RESET = "gymnasium's reset takes seed=... and options=... and returns (observation, info)"
+
+
+class SingleEnv:
+    """One environment, which the step after an episode's end resets.
+
+    Infos are ignored. Everything else that the environment returns is checked and copied, so that
+    the environment may change its arrays later.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env]):
+        """Builds the environment with `make`."""
+        self.env = make()
+        self._space: Any = self.env.observation_space
+        self._is_over = False
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Returns what a vector needs to know about its environments."""
+        fps: Any = self.env.metadata.get("render_fps")
+        is_number = isinstance(fps, int | float) and fps > 0
+        return {
+            "observation_space": self.env.observation_space,
+            "action_space": self.env.action_space,
+            "renders": self.env.render_mode == "rgb_array",
+            "render_fps": float(fps) if is_number else DEFAULT_FPS,
+            "offers_states": saved_states.are_offered(self.env),
+            "notes": self._notes(),
+        }
+
+    def reset(self, seed: int, observation: np.ndarray) -> None:
+        """Resets the environment.
+
+        Args:
+          seed: Seed of everything that the environment draws.
+          observation: Array that the observation is copied to.
+
+        Raises:
+          UserError: If the environment does not have gymnasium's interface.
+        """
+        self._reset(observation, seed=seed)
+
+    def step(self, action: Any, observation: np.ndarray) -> tuple[float, bool, bool]:
+        """Steps the environment, or resets it if its episode is over.
+
+        Args:
+          action: Action of the environment's action space.
+          observation: Array that the observation is copied to.
+
+        Returns:
+          The reward, whether the episode has terminated, and whether it was truncated.
+
+        Raises:
+          UserError: If the environment does not have gymnasium's interface.
+        """
+        if self._is_over:
+            self._reset(observation)
+            return 0.0, False, False
+        try:
+            results = self.env.step(action)
+        except SystemExit as error:
+            raise self._fault("step() called sys.exit()") from error
+        except ValueError as error:  # wrappers of gymnasium unpack the results too
+            if _is_raised_by_gymnasium(error) and "to unpack (expected 5" in str(error):
+                raise self._fault(f"step() does not return five values; {_STEP}") from error
+            raise
+        try:
+            received, reward, terminated, truncated, _ = results
+        except (TypeError, ValueError) as error:
+            count = f"{len(results)} values" if isinstance(results, tuple) else repr(results)
+            raise self._fault(f"step() returned {count:.80}; {_STEP}") from error
+        self._store(received, observation)
+        try:
+            number = float(reward)
+        except (TypeError, ValueError) as error:
+            raise self._fault(f"the reward {reward!r:.80} is not a number") from error
+        is_terminated, is_truncated = bool(terminated), bool(truncated)
+        self._is_over = is_terminated or is_truncated
+        return number, is_terminated, is_truncated
+
+    def render(self) -> Any:
+        """Returns the current frame, as the environment returned it."""
+        return self.env.render()
+
+    def get_state(self) -> State:
+        """Returns the environment's state; see `saved_states`."""
+        return saved_states.get(self.env)
+
+    def set_state(self, state: State) -> None:
+        """Restores the environment's state."""
+        saved_states.set_state(self.env, state)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+    def _notes(self) -> list[str]:
+        """Returns sentences about what a user may not expect."""
+        layers = saved_states.layers(self.env)
+        names = [type(x).__name__ for x in layers if isinstance(x, gymnasium.RewardWrapper)]
+        return [
+            f"rewards pass through {name}: the logged returns are sums of what it returns"
+            for name in names
+        ]
+
+    def _reset(self, observation: np.ndarray, **seed: Any) -> None:
+        try:
+            results = self.env.reset(**seed)
+        except SystemExit as error:
+            raise self._fault("reset() called sys.exit()") from error
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                raise self._fault(f"reset() does not accept a seed; {_RESET}") from error
+            raise
+        if not (isinstance(results, tuple) and len(results) == 2):
+            raise self._fault(f"reset() returned no info; {_RESET}")
+        self._store(results[0], observation)
+        self._is_over = False
+
+    def _store(self, received: Any, observation: np.ndarray) -> None:
+        """Copies an observation and checks that it has the space's shape and kind of numbers."""
+        if np.shape(received) != observation.shape:
+            raise self._fault(
+                f"the observation's shape is {np.shape(received)}, but its space is {self._space}"
+            )
+        try:
+            np.copyto(observation, received, casting="same_kind")
+        except TypeError as error:
+            given = np.asarray(received)
+            if given.dtype.kind in "ui":
+                observation[...] = given.astype(observation.dtype)
+            if given.dtype.kind not in "ui" or not np.array_equal(observation, given):
+                raise self._fault(
+                    f"the observation has the dtype {given.dtype}, whose values cannot be stored "
+                    f"in its space {self._space} without a change"
+                ) from error
+
+    def _fault(self, message: str) -> UserError:
+        env_class = type(self.env.unwrapped)
+        name = f"{env_class.__module__}.{env_class.__qualname__}"
+        try:
+            place = f" in {inspect.getsourcefile(env_class)}"
+        except TypeError:  # a built-in class
+            place = ""
+        return UserError(f"{message}. Change the environment's class {name}{place}, or wrap it.")
+
+
+def _is_raised_by_gymnasium(error: Exception) -> bool:
+    return "gymnasium" in traceback.extract_tb(error.__traceback__)[-1].filename
+
+
+def describe(error: Exception) -> str:
+    """Describes an exception of an environment: its type, its message and its place.
+
+    The place is that of the innermost cause because gymnasium rephrases some exceptions.
+    """
+    if isinstance(error, RemoteError):
+        return str(error)
+    innermost: BaseException = error
+    while innermost.__cause__ and innermost.__cause__.__traceback__:
+        innermost = innermost.__cause__
+    frame = traceback.extract_tb(innermost.__traceback__)[-1]
+    message = str(error).split("\n  In call to configurable ")[0]  # gin appends the rest
+    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno}, in {frame.name})"
+
+
+class RemoteError(Exception):
+    """Exception of an environment in another process; its message is that of `describe`."""

@@ -1,0 +1,90 @@
+"""Vector of environments that are stepped one after the other in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from pipeline.environments.saved_states import State
+from pipeline.environments.single_env import SingleEnv
+from pipeline.environments.vectors import Outcome, new_observations
+
+
+class SyncVector:
+    """Steps its environments one after the other; rows are independent of each other."""
+
+    thread = 0
+
+    def __init__(self, makes: Sequence[Callable[[], gymnasium.Env]]):
+        """Builds the environments, and closes them again if one raises."""
+        self.envs: list[SingleEnv] = []
+        try:
+            for make in makes:
+                self.envs.append(SingleEnv(make))
+        except BaseException:
+            self.close()
+            raise
+        self.num_envs = len(self.envs)
+        description = self.envs[0].description
+        self.observation_space: gymnasium.Space = description["observation_space"]
+        self.action_space: gymnasium.Space = description["action_space"]
+        self.renders: bool = description["renders"]
+        self.render_fps: float = description["render_fps"]
+        self.notes: Sequence[str] = description["notes"]
+        self._observation = new_observations(self.observation_space, self.num_envs)
+
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+        """Resets environments; see `Vector.reset`."""
+        self._observation = self._observation.copy()
+        for index in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+            self.envs[index].reset(seeds[index], self._observation[index, ...])
+        return self._observation
+
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
+        """Steps environments; see `Vector.step`."""
+        observation = self._observation = (
+            np.empty_like(self._observation) if live is None else self._observation.copy()
+        )
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        for index in range(self.num_envs) if live is None else np.flatnonzero(live).tolist():
+            reward[index], terminated[index], truncated[index] = self.envs[index].step(
+                actions[index], observation[index, ...]
+            )
+        is_last = terminated | truncated
+        return Outcome(observation, reward, self._discount(terminated), is_last)
+
+    def render(self) -> Any:
+        """Returns the first environment's current frame."""
+        return self.envs[0].render()
+
+    def offers_states(self) -> bool:
+        """Returns True if the environments and their wrappers offer their states."""
+        return self.envs[0].description["offers_states"]
+
+    def get_states(self) -> list[State]:
+        """Returns the state of every environment."""
+        return [env.get_state() for env in self.envs]
+
+    def set_states(self, states: Sequence[State]) -> None:
+        """Restores the state of every environment."""
+        for env, state in zip(self.envs, states, strict=True):
+            env.set_state(state)
+
+    def close(self) -> None:
+        """Closes all environments, also if one raises."""
+        errors = []
+        while self.envs:
+            try:
+                self.envs.pop().close()
+            except Exception as error:  # the environment's author chose its type
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _discount(self, terminated: np.ndarray) -> np.ndarray:
+        """Computes the discounts, float32 [N], of a step."""
+        return np.subtract(1, terminated, dtype=np.float32)

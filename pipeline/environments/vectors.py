@@ -1,0 +1,169 @@
+"""Defines the interface of vectors of environments, and adapts gymnasium's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from pipeline.environments.saved_states import State
+from pipeline.utils.errors import UserError
+
+DEFAULT_FPS = 30.0
+
+
+class Outcome(NamedTuple):
+    """Results of a vector step.
+
+    Attributes:
+      observation: Observations [N, ...] in the space's dtype.
+      reward: float32 [N]; 0 where the step has reset an environment.
+      discount: float32 [N]; 0 where nothing that follows counts: the episode has terminated, or, in
+        some environments, a life was lost.
+      is_last: bool [N]; True where an episode has ended.
+    """
+
+    observation: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    is_last: np.ndarray
+
+
+class Vector(Protocol):
+    """N environments that are reset and stepped together.
+
+    The step after an episode's end ignores its action and resets the environment instead, as in
+    gymnasium's autoreset mode NEXT_STEP. Returned arrays are never written again.
+    """
+
+    num_envs: int
+    observation_space: gymnasium.Space  # of one environment
+    action_space: gymnasium.Space  # of one environment
+    renders: bool
+    render_fps: float  # frames per second at which one frame for each step shows natural speed
+    notes: Sequence[str]  # sentences that a user should read before training
+    thread: int  # identifier of the thread that runs the environments; 0: the thread that calls
+
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+        """Resets environments, each with its own seed.
+
+        Args:
+          seeds: Seeds of all N environments.
+          mask: bool [N], the environments to reset; None for all.
+
+        Returns:
+          Observations of all N environments.
+        """
+
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
+        """Steps environments.
+
+        Args:
+          actions: Actions [N, ...] of the action space.
+          live: bool [N], the environments to step; None for all. A vector may step all of them
+            anyway. What it returns for the others has no meaning.
+        """
+
+    def render(self) -> Any:
+        """Returns the first environment's current frame, as the environment returned it."""
+
+    def offers_states(self) -> bool:
+        """Returns True if `get_states` and `set_states` can be used."""
+
+    def get_states(self) -> list[State]:
+        """Returns the state of every environment; see `saved_states`."""
+
+    def set_states(self, states: Sequence[State]) -> None:
+        """Restores the state of every environment. All of them must have been reset before."""
+
+    def close(self) -> None:
+        """Frees what the environments hold: processes, threads, windows."""
+
+
+def new_observations(space: gymnasium.Space, num_envs: int) -> np.ndarray:
+    """Returns an array [num_envs, ...] for observations of a space.
+
+    Spaces without a shape get one number; `specs.observation_spec` refuses them later.
+    """
+    return np.empty((num_envs, *(space.shape or ())), space.dtype)
+
+
+class GymnasiumVector:
+    """Adapts a gymnasium vector environment with autoreset mode NEXT_STEP.
+
+    The vector environment must be able to reset some of its environments alone, and must not write
+    again to arrays that it has returned.
+    """
+
+    thread = 0
+    notes: Sequence[str] = ()
+
+    def __init__(self, vector_env: gymnasium.vector.VectorEnv):
+        """Initializes the vector and takes ownership of `vector_env`.
+
+        Raises:
+          UserError: If the autoreset mode is not supported.
+        """
+        mode = vector_env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.NEXT_STEP:
+            raise UserError(
+                f"the vector environment's autoreset mode is {mode}. Use AutoresetMode.NEXT_STEP, "
+                "the only mode that maps onto TF-Agents' time steps."
+            )
+        # Any, because gymnasium's vector environments take different kinds of seeds.
+        self.vector_env: Any = vector_env
+        self.num_envs = vector_env.num_envs
+        self.observation_space = vector_env.single_observation_space
+        self.action_space = vector_env.single_action_space
+        self.renders = vector_env.render_mode == "rgb_array"
+        self.render_fps = float(vector_env.metadata.get("render_fps") or DEFAULT_FPS)
+
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+        """Resets environments; see `Vector.reset`."""
+        options = None if mask is None else {"reset_mask": mask}
+        observation, info = self.vector_env.reset(seed=self._seeds(seeds, mask), options=options)
+        self._on_reset(info)
+        return observation
+
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
+        """Steps all environments; see `Vector.step`."""
+        observation, reward, terminated, truncated, info = self.vector_env.step(actions)
+        is_last = terminated | truncated
+        discount = self._discount(terminated, is_last, info)
+        return Outcome(observation, reward.astype(np.float32), discount, is_last)
+
+    def render(self) -> Any:
+        """Returns the first environment's current frame."""
+        return self.vector_env.render()[0]
+
+    def offers_states(self) -> bool:
+        """Returns False: gymnasium's vector environments pass no states on."""
+        return False
+
+    def get_states(self) -> list[State]:
+        """Raises NotImplementedError."""
+        raise NotImplementedError
+
+    def set_states(self, states: Sequence[State]) -> None:
+        """Raises NotImplementedError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes the vector environment."""
+        self.vector_env.close()
+
+    def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:
+        """Returns the seeds in the form that the vector environment's `reset` takes."""
+        return list(seeds)
+
+    def _on_reset(self, info: dict[str, Any]) -> None:
+        """Handles the infos of a reset. Subclasses override it to track values in `info`."""
+
+    def _discount(
+        self, terminated: np.ndarray, is_last: np.ndarray, info: dict[str, Any]
+    ) -> np.ndarray:
+        """Computes the discounts, float32 [N], of a step."""
+        return np.subtract(1, terminated, dtype=np.float32)

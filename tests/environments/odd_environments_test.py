@@ -1,0 +1,183 @@
+"""Whole runs with environments as people have them."""
+
+import os
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import ROOT, TESTS
+from gymnasium.spaces import Box, Discrete
+
+HERE = os.path.dirname(__file__)
+
+
+class PlainEnv(gymnasium.Env):
+    """Episodes of twenty steps with random observations."""
+
+    observation_space = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(2)
+    length = 20
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def step(self, action):
+        self.time += 1
+        return self.observe(), 1.0, self.time >= self.length, False, {}
+
+
+class StrictEnv(PlainEnv):
+    """Refuses to be reset before its episode is over."""
+
+    is_over = True
+
+    def reset(self, **kwargs):
+        if not self.is_over:
+            raise RuntimeError("reset() before the episode is over")
+        self.is_over = False
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        results = super().step(action)
+        self.is_over = results[2]
+        return results
+
+
+class EndlessEnv(PlainEnv):
+    """Has no end and no limit."""
+
+    length = 10**9
+
+
+class MovingEnv(PlainEnv):
+    """Changes the working directory of its process."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        os.chdir("/")
+
+
+class KerasEnv(PlainEnv):
+    """Computes its observations with a Keras model."""
+
+    def __init__(self, render_mode=None):
+        import tensorflow as tf
+
+        super().__init__(render_mode)
+        self.model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(3,))])
+
+    def observe(self):
+        return self.model.predict(super().observe()[None], verbose=0)[0].clip(-1, 1)
+
+
+class HangingEnv(PlainEnv):
+    """Does not return from its second reset."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        import time
+
+        self.resets += 1
+        if self.resets == 2:
+            print("hanging", flush=True)
+            time.sleep(600)
+        return super().reset(**kwargs)
+
+
+for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv):
+    name = env_class.__name__.removesuffix("Env")
+    gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{env_class.__name__}")
+
+
+def start(folder, name, *bindings, root_dir="run"):
+    lines = [
+        f"gymnasium_environment.name = 'odd_environments_test:{name}-v0'",
+        "gymnasium_environment.num_envs = 2",
+        "train.num_env_steps = 400",
+        "train.eval_interval = 200",
+        "train.num_eval_episodes = 3",
+        "train.num_final_episodes = 3",
+        "initialize_replay_buffer.num_env_steps = 100",
+        "ReplayBuffer.capacity = 1_000",
+        "mlp_encoder.units = (8,)",
+        *bindings,
+    ]
+    command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
+    command += ["--gin_file=agents/dqn", "--gin_file=environments/gymnasium"]
+    return subprocess.Popen(
+        [*command, *(f"--gin_bindings={line}" for line in lines)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([HERE, str(TESTS), str(ROOT)])},
+    )
+
+
+SHORT = ["train.num_env_steps = 40", "train.eval_interval = 0", "train.num_final_episodes = 1"]
+
+
+def finish(process, seconds=100):
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("name", "bindings"),
+    [
+        ("Strict", []),
+        ("Endless", ["Evaluator.max_episode_steps = 50"]),
+        ("Keras", [*SHORT, "initialize_replay_buffer.num_env_steps = 20"]),
+    ],
+)
+def test_it_trains_to_the_end(tmp_path, name, bindings):
+    code, output = finish(start(tmp_path, name, *bindings))
+    assert code == 0, output
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_any_folder_can_be_resumed_although_the_environment_moves(tmp_path):
+    """Paths are relative to the folder in which the command was called."""
+    name = "my [runs] *\\?"
+    code, output = finish(start(tmp_path, "Moving", root_dir=name))
+    assert code == 0, output
+    assert (tmp_path / name / "result.json").exists()
+    code, output = finish(start(tmp_path, "Moving", "train.num_env_steps = 500", root_dir=name))
+    assert code == 0, output
+    assert f"resuming {tmp_path / name} at environment step 400" in output
+    flags = [f"--root_dir={name}", "--num_episodes=2"]
+    evaluated = subprocess.run(
+        [sys.executable, "-m", "pipeline.evaluate", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([HERE, str(TESTS), str(ROOT)])},
+        check=False,
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path):
+    process = start(tmp_path, "Hanging")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("hanging"):
+            break
+    process.terminate()
+    code, output = finish(process, seconds=12)
+    assert code == 143
+    assert "odd_environments_test:Hanging-v0 has not returned from a step or reset" in output

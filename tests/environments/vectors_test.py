@@ -1,0 +1,358 @@
+"""Vectors of environments in this thread, in a thread of their own, and in processes."""
+
+import multiprocessing
+import os
+import pickle
+import re
+import sqlite3
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.environments.process_vector import ProcessDied, ProcessVector
+from pipeline.environments.single_env import describe
+from pipeline.environments.sync_vector import SyncVector
+from pipeline.environments.thread_vector import ThreadVector
+from pipeline.utils.errors import UserError
+
+
+def in_thread(makes):
+    return ThreadVector(lambda: SyncVector(makes))
+
+
+VECTORS = {"sync": SyncVector, "thread": in_thread, "processes": ProcessVector}
+each_vector = pytest.mark.parametrize("vector_class", VECTORS.values(), ids=VECTORS)
+
+
+class PlainEnv(gymnasium.Env):
+    """Episodes of five steps with random observations."""
+
+    observation_space: Box = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(2)
+    length = 5
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        assert options is None
+        self.time = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def step(self, action):
+        self.time += 1
+        return self.observe(), 1.0, self.time >= self.length, False, {}
+
+
+def run(vector, num_steps=12, num_envs=2):
+    """Returns the outcomes of steps that follow a reset; closes the vector."""
+    try:
+        first = vector.reset(list(range(num_envs)))
+        return first, [vector.step(np.ones(num_envs, np.int64)) for _ in range(num_steps)]
+    finally:
+        vector.close()
+
+
+@st.composite
+def environments(draw):
+    """Draws a class of environments that may have a fault."""
+    dtype = np.dtype(draw(st.sampled_from(["float16", "float32", "float64", "uint8", "int64"])))
+    space = Box(0, 100, draw(st.sampled_from([(), (1,), (2, 3)])), dtype.type)
+    sent = np.dtype(draw(st.sampled_from(["float16", "float32", "uint8", "int64"])))
+    fault = draw(st.sampled_from([None, "shape", "reward", "raise", "four", "info"]))
+    fault_at = draw(st.integers(0, 7))
+
+    class DrawnEnv(PlainEnv):
+        observation_space = space
+
+        def observe(self):
+            shape = (7,) if self.has("shape") else space.shape
+            return (100 * self.np_random.uniform(0, 1, shape)).astype(sent)
+
+        def has(self, name):
+            return fault == name and self.time == fault_at
+
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            if self.has("raise"):
+                raise SimulatorError(7, "joint 3")
+            if self.has("four"):
+                return observation, reward, terminated, info
+            reward = "much" if self.has("reward") else reward
+            return observation, reward, terminated, truncated, None if self.has("info") else info
+
+    return DrawnEnv
+
+
+class SimulatorError(Exception):
+    """Cannot be pickled, because its constructor takes other arguments than its message."""
+
+    def __init__(self, code, where):
+        super().__init__(f"{code} at {where}")
+        self.lock = threading.Lock()
+
+
+def outcomes(vector_class, env_class):
+    """Returns the arrays of a run, or the message of its failure."""
+    vector = vector_class([env_class] * 2)
+    try:
+        first, steps = run(vector)
+    except Exception as error:
+        return str(error) if isinstance(error, UserError) else describe(error)
+    return [first, *(array for step in steps for array in step)]
+
+
+@given(environments())
+@settings(max_examples=40)
+def test_all_vectors_give_the_same_rows_and_messages(env_class):
+    expected = outcomes(SyncVector, env_class)
+    for vector_class in (in_thread, ProcessVector):
+        found = outcomes(vector_class, env_class)
+        if isinstance(expected, str):
+            assert found == expected
+            continue
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+
+
+@each_vector
+def test_an_exception_names_the_line_of_the_environment(vector_class):
+    class FailingEnv(PlainEnv):
+        def step(self, action):
+            raise SimulatorError(7, "joint 3")
+
+    with pytest.raises(TypeError):
+        pickle.dumps(SimulatorError(7, "joint 3"))
+    with pytest.raises(Exception, match="7 at joint 3") as error:
+        run(vector_class([FailingEnv] * 2))
+    assert re.fullmatch(
+        rf"SimulatorError: 7 at joint 3 \({__file__}:\d+, in step\)", describe(error.value)
+    )
+
+
+@each_vector
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("step", lambda self: (self.observe(), 1.0, False, {}), "step() returned 4 values"),
+        ("step", lambda self: None, "step() returned None"),
+        ("step", lambda self: (self.observe(), "x", False, False, {}), "the reward 'x' is not"),
+        ("step", lambda self: (self.observe(), [1.0, 2.0], False, False, {}), "is not a number"),
+        ("step", lambda self: (np.zeros(2), 1.0, False, False, {}), "shape is (2,)"),
+        ("step", lambda self: (np.zeros(3, "c8"), 1.0, False, False, {}), "dtype complex64"),
+        ("step", lambda self: exit(3), "step() called sys.exit()"),
+        ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no info"),
+    ],
+)
+def test_another_interface_is_refused_by_name(vector_class, method, result, message):
+    class OddEnv(PlainEnv):
+        pass
+
+    setattr(OddEnv, method, lambda self, *args, **kwargs: result(self))
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        run(vector_class([OddEnv] * 2))
+    assert "OddEnv" in str(error.value) and __file__ in str(error.value)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_four_values_are_named_also_below_gymnasiums_wrappers(limit):
+    class OldEnv(PlainEnv):
+        def step(self, action):
+            return self.observe(), 1.0, False, {}
+
+    def make():
+        env = gymnasium.wrappers.OrderEnforcing(OldEnv())
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    with pytest.raises(UserError, match="gymnasium's step returns .observation, reward,"):
+        run(SyncVector([make]), num_envs=1)
+
+
+@each_vector
+def test_a_reset_without_a_seed_is_refused_by_name(vector_class):
+    class OldEnv(PlainEnv):
+        def reset(self):  # type: ignore[override]
+            return self.observe(), {}
+
+    with pytest.raises(UserError, match=r"reset\(\) does not accept a seed"):
+        run(vector_class([OldEnv] * 2))
+
+
+@each_vector
+def test_integers_that_fit_the_space_are_stored_and_others_refused(vector_class):
+    class BytesEnv(PlainEnv):
+        observation_space = Box(0, 255, (3,), np.uint8)
+        values: tuple = (0, 7, 255)
+
+        def observe(self):
+            return np.array(self.values)
+
+    first, _ = run(vector_class([BytesEnv] * 2))
+    assert first.dtype == np.uint8 and first.tolist() == [[0, 7, 255]] * 2
+
+    class TooLarge(BytesEnv):
+        values = (0, 7, 256)
+
+    class Halves(BytesEnv):
+        values = (0.0, 0.5, 1.0)
+
+    for env_class in (TooLarge, Halves):
+        with pytest.raises(UserError, match="cannot be stored in its space"):
+            run(vector_class([env_class] * 2))
+
+
+@each_vector
+def test_an_observation_may_change_after_it_was_returned(vector_class):
+    class ReusingEnv(PlainEnv):
+        array = np.zeros(3, np.float32)
+
+        def observe(self):
+            self.array += 1
+            return self.array
+
+    _, steps = run(vector_class([ReusingEnv]), num_steps=3, num_envs=1)
+    observed = [step.observation[0, 0] for step in steps]
+    assert len(set(observed)) == 3
+
+
+@each_vector
+def test_the_first_error_of_several_is_raised_and_all_are_closed(vector_class):
+    class FailingEnv(PlainEnv):
+        def step(self, action):
+            raise KeyError("no such room")
+
+    vector = vector_class([FailingEnv] * 3)
+    with pytest.raises(Exception, match="no such room"):
+        run(vector, num_envs=3)
+
+
+class HomeEnv(PlainEnv):
+    """Belongs to the thread that has built it."""
+
+    def __init__(self):
+        self.database = sqlite3.connect(":memory:")
+
+    def observe(self):
+        self.database.execute("select 1")
+        return super().observe()
+
+    def render(self):
+        self.database.execute("select 1")
+        return np.zeros((2, 2, 3), np.uint8)
+
+    def close(self):
+        self.database.close()
+
+
+@pytest.mark.parametrize("vector_class", [in_thread, ProcessVector])
+def test_an_environment_stays_in_its_thread(vector_class):
+    vector = vector_class([HomeEnv] * 2)
+    errors = []
+
+    def use():
+        try:
+            vector.render()
+            run(vector)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert not errors
+
+
+def test_the_thread_ends_when_the_vector_is_closed_or_cannot_be_built():
+    vector = in_thread([PlainEnv])
+    assert vector.thread in {thread.ident for thread in threading.enumerate()}
+    vector.close()
+    vector.close()
+    assert vector.thread not in {thread.ident for thread in threading.enumerate()}
+
+    def fail():
+        raise LookupError("no such floor")
+
+    before = threading.active_count()
+    with pytest.raises(LookupError):
+        in_thread([fail])
+    time.sleep(0.1)
+    assert threading.active_count() == before
+
+
+class ParentEnv(PlainEnv):
+    """Has a child process at every reset."""
+
+    def reset(self, **kwargs):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.01,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        return super().reset(**kwargs)
+
+
+def test_environments_in_processes_may_have_children():
+    run(ProcessVector([ParentEnv] * 2))
+
+
+def test_a_process_that_dies_is_named_and_the_others_end():
+    class DyingEnv(PlainEnv):
+        def step(self, action):
+            os._exit(9)
+
+    vector = ProcessVector([DyingEnv, PlainEnv])
+    vector.reset([1, 2])
+    with pytest.raises(ProcessDied, match=r"environment 0 has died \(exit code 9\)"):
+        vector.step(np.ones(2, np.int64))
+    vector.close()
+    assert not any(process.is_alive() for process in vector.processes)
+
+
+def test_processes_die_with_their_parent():
+    reader, writer = multiprocessing.get_context("fork").Pipe()
+
+    def parent():
+        vector = ProcessVector([PlainEnv] * 2)
+        writer.send([process.pid for process in vector.processes])
+        time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=parent)
+    process.start()
+    ids = reader.recv()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, ids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(process_id):
+    try:
+        with open(f"/proc/{process_id}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@each_vector
+def test_an_environment_that_cannot_be_built_leaves_the_others_closed(vector_class):
+    closed = multiprocessing.Value("i", 0)
+
+    class ClosableEnv(PlainEnv):
+        def close(self):
+            closed.value += 1
+
+    def fail():
+        raise LookupError("no such floor")
+
+    with pytest.raises(Exception, match="no such floor"):
+        vector_class([ClosableEnv, fail])
+    assert vector_class is ProcessVector or closed.value == 1
