@@ -127,12 +127,15 @@ def _record(
     progress: Progress,
 ) -> bool:
     from pipeline.acting.evaluation import record_video
+    from pipeline.environments import Watchdog
 
     # pygame complains if there is no sound or no desktop, but a recording needs neither.
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     progress.message(f"recording an episode to {path} ...")
-    with contextlib.closing(environment):
+    environment.episodes.max_steps = evaluator.environment.episodes.max_steps
+    watchdog = Watchdog([environment], str, stop)
+    with contextlib.closing(environment), contextlib.closing(watchdog):
         episode_return = record_video(
             environment, evaluator.policy, path, seed, lambda _: stop.requested
         )

@@ -252,7 +252,7 @@ def record_video(
     """Plays one episode and writes it as an H.264 MP4 file, which browsers can play.
 
     Args:
-      environment: A single environment built with `render=True`.
+      environment: A single environment built with `render=True`, which nothing else steps.
       policy: Any policy with the environment's specs.
       path: File to write. It appears only once it is complete.
       seed: Seed of the policy's random draws.
@@ -265,6 +265,7 @@ def record_video(
     Raises:
       UserError: If the environment fails or cannot render, or if the file cannot be written.
     """
+    environment.episodes.keep_no_actions()
     temporary = path.with_name(f".tmp-{path.name}")
     try:
         with named_failures(environment):

@@ -32,6 +32,10 @@ class PeriodicTarget(tf.Module):
         self._count = count
         self._copied_at = tf.Variable(0, dtype=tf.int64, trainable=False, name="copied_at")
 
+    def begin_anew(self) -> None:
+        """Prepares for a run whose count begins at 0 again."""
+        self._copied_at.assign(0)
+
     def update(self) -> tf.Operation:
         """Copies the weights if a copy is due. Call it before the gradients of an update.
 

@@ -16,6 +16,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments import specs
 from pipeline.environments.action_log import ActionLog
+from pipeline.environments.process_vector import ProcessDied
 from pipeline.environments.vectors import Vector
 from pipeline.ops import randomness
 from pipeline.utils import files
@@ -216,7 +217,7 @@ class Episodes:
         try:
             rows = self._replayed_rows()
         except Exception as error:
-            self._build_again()
+            self._build_again(error)
             return (
                 f"{self.name} raised {type(error).__name__} when its actions were repeated: {error}"
             )
@@ -236,9 +237,10 @@ class Episodes:
                 rows = self._reset_some(mask, rows)
         return rows
 
-    def _build_again(self) -> None:
-        self.close()
-        self.vector = self._build()
+    def _build_again(self, error: Exception) -> None:
+        print(f"{self.name} is built again, because it raised: {error!r}", file=sys.stderr)
+        self.cross(self.close)
+        self.vector = self.cross(self._build)
 
     def _recorded(self, action: np.ndarray) -> Rows:
         """Steps like `_advance`, and records what `restore` needs."""
@@ -300,11 +302,11 @@ class Episodes:
     def _reset_all(self) -> Rows:
         try:
             observation = self.cross(self.vector.reset, self._seeds())
-        except Exception:
-            if self._rows is None:
+        except Exception as error:
+            if self._rows is None or isinstance(error, ProcessDied):
                 raise
             # Some environments cannot be reset before their episode is over.
-            self._build_again()
+            self._build_again(error)
             observation = self.cross(self.vector.reset, self._seeds())
         if self._gives_states is None:
             self._gives_states = self.vector.offers_states() and self._check_states()

@@ -94,6 +94,7 @@ def gymnasium_environment(
     def build() -> Vector:
         makes = [make] * num_envs
         if vectorization_mode == "async":
+            make().close()  # so that gin of this process knows what wrappers read
             return ProcessVector(makes)
         return ThreadVector(lambda: SyncVector(makes)) if in_thread else SyncVector(makes)
 

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.single_env import RemoteError, SingleEnv, describe
+from pipeline.environments.single_env import RemoteError, SingleEnv, check_spaces, describe
 from pipeline.environments.vectors import Outcome, new_observations
 from pipeline.utils.errors import UserError
 
@@ -59,11 +59,14 @@ class ProcessVector:
             self._processes.append(process)
             self._connections.append(connection)
         self.num_envs = len(self._processes)
+        self._asked = [0] * self.num_envs  # number of the last question to each process
         try:
-            description = self._receive(range(self.num_envs))[0]
+            descriptions = self._receive(range(self.num_envs))
+            check_spaces(descriptions)
         except BaseException:
             self._finalizer()
             raise
+        description = descriptions[0]
         self.observation_space: gymnasium.Space = description["observation_space"]
         self.action_space: gymnasium.Space = description["action_space"]
         self.renders: bool = description["renders"]
@@ -119,9 +122,12 @@ class ProcessVector:
     def close(self) -> None:
         """Closes all environments and ends their processes, also if one raises."""
         alive = [index for index, process in enumerate(self._processes) if process.is_alive()]
+        deadline = time.monotonic() + _CLOSE_SECONDS
         try:
-            self._ask(alive, "close", [None] * len(alive), _CLOSE_SECONDS)
+            self._ask(alive, "close", [None] * len(alive), deadline)
         finally:
+            for process in self._processes:  # which end their own children
+                process.join(max(0.0, deadline - time.monotonic()))
             self._finalizer()
 
     def _ask(
@@ -129,15 +135,16 @@ class ProcessVector:
         indices: Sequence[int],
         command: str,
         arguments: Iterable[Any],
-        timeout: float | None = None,
+        deadline: float | None = None,
     ) -> list[Any]:
         for index, argument in zip(indices, arguments, strict=True):
             self._send(index, command, argument)
-        return self._receive(indices, timeout=timeout)
+        return self._receive(indices, deadline=deadline)
 
     def _send(self, index: int, command: str, argument: Any) -> None:
+        self._asked[index] += 1
         try:
-            self._connections[index].send((command, argument))
+            self._connections[index].send((self._asked[index], command, argument))
         except OSError as error:
             raise self._died(index) from error
 
@@ -145,41 +152,51 @@ class ProcessVector:
         self,
         indices: Sequence[int],
         observation: np.ndarray | None = None,
-        timeout: float | None = None,
+        deadline: float | None = None,
     ) -> list[Any]:
         """Receives an answer from every process of `indices`.
 
-        All answers are received before the first failure is raised, so that the next answer of a
-        process belongs to the next question.
+        All answers are received before the first failure is raised.
 
         Args:
           indices: Numbers of the processes.
           observation: Array [N, ...] that observations are copied to; None if there are none.
-          timeout: Seconds to wait for an answer; None for no limit. It is no error if there is
-            none then.
+          deadline: Time (`time.monotonic`) until which answers are awaited; None for no limit. It
+            is no error if there is none then.
         """
         answers: list[Any] = []
         errors: list[Exception] = []
-        deadline = None if timeout is None else time.monotonic() + timeout
         for index in indices:
-            connection = self._connections[index]
-            if deadline is not None and not connection.poll(max(0.0, deadline - time.monotonic())):
-                continue
             try:
-                kind, answer = connection.recv()
-                if kind == _OK and observation is not None:
-                    row = memoryview(observation[index, ...].reshape(-1).view(np.uint8))
-                    connection.recv_bytes_into(row)
+                answer = self._answer(index, deadline)
             except (EOFError, OSError):
                 errors.append(self._died(index))
                 continue
-            if kind == _OK:
-                answers.append(answer)
-            else:
-                errors.append((UserError if kind == _USER_ERROR else RemoteError)(answer))
+            if answer is None:
+                continue
+            kind, content, sent = answer
+            if kind != _OK:
+                errors.append((UserError if kind == _USER_ERROR else RemoteError)(content))
+                continue
+            answers.append(content)
+            if observation is not None:
+                row = observation[index, ...].reshape(-1)
+                row[...] = np.frombuffer(sent, observation.dtype)
         if errors:
             raise errors[0]
         return answers
+
+    def _answer(self, index: int, deadline: float | None) -> tuple[str, Any, bytes] | None:
+        """Returns the answer to the last question to a process, or None after the deadline.
+
+        Answers to earlier questions, whose calls were interrupted, are dropped.
+        """
+        connection = self._connections[index]
+        while deadline is None or connection.poll(max(0.0, deadline - time.monotonic())):
+            number, *answer = connection.recv()
+            if number == self._asked[index]:
+                return tuple(answer)
+        return None
 
     def _died(self, index: int) -> ProcessDied:
         self._processes[index].join(timeout=1.0)
@@ -206,12 +223,16 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    # Children of the environment end at a SIGTERM as usual.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    number, command = 0, ""
     try:
         env = SingleEnv(make)
+        observation = new_observations(env.env.observation_space, 1)[0, ...]
+        connection.send((number, _OK, env.description, b""))
     except Exception as error:
-        connection.send(_failure(error))
+        connection.send((number, *_failure(error)))
         return
-    observation = new_observations(env.env.observation_space, 1)[0, ...]
     commands: dict[str, Callable[[Any], Any]] = {
         "reset": lambda seed: env.reset(seed, observation),
         "step": lambda action: env.step(action, observation),
@@ -220,27 +241,25 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
         "set_state": env.set_state,
         "close": lambda _: env.close(),
     }
-    connection.send((_OK, env.description))
-    command = ""
     while command != "close":
         try:
-            command, argument = connection.recv()
+            number, command, argument = connection.recv()
         except (EOFError, OSError):
             return
         try:
             answer = commands[command](argument)
+            observed = observation.tobytes() if command in ("reset", "step") else b""
+            connection.send((number, _OK, answer, observed))
+        except BrokenPipeError:
+            return
         except Exception as error:
-            connection.send(_failure(error))
-            continue
-        connection.send((_OK, answer))
-        if command in ("reset", "step"):
-            connection.send_bytes(observation.tobytes())
+            connection.send((number, *_failure(error)))
 
 
-def _failure(error: Exception) -> tuple[str, str]:
+def _failure(error: Exception) -> tuple[str, str, bytes]:
     if isinstance(error, UserError):
-        return _USER_ERROR, str(error)
-    return _ERROR, describe(error)
+        return _USER_ERROR, str(error), b""
+    return _ERROR, describe(error), b""
 
 
 def _end_with(parent: int) -> None:

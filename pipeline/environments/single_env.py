@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -27,8 +27,15 @@ class SingleEnv:
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env]):
-        """Builds the environment with `make`."""
-        self.env = make()
+        """Builds the environment with `make`.
+
+        Raises:
+          UserError: If its constructor calls sys.exit().
+        """
+        try:
+            self.env = make()
+        except SystemExit as error:
+            raise UserError("the constructor of the environment called sys.exit().") from error
         self._space: Any = self.env.observation_space
         self._is_over = False
 
@@ -141,26 +148,44 @@ class SingleEnv:
             raise self._fault(
                 f"the observation's shape is {np.shape(received)}, but its space is {self._space}"
             )
-        try:
-            np.copyto(observation, received, casting="same_kind")
-        except TypeError as error:
-            given = np.asarray(received)
-            if given.dtype.kind in "ui":
+        given = np.asarray(received)
+        if given.dtype == observation.dtype or {given.dtype.kind, observation.dtype.kind} == {"f"}:
+            observation[...] = given
+            return
+        # Whole numbers and truth values are stored if they stay the same.
+        if given.dtype.kind in "uib":
+            with np.errstate(over="ignore"):
                 observation[...] = given.astype(observation.dtype)
-            if given.dtype.kind not in "ui" or not np.array_equal(observation, given):
-                raise self._fault(
-                    f"the observation has the dtype {given.dtype}, whose values cannot be stored "
-                    f"in its space {self._space} without a change"
-                ) from error
+        if given.dtype.kind not in "uib" or not np.array_equal(observation, given):
+            raise self._fault(
+                f"the observation has the dtype {given.dtype}, whose values cannot be stored in "
+                f"its space {self._space} without a change"
+            )
 
     def _fault(self, message: str) -> UserError:
         env_class = type(self.env.unwrapped)
         name = f"{env_class.__module__}.{env_class.__qualname__}"
         try:
             place = f" in {inspect.getsourcefile(env_class)}"
-        except TypeError:  # a built-in class
+        except (TypeError, OSError):  # a built-in class, or one without a file
             place = ""
         return UserError(f"{message}. Change the environment's class {name}{place}, or wrap it.")
+
+
+def check_spaces(descriptions: Sequence[dict[str, Any]]) -> None:
+    """Checks that the environments of a vector have the same spaces.
+
+    Raises:
+      UserError: If they differ.
+    """
+    for name in ("observation_space", "action_space"):
+        first, *others = (description[name] for description in descriptions)
+        for other in others:
+            if other != first:
+                raise UserError(
+                    f"the environments of a vector have different spaces ({name}): {first} and "
+                    f"{other}. Make them the same, or use one environment."
+                )
 
 
 def _is_raised_by_gymnasium(error: Exception) -> bool:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.single_env import SingleEnv
+from pipeline.environments.single_env import SingleEnv, check_spaces
 from pipeline.environments.vectors import Outcome, new_observations
 
 
@@ -24,11 +24,13 @@ class SyncVector:
         try:
             for make in makes:
                 self.envs.append(SingleEnv(make))
+            descriptions = [env.description for env in self.envs]
+            check_spaces(descriptions)
         except BaseException:
             self.close()
             raise
         self.num_envs = len(self.envs)
-        description = self.envs[0].description
+        description = descriptions[0]
         self.observation_space: gymnasium.Space = description["observation_space"]
         self.action_space: gymnasium.Space = description["action_space"]
         self.renders: bool = description["renders"]

@@ -12,6 +12,8 @@ import numpy as np
 from pipeline.environments.saved_states import State
 from pipeline.environments.vectors import Outcome, Vector
 
+_CLOSE_SECONDS = 5.0
+
 
 class ThreadVector:
     """Builds, resets, steps, renders and closes a vector in one thread.
@@ -22,8 +24,11 @@ class ThreadVector:
 
     def __init__(self, build: Callable[[], Vector]):
         """Starts the thread and builds the vector in it; exceptions of `build` are passed on."""
-        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
+        self._called = 0
         self._thread = threading.Thread(target=self._serve, name="environment", daemon=True)
         self._thread.start()
         assert self._thread.ident is not None
@@ -65,25 +70,35 @@ class ThreadVector:
         self._call(lambda: self.vector.set_states(states))
 
     def close(self) -> None:
-        """Closes the vector and ends the thread."""
+        """Closes the vector and ends the thread.
+
+        Raises:
+          TimeoutError: If an environment has not returned after 5 s. The thread is left behind.
+        """
         if not self._thread.is_alive():
             return
         try:
-            self._call(self.vector.close)
+            self._call(self.vector.close, _CLOSE_SECONDS)
+        except queue.Empty as error:
+            raise TimeoutError(f"it has not returned after {_CLOSE_SECONDS:g} s") from error
         finally:
             self._calls.put(None)
-            self._thread.join()
+        self._thread.join()
 
-    def _call(self, function: Callable[[], Any]) -> Any:
-        self._calls.put(function)
-        result, error = self._results.get()
+    def _call(self, function: Callable[[], Any], timeout: float | None = None) -> Any:
+        self._called += 1
+        self._calls.put((self._called, function))
+        number = 0
+        while number != self._called:  # Results of earlier calls that were interrupted are dropped.
+            number, result, error = self._results.get(timeout=timeout)
         if error is not None:
             raise error
         return result
 
     def _serve(self) -> None:
-        while (function := self._calls.get()) is not None:
+        while (call := self._calls.get()) is not None:
+            number, function = call
             try:
-                self._results.put((function(), None))
+                self._results.put((number, function(), None))
             except BaseException as error:  # raised again in the thread that called
-                self._results.put((None, error))
+                self._results.put((number, None, error))

@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
-from pipeline.environments.single_env import describe
+from pipeline.environments.single_env import RemoteError, describe
 from pipeline.environments.thread_state import keep_thread_state
 from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
@@ -116,7 +116,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
             raise UserError(f"{self.name} cannot render: it was built without render=True.")
         try:
             frame = self.episodes.cross(self.episodes.vector.render)
-        except (gymnasium.error.DependencyNotInstalled, NotImplementedError) as error:
+        except (gymnasium.error.DependencyNotInstalled, NotImplementedError, RemoteError) as error:
             reason = str(error) or "it has no render method"
             raise UserError(f"{self.name} cannot render: {reason}.") from error
         if frame is None:

@@ -48,7 +48,8 @@ class Watchdog:
         Args:
           environments: Environments to watch.
           advice: Returns the last line of the message.
-          stop: Signal to stop. Once it has arrived, a call may take 8 s.
+          stop: Signal to stop. A call that is under way 8 s after it arrived, and has taken as
+            long, ends the process.
           timeout: Longest allowed reset or vector step in seconds; 0 for no limit.
 
         Raises:
@@ -71,17 +72,19 @@ class Watchdog:
         calls = [0] * len(self._environments)
         ticks = [0] * len(self._environments)
         tick = min(_TICK, self._timeout / 4) or _TICK
+        since_stop = 0
         while not self._closed.wait(tick):
+            since_stop += self._stop.requested
             for index, environment in enumerate(self._environments):
                 waits = environment.episodes.crossing and environment.episodes.calls == calls[index]
                 ticks[index] = ticks[index] + 1 if waits else 0
                 calls[index] = environment.episodes.calls
                 if waits:
-                    self._check(environment, ticks[index] * tick)
+                    self._check(environment, ticks[index] * tick, since_stop * tick)
 
-    def _check(self, environment: VectorEnvironment, seconds: float) -> None:
+    def _check(self, environment: VectorEnvironment, seconds: float, since_stop: float) -> None:
         place = _innermost_frame(environment.episodes.crossing)
-        if self._stop.requested and seconds >= _STOP_SECONDS:
+        if min(seconds, since_stop) >= _STOP_SECONDS:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
         elif self._timeout and seconds >= self._timeout:
             self._end(environment, place, seconds, " (Watchdog.timeout)")

@@ -70,6 +70,10 @@ class RewardScaler(tf.Module):
         self._moments = RunningMoments((), "return_moments")
         self._running_returns = tf.Variable(tf.zeros([num_envs]), trainable=False)
 
+    def begin_anew(self) -> None:
+        """Prepares for new episodes."""
+        self._running_returns.assign(tf.zeros_like(self._running_returns))
+
     def scale(self, rewards: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
         """Updates the statistics with `rewards` and returns the rewards scaled.
 

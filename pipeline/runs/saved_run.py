@@ -50,6 +50,11 @@ class SavedRun:
         self._checkpoint = self._find(str(checkpoint))
 
     @property
+    def path(self) -> pathlib.Path:
+        """Returns the folder of the run."""
+        return self._folder.path
+
+    @property
     def _config_path(self) -> pathlib.Path:
         return self._folder.path / "operative_config.gin"
 

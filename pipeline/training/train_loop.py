@@ -93,7 +93,9 @@ def train(
         `HostLoop.train` raises it.
       Stopped: If a signal arrived. A checkpoint has been written.
     """
-    folder = RunFolder(root_dir or "")  # before an environment can change the working directory
+    # Paths are made absolute before an environment can change the working directory.
+    folder = RunFolder(root_dir or "")
+    start = SavedRun(warm_start) if warm_start else None
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
@@ -105,8 +107,8 @@ def train(
     if may_be_finished and (result := _finished(folder, seed, num_env_steps)):
         return result
     settings = configure_tensorflow(execution=execution)
-    if warm_start:
-        settings["warm_start"] = warm_start
+    if start:
+        settings["warm_start"] = str(start.path)
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
         warm_up.check_fits(components.experience)
@@ -123,7 +125,7 @@ def train(
             circumstances = Circumstances(settings, seed, folder.path, exactness)
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
-                _restore(loop, components, folder, progress, circumstances, warm_start)
+                _restore(loop, components, folder, progress, circumstances, start)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
 
@@ -192,23 +194,30 @@ def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any
     return result
 
 
+def _begin_anew(agent: Agent) -> None:
+    """Sets everything that counts, or belongs to episodes, back to the start of a run."""
+    agent.train_step_counter.assign(0)
+    for module in agent.submodules:
+        if hasattr(module, "begin_anew"):
+            module.begin_anew()
+
+
 def _restore(
     loop: HostLoop,
     components: Components,
     folder: RunFolder,
     progress: Progress,
     circumstances: Circumstances,
-    warm_start: str | None,
+    start: SavedRun | None,
 ) -> None:
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
-    elif warm_start:
-        agent = components.agent
-        restored = SavedRun(warm_start).restore(Variables(agent=agent))
-        agent.train_step_counter.assign(0)
+    elif start:
+        restored = start.restore(Variables(agent=components.agent))
+        _begin_anew(components.agent)
         progress.message(
-            f"starting with the agent that {warm_start} has after {restored.env_steps:_} "
+            f"starting with the agent that {start.path} has after {restored.env_steps:_} "
             "environment steps"
         )
     divergence = components.environment.divergence

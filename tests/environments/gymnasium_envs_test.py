@@ -1,5 +1,6 @@
 import sys
 
+import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -263,3 +264,28 @@ def test_environments_of_others_have_a_thread_of_their_own(corridor):
     assert has_thread(name="CartPole-v1", own_thread=True)
     assert has_thread(name="CartPole-v1", render=True)
     assert has_thread(name="FrozenLake-v1", wrappers=["gymnasium.wrappers:FlattenObservation"])
+
+
+@gin.configurable
+class ScaledReward(gymnasium.RewardWrapper):
+    """Wrapper with a parameter that gin binds."""
+
+    def __init__(self, env, scale=1.0):
+        super().__init__(env)
+        self.scale = scale
+
+    def reward(self, reward):
+        return self.scale * float(reward)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_gin_knows_what_wrappers_read_wherever_they_are_built(mode):
+    gin.bind_parameter("ScaledReward.scale", 3.0)
+    environment = gymnasium_environment(
+        1, name="CartPole-v1", wrappers=[ScaledReward], vectorization_mode=mode
+    )
+    environment.reset()
+    assert environment.step([1]).reward.numpy().tolist() == [3.0]
+    assert "ScaledReward.scale = 3.0" in gin.operative_config_str()
+    assert any("ScaledReward" in note for note in environment.notes)
+    environment.close()

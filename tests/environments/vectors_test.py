@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import sqlite3
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.environments import thread_vector
 from pipeline.environments.process_vector import ProcessDied, ProcessVector
 from pipeline.environments.single_env import describe
 from pipeline.environments.sync_vector import SyncVector
@@ -201,10 +203,14 @@ def test_integers_that_fit_the_space_are_stored_and_others_refused(vector_class)
     class TooLarge(BytesEnv):
         values = (0, 7, 256)
 
+    class Wider(BytesEnv):
+        def observe(self):
+            return np.array([0, 7, 300], np.uint16)
+
     class Halves(BytesEnv):
         values = (0.0, 0.5, 1.0)
 
-    for env_class in (TooLarge, Halves):
+    for env_class in (TooLarge, Wider, Halves):
         with pytest.raises(UserError, match="cannot be stored in its space"):
             run(vector_class([env_class] * 2))
 
@@ -356,3 +362,72 @@ def test_an_environment_that_cannot_be_built_leaves_the_others_closed(vector_cla
     with pytest.raises(Exception, match="no such floor"):
         vector_class([ClosableEnv, fail])
     assert vector_class is ProcessVector or closed.value == 1
+
+
+@each_vector
+def test_environments_with_different_spaces_are_refused(vector_class):
+    class WideEnv(PlainEnv):
+        observation_space = Box(-1, 1, (4,), np.float32)
+
+    with pytest.raises(UserError, match="different spaces .observation_space."):
+        vector_class([PlainEnv, WideEnv])
+
+
+@each_vector
+def test_a_constructor_that_exits_is_named(vector_class):
+    with pytest.raises(UserError, match=r"the constructor .* called sys.exit"):
+        vector_class([lambda: sys.exit(0)])
+
+
+@pytest.mark.parametrize("vector_class", [in_thread, ProcessVector])
+def test_after_an_interrupted_call_answers_belong_to_their_questions(vector_class, monkeypatch):
+    vector = vector_class([PlainEnv])
+    vector.reset([1])
+    expected = vector.reset([2])
+    vector.reset([1])
+    with monkeypatch.context() as patch:
+        if vector_class is ProcessVector:
+            patch.setattr(vector, "_answer", interrupt)
+        else:
+            patch.setattr(vector, "_results", Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            vector.step(np.ones(1, np.int64))
+    np.testing.assert_array_equal(vector.reset([2]), expected)
+    vector.close()
+
+
+def interrupt(*arguments, **keywords):
+    raise KeyboardInterrupt
+
+
+class Interrupting:
+    """Queue of which nothing can be read, and in which what is put is kept apart."""
+
+    get = staticmethod(interrupt)
+
+    def put(self, item):
+        pass
+
+
+def test_children_of_a_process_end_before_it(tmp_path):
+    class ParentEnv(PlainEnv):
+        def __init__(self):
+            context = multiprocessing.get_context("fork")
+            self.child = context.Process(target=time.sleep, args=(60,), daemon=True)
+            self.child.start()
+            (tmp_path / "child").write_text(str(self.child.pid))
+
+    vector = ProcessVector([ParentEnv])
+    vector.close()
+    assert not is_alive(int((tmp_path / "child").read_text()))
+
+
+def test_an_environment_that_hangs_in_close_does_not_hold_the_program(monkeypatch):
+    class ClingingEnv(PlainEnv):
+        def close(self):
+            time.sleep(3)
+
+    monkeypatch.setattr(thread_vector, "_CLOSE_SECONDS", 0.2)
+    vector = in_thread([ClingingEnv])
+    with pytest.raises(TimeoutError, match="has not returned after 0.2 s"):
+        vector.close()

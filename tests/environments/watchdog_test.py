@@ -92,7 +92,7 @@ def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(environment
         raise WriteError("Cannot read the checkpoints")
 
     with pytest.raises(WriteError):
-        Watchdog([environment], unreadable, StopSignal())._check(environment, 300)
+        Watchdog([environment], unreadable, StopSignal())._check(environment, 300, 0)
     assert ended.is_set()
     assert "environment walk has not returned" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
         while not environment.episodes.crossing:
             time.sleep(0.01)
         time.sleep(0.1)
-        Watchdog([environment], str, StopSignal())._check(environment, 300)
+        Watchdog([environment], str, StopSignal())._check(environment, 300, 0)
     for thread in threads:
         thread.join()
     assert ended.is_set()

@@ -6,9 +6,10 @@ import pytest
 from tiny_runs import bindings, gin_files
 
 from pipeline import configuration
+from pipeline.training import components
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
-from pipeline.utils.shutdown import StopSignal
+from pipeline.utils.shutdown import Stopped, StopSignal
 
 SHORT = {"train__num_env_steps": 200, "train__eval_interval": 0, "train__num_final_episodes": 1}
 
@@ -67,3 +68,27 @@ def test_an_agent_of_another_kind_is_refused(trained, tmp_path):
 def test_a_run_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no run"):
         run(tmp_path / "run", tmp_path / "nothing")
+
+
+def test_counts_of_the_agent_begin_at_0(tmp_path):
+    """Otherwise a target network would wait until the new run has passed the old one."""
+    every = {"create_nstep_q_agent__target_update_env_steps": 70}
+    run(tmp_path / "first", algorithm="nstep_q", **every)
+    parts = run_parts(tmp_path / "run", tmp_path / "first", **every)
+    assert [int(v) for v in parts if "copied_at" in v.name] == [0]
+
+
+def run_parts(root_dir, warm_start, **overrides):
+    """Returns the variables of the agent of a new run before it trains."""
+    built = []
+
+    def runner(*arguments):
+        built.append(components.build(*arguments))
+        return built[0]
+
+    configuration.load(gin_files("nstep_q"), bindings("nstep_q", **{**SHORT, **overrides}))
+    stop = StopSignal()
+    stop.requested = True
+    with pytest.raises(Stopped):
+        train(str(root_dir), 1, "resume", stop, warm_start=str(warm_start), runner=runner)
+    return built[0].agent.variables
