@@ -223,8 +223,12 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    # Children of the environment end at a SIGTERM as usual.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    # Children of the environment end at a SIGTERM as usual, also at one that arrives at once.
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),
+        after_in_parent=_unblock,
+        after_in_child=_end_at_sigterm,
+    )
     number, command = 0, ""
     try:
         env = SingleEnv(make)
@@ -260,6 +264,15 @@ def _failure(error: Exception) -> tuple[str, str, bytes]:
     if isinstance(error, UserError):
         return _USER_ERROR, str(error), b""
     return _ERROR, describe(error), b""
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _end_at_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
 
 
 def _end_with(parent: int) -> None:

@@ -240,10 +240,11 @@ def test_orthogonal_initialiser_has_its_gain(gain: float) -> None:
     [(GlorotUniform, np.sqrt(6 / (300 + 200))), (HeUniform, np.sqrt(6 / 300))],
 )
 def test_uniform_initialisers_have_their_limits(initializer: Any, limit: float) -> None:
+    tf.keras.utils.set_random_seed(1)
     layers = mlp_encoder((200,), "relu", initializer)
     layers[1].build([None, 300])
     kernel = layers[1].kernel.numpy()
-    assert 0.99 * limit < np.abs(kernel).max() <= limit
+    assert 0.99 * limit < np.abs(kernel).max() <= limit * (1 + 1e-6)  # of float32
     assert not layers[1].bias.numpy().any()
 
 
