@@ -1,5 +1,6 @@
 """Fixtures and helpers of all tests, such as a run that the binary trains once per session."""
 
+import contextlib
 import gc
 import importlib
 import os
@@ -115,12 +116,21 @@ def clean_gin() -> Iterator[None]:
     gin.clear_config()
 
 
-@pytest.fixture
-def any_config(monkeypatch):
-    """Lets a test load configs with other numbers of threads than this process has."""
+@contextlib.contextmanager
+def any_threads() -> Iterator[None]:
+    """Lets configs ask for other numbers of threads than this process has."""
     import tensorflow as tf
 
     # TensorFlow is running and would refuse another number of threads.
-    for kind in ("intra", "inter"):
-        name = f"set_{kind}_op_parallelism_threads"
-        monkeypatch.setattr(tf.config.threading, name, lambda count: None)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("intra", "inter"):
+            name = f"set_{kind}_op_parallelism_threads"
+            patch.setattr(tf.config.threading, name, lambda count: None)
+        yield
+
+
+@pytest.fixture
+def any_config() -> Iterator[None]:
+    """Lets a test load configs with other numbers of threads than this process has."""
+    with any_threads():
+        yield

@@ -17,6 +17,30 @@ OPENAI = {
 _KINDS_OF_END = ("terminated", "truncated")
 
 
+class PlainEnv(gymnasium.Env):
+    """Plays episodes of `length` steps with random observations and rewards of 1."""
+
+    observation_space: Box = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(2)
+    length = 5
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        assert options is None
+        self.time = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def step(self, action):
+        self.time += 1
+        return self.observe(), 1.0, self.time >= self.length, False, {}
+
+
 class ScriptedEnv(gymnasium.Env):
     """Environment that plays (length, ending) in turn: "terminated", "truncated" or "both".
 

@@ -86,7 +86,7 @@ class Episodes:
         self.log = ActionLog(self._num_envs)
         self._anchor_interval = anchor_interval
         self._gives_states: bool | None = None  # not known before the first reset
-        self._convert_actions = specs.action_converter(self.vector.action_space)
+        self._convert_actions = specs.action_converter(self.vector.description.action_space)
         self._pending_reset = True
         self._rows: Rows | None = None
         self._mid = np.full(self._num_envs, ts.StepType.MID, np.int32)
@@ -196,7 +196,7 @@ class Episodes:
         Raises:
           ValueError: If an action is not in the space.
         """
-        spec = specs.action_spec(self.vector.action_space, self.name)
+        spec = specs.action_spec(self.vector.description.action_space, self.name)
         shape, dtype = (self._num_envs, *spec.shape), spec.dtype.as_numpy_dtype
         for action, *_ in self.log.replay():
             is_known = action.shape == shape and action.dtype == dtype
@@ -309,7 +309,7 @@ class Episodes:
             self._build_again(error)
             observation = self.cross(self.vector.reset, self._seeds())
         if self._gives_states is None:
-            self._gives_states = self.vector.offers_states() and self._check_states()
+            self._gives_states = self.vector.description.offers_states and self._check_states()
         self._last, self._is_overdue = np.zeros((2, self._num_envs), np.bool_)
         self._lengths = np.zeros_like(self._lengths)
         reward, discount = np.zeros((2, self._num_envs), np.float32)

@@ -78,27 +78,21 @@ def gymnasium_environment(
         make_kwargs["max_episode_steps"] = max_episode_steps
     if render:
         make_kwargs["render_mode"] = "rgb_array"
-    # The ALE registers its ids only when it is imported.
-    full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
-    # Gin's scope belongs to the thread; environments may be built in another one, and later again.
-    scope = gin.current_scope()
-
-    def make() -> gymnasium.Env:
-        with _worded_errors(name), gin.config_scope(scope):
-            return _make(full_name, make_kwargs, callables)
-
-    is_gymnasiums = _is_gymnasiums_own(name) and not wrappers and not render
-    in_thread = not is_gymnasiums if own_thread is None else own_thread
-
-    def build() -> Vector:
-        makes = [make] * num_envs
-        if vectorization_mode == "async":
-            make().close()  # so that gin of this process knows what wrappers read
-            return ProcessVector(makes)
-        return ThreadVector(lambda: SyncVector(makes)) if in_thread else SyncVector(makes)
-
+    make = functools.partial(_make, name, make_kwargs, callables, gin.current_scope())
+    if own_thread is None:
+        own_thread = render or bool(wrappers) or not _is_gymnasiums_own(name)
+    build = functools.partial(_build, [make] * num_envs, vectorization_mode, own_thread)
     return VectorEnvironment(build, name=name, seed=seed)
+
+
+def _build(
+    makes: Sequence[Callable[[], gymnasium.Env]], vectorization_mode: str, own_thread: bool
+) -> Vector:
+    if vectorization_mode == "async":
+        makes[0]().close()  # so that gin of this process knows what wrappers read
+        return ProcessVector(makes)
+    return ThreadVector(lambda: SyncVector(makes)) if own_thread else SyncVector(makes)
 
 
 def _is_gymnasiums_own(name: str) -> bool:
@@ -139,18 +133,26 @@ def _make(
     name: str,
     kwargs: dict[str, Any],
     wrappers: Sequence[tuple[str, Callable[[gymnasium.Env], gymnasium.Env]]],
+    scope: list[str],
 ) -> gymnasium.Env:
-    env = gymnasium.make(name, **kwargs)
-    for wrapper_name, wrapper in wrappers:
-        try:
-            env = wrapper(env)
-        except UserError:
-            raise
-        except Exception as error:
-            message = f"gymnasium_environment.wrappers: {wrapper_name} raised {describe(error)}"
-            raise UserError(message) from error
-    _refuse_statistics(env)
-    return env
+    """Builds an environment in gin's scope of the caller of `gymnasium_environment`.
+
+    The scope belongs to the thread, and environments may be built in another one, also later.
+    """
+    # The ALE registers its ids only when it is imported.
+    full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
+    with _worded_errors(name), gin.config_scope(scope):
+        env = gymnasium.make(full_name, **kwargs)
+        for wrapper_name, wrapper in wrappers:
+            try:
+                env = wrapper(env)
+            except UserError:
+                raise
+            except Exception as error:
+                message = f"gymnasium_environment.wrappers: {wrapper_name} raised {describe(error)}"
+                raise UserError(message) from error
+        _refuse_statistics(env)
+        return env
 
 
 def _refuse_statistics(env: gymnasium.Env) -> None:

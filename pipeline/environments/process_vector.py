@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.single_env import RemoteError, SingleEnv, check_spaces, describe
+from pipeline.environments.single_env import RemoteError, SingleEnv, describe, shared_description
 from pipeline.environments.vectors import Outcome, new_observations
 from pipeline.utils.errors import UserError
 
@@ -61,19 +61,11 @@ class ProcessVector:
         self.num_envs = len(self._processes)
         self._asked = [0] * self.num_envs  # number of the last question to each process
         try:
-            descriptions = self._receive(range(self.num_envs))
-            check_spaces(descriptions)
+            self.description = shared_description(self._receive(range(self.num_envs)))
         except BaseException:
             self._finalizer()
             raise
-        description = descriptions[0]
-        self.observation_space: gymnasium.Space = description["observation_space"]
-        self.action_space: gymnasium.Space = description["action_space"]
-        self.renders: bool = description["renders"]
-        self.render_fps: float = description["render_fps"]
-        self.notes: Sequence[str] = description["notes"]
-        self._offers_states: bool = description["offers_states"]
-        self._observation = new_observations(self.observation_space, self.num_envs)
+        self._observation = new_observations(self.description.observation_space, self.num_envs)
 
     @property
     def processes(self) -> Sequence[BaseProcess]:
@@ -106,10 +98,6 @@ class ProcessVector:
     def render(self) -> Any:
         """Returns the first environment's current frame."""
         return self._ask([0], "render", [None])[0]
-
-    def offers_states(self) -> bool:
-        """Returns True if the environments and their wrappers offer their states."""
-        return self._offers_states
 
     def get_states(self) -> list[State]:
         """Returns the state of every environment."""

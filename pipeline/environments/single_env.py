@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.environments import saved_states
 from pipeline.environments.saved_states import State
-from pipeline.environments.vectors import DEFAULT_FPS
+from pipeline.environments.vectors import Description, frames_per_second
 from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
@@ -40,18 +40,16 @@ class SingleEnv:
         self._is_over = False
 
     @property
-    def description(self) -> dict[str, Any]:
-        """Returns what a vector needs to know about its environments."""
-        fps: Any = self.env.metadata.get("render_fps")
-        is_number = isinstance(fps, int | float) and fps > 0
-        return {
-            "observation_space": self.env.observation_space,
-            "action_space": self.env.action_space,
-            "renders": self.env.render_mode == "rgb_array",
-            "render_fps": float(fps) if is_number else DEFAULT_FPS,
-            "offers_states": saved_states.are_offered(self.env),
-            "notes": self._notes(),
-        }
+    def description(self) -> Description:
+        """Returns what a vector says about its environments."""
+        return Description(
+            self.env.observation_space,
+            self.env.action_space,
+            renders=self.env.render_mode == "rgb_array",
+            render_fps=frames_per_second(self.env.metadata),
+            offers_states=saved_states.are_offered(self.env),
+            notes=self._notes(),
+        )
 
     def reset(self, seed: int, observation: np.ndarray) -> None:
         """Resets the environment.
@@ -172,20 +170,21 @@ class SingleEnv:
         return UserError(f"{message}. Change the environment's class {name}{place}, or wrap it.")
 
 
-def check_spaces(descriptions: Sequence[dict[str, Any]]) -> None:
-    """Checks that the environments of a vector have the same spaces.
+def shared_description(descriptions: Sequence[Description]) -> Description:
+    """Returns the description of the environments of a vector.
 
     Raises:
-      UserError: If they differ.
+      UserError: If the environments have different spaces.
     """
     for name in ("observation_space", "action_space"):
-        first, *others = (description[name] for description in descriptions)
+        first, *others = (getattr(description, name) for description in descriptions)
         for other in others:
             if other != first:
                 raise UserError(
                     f"the environments of a vector have different spaces ({name}): {first} and "
                     f"{other}. Make them the same, or use one environment."
                 )
+    return descriptions[0]
 
 
 def _is_raised_by_gymnasium(error: Exception) -> bool:

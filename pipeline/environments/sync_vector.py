@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.single_env import SingleEnv, check_spaces
+from pipeline.environments.single_env import SingleEnv, shared_description
 from pipeline.environments.vectors import Outcome, new_observations
 
 
@@ -24,19 +24,12 @@ class SyncVector:
         try:
             for make in makes:
                 self.envs.append(SingleEnv(make))
-            descriptions = [env.description for env in self.envs]
-            check_spaces(descriptions)
+            self.description = shared_description([env.description for env in self.envs])
         except BaseException:
             self.close()
             raise
         self.num_envs = len(self.envs)
-        description = descriptions[0]
-        self.observation_space: gymnasium.Space = description["observation_space"]
-        self.action_space: gymnasium.Space = description["action_space"]
-        self.renders: bool = description["renders"]
-        self.render_fps: float = description["render_fps"]
-        self.notes: Sequence[str] = description["notes"]
-        self._observation = new_observations(self.observation_space, self.num_envs)
+        self._observation = new_observations(self.description.observation_space, self.num_envs)
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
         """Resets environments; see `Vector.reset`."""
@@ -62,10 +55,6 @@ class SyncVector:
     def render(self) -> Any:
         """Returns the first environment's current frame."""
         return self.envs[0].render()
-
-    def offers_states(self) -> bool:
-        """Returns True if the environments and their wrappers offer their states."""
-        return self.envs[0].description["offers_states"]
 
     def get_states(self) -> list[State]:
         """Returns the state of every environment."""

@@ -39,11 +39,7 @@ class ThreadVector:
             self._calls.put(None)
             raise
         self.num_envs = self.vector.num_envs
-        self.observation_space = self.vector.observation_space
-        self.action_space = self.vector.action_space
-        self.renders = self.vector.renders
-        self.render_fps = self.vector.render_fps
-        self.notes = self.vector.notes
+        self.description = self.vector.description
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
         """Resets environments; see `Vector.reset`."""
@@ -56,10 +52,6 @@ class ThreadVector:
     def render(self) -> Any:
         """Returns the first environment's current frame."""
         return self._call(self.vector.render)
-
-    def offers_states(self) -> bool:
-        """Returns True if the environments and their wrappers offer their states."""
-        return self._call(self.vector.offers_states)
 
     def get_states(self) -> list[State]:
         """Returns the state of every environment."""

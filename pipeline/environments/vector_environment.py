@@ -66,8 +66,8 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         """
         vector = build()
         try:
-            observation_spec = specs.observation_spec(vector.observation_space, name)
-            action_spec = specs.action_spec(vector.action_space, name)
+            observation_spec = specs.observation_spec(vector.description.observation_space, name)
+            action_spec = specs.action_spec(vector.description.action_space, name)
         except UserError:
             vector.close()
             raise
@@ -84,12 +84,12 @@ class VectorEnvironment(tf_environment.TFEnvironment):
     @property
     def action_space(self) -> gymnasium.Space:
         """Returns the gymnasium action space of one environment."""
-        return self.episodes.vector.action_space
+        return self.episodes.vector.description.action_space
 
     @property
     def notes(self) -> Sequence[str]:
         """Returns sentences about the environments that a user should read before training."""
-        return self.episodes.vector.notes
+        return self.episodes.vector.description.notes
 
     @property
     def seconds(self) -> float:
@@ -104,7 +104,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
     @property
     def render_fps(self) -> float:
         """Returns the frames per second at which one frame for each step shows natural speed."""
-        return self.episodes.vector.render_fps
+        return self.episodes.vector.description.render_fps
 
     def render(self) -> np.ndarray:
         """Returns the first environment's current frame, uint8 [height, width, 3].
@@ -112,7 +112,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         Raises:
           UserError: If the environment renders no frames, or was built without `render=True`.
         """
-        if not self.episodes.vector.renders:
+        if not self.episodes.vector.description.renders:
             raise UserError(f"{self.name} cannot render: it was built without render=True.")
         try:
             frame = self.episodes.cross(self.episodes.vector.render)

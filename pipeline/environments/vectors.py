@@ -12,7 +12,27 @@ from gymnasium.vector import AutoresetMode
 from pipeline.environments.saved_states import State
 from pipeline.utils.errors import UserError
 
-DEFAULT_FPS = 30.0
+_DEFAULT_FPS = 30.0
+
+
+class Description(NamedTuple):
+    """What a vector says about its environments, which are alike.
+
+    Attributes:
+      observation_space: Observation space of one environment.
+      action_space: Action space of one environment.
+      renders: True if `Vector.render` can be used.
+      render_fps: Frames per second at which one frame for each step shows natural speed.
+      offers_states: True if `Vector.get_states` and `Vector.set_states` can be used.
+      notes: Sentences that a user should read before training.
+    """
+
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    renders: bool
+    render_fps: float
+    offers_states: bool
+    notes: Sequence[str]
 
 
 class Outcome(NamedTuple):
@@ -40,11 +60,7 @@ class Vector(Protocol):
     """
 
     num_envs: int
-    observation_space: gymnasium.Space  # of one environment
-    action_space: gymnasium.Space  # of one environment
-    renders: bool
-    render_fps: float  # frames per second at which one frame for each step shows natural speed
-    notes: Sequence[str]  # sentences that a user should read before training
+    description: Description
     thread: int  # identifier of the thread that runs the environments; 0: the thread that calls
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
@@ -70,9 +86,6 @@ class Vector(Protocol):
     def render(self) -> Any:
         """Returns the first environment's current frame, as the environment returned it."""
 
-    def offers_states(self) -> bool:
-        """Returns True if `get_states` and `set_states` can be used."""
-
     def get_states(self) -> list[State]:
         """Returns the state of every environment; see `saved_states`."""
 
@@ -81,6 +94,12 @@ class Vector(Protocol):
 
     def close(self) -> None:
         """Frees what the environments hold: processes, threads, windows."""
+
+
+def frames_per_second(metadata: dict[str, Any]) -> float:
+    """Returns the `render_fps` of an environment's metadata, or 30 if that is not a rate."""
+    fps = metadata.get("render_fps")
+    return float(fps) if isinstance(fps, int | float) and fps > 0 else _DEFAULT_FPS
 
 
 def new_observations(space: gymnasium.Space, num_envs: int) -> np.ndarray:
@@ -99,7 +118,6 @@ class GymnasiumVector:
     """
 
     thread = 0
-    notes: Sequence[str] = ()
 
     def __init__(self, vector_env: gymnasium.vector.VectorEnv):
         """Initializes the vector and takes ownership of `vector_env`.
@@ -116,10 +134,14 @@ class GymnasiumVector:
         # Any, because gymnasium's vector environments take different kinds of seeds.
         self.vector_env: Any = vector_env
         self.num_envs = vector_env.num_envs
-        self.observation_space = vector_env.single_observation_space
-        self.action_space = vector_env.single_action_space
-        self.renders = vector_env.render_mode == "rgb_array"
-        self.render_fps = float(vector_env.metadata.get("render_fps") or DEFAULT_FPS)
+        self.description = Description(
+            vector_env.single_observation_space,
+            vector_env.single_action_space,
+            renders=vector_env.render_mode == "rgb_array",
+            render_fps=frames_per_second(vector_env.metadata),
+            offers_states=False,  # gymnasium's vector environments pass no states on
+            notes=(),
+        )
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
         """Resets environments; see `Vector.reset`."""
@@ -138,10 +160,6 @@ class GymnasiumVector:
     def render(self) -> Any:
         """Returns the first environment's current frame."""
         return self.vector_env.render()[0]
-
-    def offers_states(self) -> bool:
-        """Returns False: gymnasium's vector environments pass no states on."""
-        return False
 
     def get_states(self) -> list[State]:
         """Raises NotImplementedError."""

@@ -5,38 +5,18 @@ import subprocess
 import sys
 
 import gymnasium
-import numpy as np
 import pytest
 from conftest import ROOT, TESTS
-from gymnasium.spaces import Box, Discrete
+from scripted_environments import PlainEnv
 
 HERE = os.path.dirname(__file__)
 
 
-class PlainEnv(gymnasium.Env):
-    """Episodes of twenty steps with random observations."""
-
-    observation_space = Box(-1, 1, (3,), np.float32)
-    action_space = Discrete(2)
+class LongerEnv(PlainEnv):
     length = 20
 
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.observe(), {}
-
-    def observe(self):
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
-
-    def step(self, action):
-        self.time += 1
-        return self.observe(), 1.0, self.time >= self.length, False, {}
-
-
-class StrictEnv(PlainEnv):
+class StrictEnv(LongerEnv):
     """Refuses to be reset before its episode is over."""
 
     is_over = True
@@ -53,13 +33,13 @@ class StrictEnv(PlainEnv):
         return results
 
 
-class EndlessEnv(PlainEnv):
+class EndlessEnv(LongerEnv):
     """Has no end and no limit."""
 
     length = 10**9
 
 
-class MovingEnv(PlainEnv):
+class MovingEnv(LongerEnv):
     """Changes the working directory of its process."""
 
     def __init__(self, render_mode=None):
@@ -67,7 +47,7 @@ class MovingEnv(PlainEnv):
         os.chdir("/")
 
 
-class KerasEnv(PlainEnv):
+class KerasEnv(LongerEnv):
     """Computes its observations with a Keras model."""
 
     def __init__(self, render_mode=None):
@@ -80,7 +60,7 @@ class KerasEnv(PlainEnv):
         return self.model.predict(super().observe()[None], verbose=0)[0].clip(-1, 1)
 
 
-class HangingEnv(PlainEnv):
+class HangingEnv(LongerEnv):
     """Does not return from its second reset."""
 
     resets = 0

@@ -12,9 +12,11 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_environments import PlainEnv
+from tiny_benchmarks import is_alive
 
 from pipeline.environments import thread_vector
 from pipeline.environments.process_vector import ProcessDied, ProcessVector
@@ -30,27 +32,6 @@ def in_thread(makes):
 
 VECTORS = {"sync": SyncVector, "thread": in_thread, "processes": ProcessVector}
 each_vector = pytest.mark.parametrize("vector_class", VECTORS.values(), ids=VECTORS)
-
-
-class PlainEnv(gymnasium.Env):
-    """Episodes of five steps with random observations."""
-
-    observation_space: Box = Box(-1, 1, (3,), np.float32)
-    action_space = Discrete(2)
-    length = 5
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        assert options is None
-        self.time = 0
-        return self.observe(), {}
-
-    def observe(self):
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
-
-    def step(self, action):
-        self.time += 1
-        return self.observe(), 1.0, self.time >= self.length, False, {}
 
 
 def run(vector, num_steps=12, num_envs=2):
@@ -338,14 +319,6 @@ def test_processes_die_with_their_parent():
     while any(map(is_alive, ids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def is_alive(process_id):
-    try:
-        with open(f"/proc/{process_id}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @each_vector

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import any_threads
 from tiny_runs import bindings, gin_files
 
 from pipeline import configuration
@@ -12,7 +13,6 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped, StopSignal
 
 SHORT = {"train__num_env_steps": 200, "train__eval_interval": 0, "train__num_final_episodes": 1}
-
 CONSTANT = {"rate/linear_schedule__initial": 0.0, "rate/linear_schedule__final": 0.0}
 
 pytestmark = pytest.mark.usefixtures("any_config")
@@ -29,13 +29,7 @@ def run(root_dir, warm_start=None, algorithm="dqn", **overrides):
 def trained(tmp_path_factory):
     configuration.load(gin_files("dqn"), bindings("dqn", **SHORT))
     path = tmp_path_factory.mktemp("trained") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        import tensorflow as tf
-
-        for kind in ("intra", "inter"):
-            patch.setattr(
-                tf.config.threading, f"set_{kind}_op_parallelism_threads", lambda count: None
-            )
+    with any_threads():
         return path, train(str(path), 1, "resume", StopSignal())
 
 
