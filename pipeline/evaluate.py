@@ -23,6 +23,7 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 if TYPE_CHECKING:
     from pipeline.acting.evaluation import Evaluator
     from pipeline.environments.vector_environment import VectorEnvironment
+    from pipeline.saved_policy import RestoredAgent
 
 _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
 _NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Number of episodes.", lower_bound=1)
@@ -87,15 +88,19 @@ def _evaluate(
     from pipeline.ops.randomness import stream_key
     from pipeline.saved_policy import restore_agent
     from pipeline.training.components import build_evaluation_environment, configure_tensorflow
+    from pipeline.training.train_loop import bound
 
     configuration.apply(statements)
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
-    restored = restore_agent(run, seed)
+    restored = restore_agent(run)
+    create_environment = bound("create_environment")
+    environment = build_evaluation_environment(seed, create_environment)
+    _check_spaces(environment, restored)
     policies = restored.agent.policy, restored.agent.collect_policy
     # --num_episodes sets the length, however long the evaluations during training were.
-    evaluator = Evaluator(restored.environment, *policies, seed=seed, num_env_steps=None)
-    watchdog = Watchdog([restored.environment], str, stop)
+    evaluator = Evaluator(environment, *policies, seed=seed, num_env_steps=None)
+    watchdog = Watchdog([environment], str, stop)
     with contextlib.closing(evaluator), contextlib.closing(watchdog), Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
@@ -105,9 +110,7 @@ def _evaluate(
             with warnings.catch_warnings():
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
-                filmed = build_evaluation_environment(
-                    seed, restored.create_environment, render=True
-                )
+                filmed = build_evaluation_environment(seed, create_environment, render=True)
             if not _record(filmed, evaluator, video, seed, stop, progress):
                 return False
         result = _play(evaluator, stop, progress)
@@ -116,6 +119,24 @@ def _evaluate(
     if result:
         print(_summary(result["returns"], restored.checkpoint.env_steps))
     return result is not None
+
+
+def _check_spaces(environment: VectorEnvironment, restored: RestoredAgent) -> None:
+    """Checks that an environment has the spaces that the agent was trained on.
+
+    Raises:
+      UserError: If it does not.
+    """
+    from pipeline.environments.saved_spaces import to_json
+
+    for kind in ("observation", "action"):
+        space, trained = (getattr(x, f"{kind}_space") for x in (environment, restored))
+        if to_json(space) != to_json(trained):
+            environment.close()
+            raise UserError(
+                f"{environment.name} has the {kind} space {space}, but the run was trained with "
+                f"{trained}. Evaluate it in an environment with the same spaces."
+            )
 
 
 def _record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -16,12 +16,13 @@ from pipeline.acting.policies import clip_action
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Restored
 from pipeline.checkpointing.saveables import Variables
-from pipeline.environments.specs import action_converter
-from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments import specs
+from pipeline.environments.saved_spaces import from_json
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.runs.saved_run import SavedRun
-from pipeline.training.components import build_agent, build_evaluation_environment
+from pipeline.training.components import build_agent
 from pipeline.training.train_loop import bound
+from pipeline.utils.errors import UserError
 
 _NO_SEED = np.zeros(2, np.int32)
 
@@ -30,7 +31,8 @@ class SavedPolicy:
     """Policy with its weights, for one observation or a batch of them.
 
     Attributes:
-      observation_spec: Spec of one observation.
+      observation_spec: Spec of one observation, a nest for Dict and Tuple spaces.
+      observation_space: Gymnasium's observation space, which the agent was trained on.
       action_space: Gymnasium's action space, which contains each action that `predict` returns.
       env_steps: Environment steps after which the weights were saved.
     """
@@ -39,24 +41,26 @@ class SavedPolicy:
         self,
         policy: tf_policy.TFPolicy,
         stochastic_policy: tf_policy.TFPolicy,
+        observation_space: gymnasium.Space,
         action_space: gymnasium.Space,
         env_steps: int,
     ):
-        self.observation_spec: tf.TensorSpec = policy.time_step_spec.observation
+        self.observation_spec: Any = policy.time_step_spec.observation
+        self.observation_space = observation_space
         self.action_space = action_space
         self.env_steps = env_steps
-        self._to_space = action_converter(action_space)
+        self._to_space = specs.action_converter(action_space)
         self._act = self._graph(policy)
         self._act_stochastically = self._graph(stochastic_policy)
 
-    def predict(self, observation: np.ndarray, seed: int | None = None) -> np.ndarray | np.generic:
+    def predict(self, observation: Any, seed: int | None = None) -> np.ndarray | np.generic:
         """Returns the action for an observation, or the actions for a batch of them.
 
         Args:
-          observation: One observation, or a batch of them on a leading axis. It must come from the
-            space that the agent was trained on, wrappers included. Any dtype is allowed that
-            converts to the space's dtype without a change of kind: integers convert to floats, but
-            floats do not convert to integers.
+          observation: One observation, or a batch of them on a leading axis (of each array, for
+            Dict and Tuple spaces). It must come from the space that the agent was trained on,
+            wrappers included. Any dtype is allowed that converts to the space's dtype without a
+            change of kind: integers convert to floats, but floats do not convert to integers.
           seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
             from the collect policy instead, exploration included. The same number samples the same
             actions, so pass a different number at each step.
@@ -67,32 +71,27 @@ class SavedPolicy:
           their space.
 
         Raises:
-          ValueError: If the shape or the dtype does not fit the observation spec.
+          ValueError: If a shape or a dtype does not fit the observation spec, or a part is missing.
         """
-        observation = np.asarray(observation)
-        self._check(observation)
-        is_batch = observation.ndim > self.observation_spec.shape.rank
-        batch = observation if is_batch else observation[np.newaxis]
-        tensor = tf.constant(batch.astype(self.observation_spec.dtype.as_numpy_dtype))
+        batch, is_batch = self._batch(observation)
         if seed is None:
-            actions = self._act(tensor, _NO_SEED)
+            actions = self._act(batch, _NO_SEED)
         else:
             key = stream_key(seed, "saved_policy")
-            actions = self._act_stochastically(tensor, stateless_seed(key, tf.constant(0)))
+            actions = self._act_stochastically(batch, stateless_seed(key, tf.constant(0)))
         actions = self._to_space(actions.numpy())
         return actions if is_batch else actions[0]
 
     def _graph(self, policy: tf_policy.TFPolicy) -> Callable[..., tf.Tensor]:
         """Returns a function of a batch and a seed, traced once for all batch sizes."""
-        spec = self.observation_spec
-        signature = [
-            tf.TensorSpec([None, *spec.shape], spec.dtype),
-            tf.TensorSpec([2], tf.int32),
-        ]
+        batch = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.observation_spec
+        )
+        signature = [batch, tf.TensorSpec([2], tf.int32)]
 
         @tf.function(input_signature=signature, autograph=False)
         def act(observation, seed):
-            sizes = tf.shape(observation)[:1]
+            sizes = tf.shape(tf.nest.flatten(observation)[0])[:1]
             time_step = ts.TimeStep(
                 tf.fill(sizes, ts.StepType.FIRST), tf.zeros(sizes), tf.ones(sizes), observation
             )
@@ -101,64 +100,85 @@ class SavedPolicy:
 
         return act
 
-    def _check(self, observation: np.ndarray) -> None:
-        spec = self.observation_spec
-        shape, dtype = tuple(spec.shape), spec.dtype.as_numpy_dtype
-        if observation.shape not in (shape, observation.shape[:1] + shape):
-            sizes = "".join(f", {n}" for n in shape)
-            raise ValueError(
-                f"the observation has shape {observation.shape}; the agent takes {shape}, or a"
-                f" batch (any{sizes})."
-            )
-        if not np.can_cast(observation.dtype, dtype, "same_kind"):
-            raise ValueError(
-                f"the observation has dtype {observation.dtype}; the agent takes {spec.dtype.name}."
-            )
+    def _batch(self, observation: Any) -> tuple[Any, bool]:
+        """Returns a batch of the observation spec, and True if `observation` was a batch."""
+        tensors, batch_shapes = [], set()
+        for leaf, spec in zip(
+            specs.arrays(self.observation_space),
+            tf.nest.flatten(self.observation_spec),
+            strict=True,
+        ):
+            try:
+                array = np.asarray(leaf.of(observation))
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"the observation has no part {leaf.name}.") from error
+            _check_array(array, spec, leaf.name)
+            batch_shape = array.shape[: array.ndim - spec.shape.rank]
+            batch_shapes.add(batch_shape)
+            array = array if batch_shape else array[np.newaxis]
+            tensors.append(tf.constant(array.astype(spec.dtype.as_numpy_dtype)))
+        if len(batch_shapes) > 1:
+            raise ValueError(f"the observation's arrays have different batches: {batch_shapes}.")
+        return tf.nest.pack_sequence_as(self.observation_spec, tensors), batch_shapes != {()}
+
+
+def _check_array(array: np.ndarray, spec: tf.TensorSpec, name: str) -> None:
+    shape = tuple(spec.shape)
+    if array.shape not in (shape, array.shape[:1] + shape):
+        sizes = "".join(f", {n}" for n in shape)
+        raise ValueError(
+            f"{name} has shape {array.shape}; the agent takes {shape}, or a batch (any{sizes})."
+        )
+    if not np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
+        raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
 
 
 class RestoredAgent(NamedTuple):
-    """Agent with its weights, and the evaluation environment that it was built for."""
+    """Agent with its weights, and the spaces that it was trained on."""
 
     agent: Agent
-    environment: VectorEnvironment
-    create_environment: Callable[..., VectorEnvironment]
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
     checkpoint: Restored
 
 
-def restore_agent(run: SavedRun, seed: int) -> RestoredAgent:
-    """Builds the environment and the agent from gin's config, and restores the agent.
+def restore_agent(run: SavedRun) -> RestoredAgent:
+    """Builds the agent from gin's config and the run's spaces, and restores it.
 
     Apply the config of the run (`run.read_config`) before.
 
     Args:
       run: Run that the checkpoint belongs to.
-      seed: Seed of the environment.
 
     Raises:
-      UserError: If the checkpoint is damaged, or the config does not fit it.
+      UserError: If the checkpoint or the file of the spaces is damaged, or the config does not fit.
     """
-    create_environment, create_agent = bound("create_environment"), bound("create_agent")
-    environment = build_evaluation_environment(seed, create_environment)
-    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    create_agent = bound("create_agent")
     try:
-        agent = build_agent(environment, run.num_envs, run.seed, create_agent, env_steps)
-        checkpoint = run.restore(Variables(agent=agent))
-    except Exception:
-        environment.close()
-        raise
+        observation_space, action_space = map(from_json, run.spaces)
+    except ValueError as error:
+        raise UserError(f"{run.path / 'run.json'} is damaged ({error}).") from error
+    name = str(run.path)
+    time_step_spec = ts.time_step_spec(specs.observation_spec(observation_space, name))
+    action_spec = specs.action_spec(action_space, name)
+    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    agent = build_agent(
+        time_step_spec, action_spec, run.num_envs, run.seed, create_agent, env_steps
+    )
+    checkpoint = run.restore(Variables(agent=agent))
     env_steps.assign(checkpoint.env_steps)  # Schedules, such as that of epsilon, read it.
-    return RestoredAgent(agent, environment, create_environment, checkpoint)
+    return RestoredAgent(agent, observation_space, action_space, checkpoint)
 
 
 def load_policy(run: SavedRun, allow_gin_imports: bool) -> SavedPolicy:
     """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`."""
     with configuration.preserved():
         configuration.apply(run.read_config([], allow_gin_imports))
-        restored = restore_agent(run, run.seed)
-    restored.environment.close()
+        restored = restore_agent(run)
     return SavedPolicy(
         restored.agent.policy,
         restored.agent.collect_policy,
-        restored.environment.action_space,
+        restored.observation_space,
+        restored.action_space,
         restored.checkpoint.env_steps,
     )

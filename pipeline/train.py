@@ -53,7 +53,7 @@ _EXACT_GRAPH = flags.DEFINE_bool(
 )
 _LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
 _EXPLAIN = flags.DEFINE_bool(
-    "explain", False, "List every operative binding and where it comes from, and exit."
+    "explain", False, "List every operative binding with its place, and the networks, and exit."
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
@@ -104,7 +104,8 @@ def _train() -> int:
             print(f"stopped; the same command{how} resumes {_ROOT_DIR.value}.")
             return 128 + (stop.signal or 0)
         if _EXPLAIN.value:
-            print(configuration.explain())
+            print(f"{configuration.explain()}\n\n# Networks: layers, shapes, weights")
+            print(result["networks"])
         else:
             print(_closing_words(result))
     return 0

@@ -1,5 +1,6 @@
 """Small gymnasium environments whose behaviour is completely known."""
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -91,6 +92,31 @@ class EchoEnv(gymnasium.Env):
 
     def step(self, action):
         return self._observation()[0], 0.0, False, False, {}
+
+
+class SamplingEnv(gymnasium.Env):
+    """Plays episodes of 5 steps whose observations are samples of the space.
+
+    The reward counts the actions that are not in the action space: 1 minus 9 for each.
+    """
+
+    def __init__(self, observation_space, action_space=None):
+        self.observation_space = copy.deepcopy(observation_space)
+        self.action_space = action_space or Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.observation_space.sample()
+
+    def step(self, action):
+        self.time += 1
+        reward = 1.0 if self.action_space.contains(action) else -9.0
+        return self.observe(), reward, self.time >= 5, False, {}
 
 
 class RaisingEnv(ScriptedEnv):

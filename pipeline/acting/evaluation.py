@@ -162,9 +162,10 @@ def _shares(total: int, num_envs: int) -> np.ndarray:
 def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> None:
     if type(epsilon) not in (int, float) or not 0 <= epsilon <= 1:
         raise UserError(f"Evaluator.epsilon = {epsilon!r}: must be in [0, 1], or None.")
-    if not greedy or not tensor_spec.is_discrete(policy.action_spec):
+    spec = policy.action_spec
+    if not greedy or not tensor_spec.is_discrete(spec) or spec.shape.rank:
         raise UserError(
-            f"Evaluator.epsilon = {epsilon} needs discrete actions and Evaluator.greedy = True; "
+            f"Evaluator.epsilon = {epsilon} needs a discrete action and Evaluator.greedy = True; "
             "otherwise, bind Evaluator.epsilon to None."
         )
 

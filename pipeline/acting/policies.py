@@ -15,6 +15,9 @@ from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 
+from pipeline.ops.masks import uniform_action
+from pipeline.ops.observations import action_mask
+
 
 class _DerivedPolicy(tf_policy.TFPolicy):
     """Base class of policies that use the distribution of another policy.
@@ -74,14 +77,19 @@ class EpsilonGreedyPolicy(_DerivedPolicy):
         greedy_action = step.action.mode()
         # The first draw decides whether to explore, the second chooses the random action.
         draws = tf.random.stateless_uniform([2, tf.shape(greedy_action)[0]], seed)
-        num_actions = int(self.action_spec.maximum) + 1
-        random_action = tf.cast(tf.floor(draws[1] * num_actions), greedy_action.dtype)
+        mask = action_mask(time_step.observation)
+        if mask is None:
+            num_actions = int(self.action_spec.maximum) + 1
+            random_action = tf.floor(draws[1] * num_actions)
+        else:
+            random_action = uniform_action(draws[1], mask)
+        random_action = tf.cast(random_action, greedy_action.dtype)
         explore = draws[0] < self._epsilon()
         return step._replace(action=tf.where(explore, random_action, greedy_action))
 
 
 class RandomPolicy(tf_policy.TFPolicy):
-    """Samples actions uniformly within their bounds.
+    """Samples actions uniformly within their bounds, if observations have a mask, allowed ones.
 
     If the distance between any of the bounds is infinite, actions are instead drawn from a standard
     normal distribution and clipped to the bounds. The distance of finite bounds is also infinite if
@@ -98,7 +106,14 @@ class RandomPolicy(tf_policy.TFPolicy):
         spec = self.action_spec
         batch_size = tf.shape(time_step.step_type)[0]
         shape = tf.concat([[batch_size], spec.shape], 0)
-        if tensor_spec.is_discrete(spec):
+        mask = action_mask(time_step.observation)
+        if mask is not None:
+            draws = tf.random.stateless_uniform(shape, seed)
+            action = tf.cast(uniform_action(draws, mask), spec.dtype)
+        elif tensor_spec.is_discrete(spec) and spec.shape.rank:
+            draws = tf.random.stateless_uniform(shape, seed)
+            action = tf.cast(tf.floor(draws * (spec.maximum + 1)), spec.dtype)
+        elif tensor_spec.is_discrete(spec):
             action = tf.random.stateless_uniform(
                 shape, seed, int(spec.minimum), int(spec.maximum) + 1, spec.dtype
             )

@@ -3,6 +3,7 @@
 The train loop calls, in this order and inside one graph:
 
     rows, final_time_step = collect with agent.collect_policy
+    agent.observe(rows)
     experience.begin(prepare)     -> agent.prepare(rows, final_time_step)
     for each update:              -> agent.train(batch, weights) = apply(gradients(batch, weights))
     experience.end(agent.finish)  -> agent.finish(rows)
@@ -18,6 +19,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.accumulator import Accumulator
+from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.returns import valid_mask
 from pipeline.ops.schedules import Schedule
 from pipeline.utils.execution import Execution
@@ -38,6 +40,8 @@ class Agent(tf_agent.TFAgent):
     trained: Mapping[str, tf.Module]
     #: Schedules whose values are logged together with the losses.
     schedules: Mapping[str, Schedule] = {}
+    #: Normalises observations; `observe` updates its statistics.
+    normalizer: ObservationNormalizer | None = None
     #: Sums the gradients of several batches. If None, every batch makes an update.
     accumulator: Accumulator | None = None
     #: True if the loss is the mean over rows, False if it is their sum.
@@ -141,6 +145,11 @@ class Agent(tf_agent.TFAgent):
                 self.gradient_variables(), num_batches, of_means=self.takes_mean
             )
 
+    def observe(self, rows: Trajectory) -> None:
+        """Updates the normaliser, if there is one, with collected rows [T, N]."""
+        if self.normalizer is not None:
+            self.normalizer.update(rows.observation, valid_mask(rows.step_type))
+
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Converts a collected rollout [T, N] to training rows; by default returns it unchanged."""
         del final_time_step
@@ -164,6 +173,11 @@ def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
 def first_rows(experience: Trajectory) -> Trajectory:
     """Returns the rows [B, ...] of sequences [B, 1, ...]."""
     return tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+
+
+def rows_at(sequences: Any, index: int) -> Any:
+    """Returns row `index` of sequences [B, T, ...], for every tensor of a nest."""
+    return tf.nest.map_structure(lambda x: x[:, index], sequences)
 
 
 def standardize(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ twice per update.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -18,7 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent, Gradients, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients, masked_mean, row_weights, rows_at
 from pipeline.agents.q_learning import (
     create_q_network,
     huber_loss,
@@ -26,7 +27,8 @@ from pipeline.agents.q_learning import (
     select_action,
 )
 from pipeline.agents.target_network import PeriodicTarget
-from pipeline.networks.encoders import HeadedNetwork
+from pipeline.networks.encoders import QNetwork
+from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.returns import n_step_targets, take_rows
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -57,6 +59,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         double_q: bool,
         gradient_clip_norm: float | None,
         sum_losses: bool,
+        normalizer: ObservationNormalizer | None,
         **kwargs,
     ):
         self._epsilon = epsilon
@@ -64,14 +67,14 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self._double_q = double_q
         self._gradient_clip_norm = gradient_clip_norm
         self.takes_mean = not sum_losses
+        self.normalizer = normalizer
         self._periodic_target: PeriodicTarget | None = None
+        specs = time_step_spec.observation, action_spec
         super().__init__(
             time_step_spec,
             action_spec,
-            q_network=create_q_network(time_step_spec.observation, action_spec, "q_network"),
-            target_q_network=create_q_network(
-                time_step_spec.observation, action_spec, "target_q_network"
-            ),
+            q_network=create_q_network(*specs, normalizer, "q_network"),
+            target_q_network=create_q_network(*specs, normalizer, "target_q_network"),
             optimizer=optimizer,
             **kwargs,
         )
@@ -80,12 +83,12 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         build_slots(optimizer, self._q_network.trainable_weights)
 
     @property
-    def q_network(self) -> HeadedNetwork:
+    def q_network(self) -> QNetwork:
         """Returns the online network, which maps observations to Q-values."""
         return self._q_network
 
     @property
-    def target_q_network(self) -> HeadedNetwork:
+    def target_q_network(self) -> QNetwork:
         """Returns the target network."""
         return self._target_q_network
 
@@ -113,7 +116,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         )
         bootstrap_observation = self._bootstrap_observation(experience, last_index)
         target = returns + discounts * self._bootstrap_value(bootstrap_observation)
-        q_values, _ = self._q_network(experience.observation[:, 0])
+        q_values, _ = self._q_network(rows_at(experience.observation, 0))
         q_taken = select_action(q_values, experience.action[:, 0])
         td_error = tf.stop_gradient(target) - q_taken
         losses = self._td_loss_fn(td_error)
@@ -121,12 +124,12 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         extra = {"loss": loss, "q_mean": masked_mean(q_taken, weights), "td_error": td_error}
         return tf_agent.LossInfo(loss, extra)
 
-    def _bootstrap_observation(self, experience: Trajectory, index: tf.Tensor) -> tf.Tensor:
+    def _bootstrap_observation(self, experience: Trajectory, index: tf.Tensor) -> Any:
         if self.train_sequence_length == 2:
-            return experience.observation[:, 1]  # the index is 1 unless the row is masked
+            return rows_at(experience.observation, 1)  # the index is 1 unless the row is masked
         return take_rows(experience.observation, index)
 
-    def _bootstrap_value(self, observation: tf.Tensor) -> tf.Tensor:
+    def _bootstrap_value(self, observation: Any) -> tf.Tensor:
         target_q_values, _ = self._target_q_network(observation)
         if not self._double_q:
             return tf.reduce_max(target_q_values, -1)
@@ -163,6 +166,7 @@ def create_dqn_agent(
     target_update_period: PositiveInt | None = 1,  # updates; None: use target_update_env_steps
     target_update_env_steps: PositiveInt | None = None,  # environment steps between whole copies
     target_update_tau: Fraction = 1.0,  # weight of the online network in a target update
+    normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
 ) -> DqnAgent:
@@ -192,6 +196,7 @@ def create_dqn_agent(
         td_loss=td_loss,
         double_q=double_q,
         sum_losses=sum_losses,
+        normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
         n_step_update=n_step,
         gamma=discount,
         target_update_period=1 if target_update_period is None else target_update_period,

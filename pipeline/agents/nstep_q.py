@@ -9,7 +9,7 @@ after one step (algorithm 1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import tensorflow as tf
@@ -27,6 +27,7 @@ from pipeline.agents.q_learning import (
     squared_loss,
 )
 from pipeline.agents.target_network import PeriodicTarget
+from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import RMSprop, build_slots
 from pipeline.ops.returns import discounted_returns, one_step_targets, valid_mask
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -37,6 +38,7 @@ from pipeline.utils.constraints import (
     Probability,
     check_arguments,
 )
+from pipeline.utils.errors import UserError
 
 
 class QLearningInfo(NamedTuple):
@@ -64,10 +66,12 @@ class NStepQAgent(Agent):
         target_update_env_steps: int,
         gradient_clip_norm: float | None,
         env_steps: tf.Variable,
+        normalizer: ObservationNormalizer | None,
     ):
-        observation_spec = time_step_spec.observation
-        self.q_network = create_q_network(observation_spec, action_spec, "q_network")
-        self.target_q_network = create_q_network(observation_spec, action_spec, "target_q_network")
+        self.normalizer = normalizer
+        specs = time_step_spec.observation, action_spec
+        self.q_network = create_q_network(*specs, normalizer, "q_network")
+        self.target_q_network = create_q_network(*specs, normalizer, "target_q_network")
         for network in (self.q_network, self.target_q_network):
             network.create_variables()
         self._optimizer = optimizer
@@ -99,7 +103,16 @@ class NStepQAgent(Agent):
         """Makes this the agent of one asynchronous actor; see `Agent.learn_for`.
 
         Actors also share the target network.
+
+        Raises:
+          UserError: If the agent normalises observations, because every actor would have statistics
+            of its own.
         """
+        if self.normalizer is not None:
+            raise UserError(
+                "Asynchronous actors share weights but not statistics of observations. Bind "
+                "create_nstep_q_agent.normalize_observations to False."
+            )
         assert isinstance(shared, NStepQAgent)
         super().learn_for(shared, send)
         self.target_q_network = shared.target_q_network
@@ -118,26 +131,32 @@ class NStepQAgent(Agent):
             targets = discounted_returns(rows.reward, discounts, final_value, valid, values)
         return rows.replace(policy_info=QLearningInfo(targets))
 
-    def _all_values(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _all_values(self, rows: Trajectory, final: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes max_a Q_target of every row [T, N] and of the final time step [N]."""
-        flat = tf.reshape(rows.observation, [-1, *final.shape[1:]])
-        values = self._target_value(tf.concat([flat, final], 0))
+
+        def together(of_rows: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+            return tf.concat([tf.reshape(of_rows, [-1, *last.shape[1:]]), last], 0)
+
+        values = self._target_value(tf.nest.map_structure(together, rows.observation, final))
         num_rows = rows.step_type.shape.num_elements()
         return tf.reshape(values[:num_rows], rows.step_type.shape), values[num_rows:]
 
-    def _values_at_ends(self, rows: Trajectory, final: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _values_at_ends(self, rows: Trajectory, final: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes the values that n-step targets read.
 
         The result is that of `_all_values`, with 0 on all rows that are not boundary rows.
         """
         ends = tf.where(rows.step_type == StepType.LAST)
-        observations = tf.concat([final, tf.gather_nd(rows.observation, ends)], 0)
-        values = self._target_value(observations)
-        num_envs = final.shape[0]
+
+        def together(of_rows: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+            return tf.concat([last, tf.gather_nd(of_rows, ends)], 0)
+
+        values = self._target_value(tf.nest.map_structure(together, rows.observation, final))
+        num_envs = rows.step_type.shape[1]
         at_ends = tf.scatter_nd(ends, values[num_envs:], tf.shape(rows.step_type, tf.int64))
         return tf.ensure_shape(at_ends, rows.step_type.shape), values[:num_envs]
 
-    def _target_value(self, observation: tf.Tensor) -> tf.Tensor:
+    def _target_value(self, observation: Any) -> tf.Tensor:
         q_values, _ = self.target_q_network(observation)
         return tf.reduce_max(q_values, -1)
 
@@ -170,6 +189,7 @@ def create_nstep_q_agent(
     discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
     target_update_env_steps: PositiveInt = 10_000,  # environment steps between copies
+    normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> NStepQAgent:
@@ -200,6 +220,7 @@ def create_nstep_q_agent(
         target_update_env_steps=target_update_env_steps,
         gradient_clip_norm=gradient_clip_norm,
         env_steps=env_steps,
+        normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
     )
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)

@@ -127,7 +127,6 @@ class OnPolicyAgent(Agent):
 
         All updates of the rollout therefore use the same statistics as the collect policy.
         """
-        moments = self.actor_critic.observation_moments
-        if moments is not None:
-            flat = tf.reshape(rows.observation, [-1, *rows.observation.shape[2:]])
-            moments.update(flat, tf.reshape(valid_mask(rows.step_type), [-1]))
+        normalizer = self.actor_critic.normalizer
+        if normalizer is not None:
+            normalizer.update(rows.observation, valid_mask(rows.step_type))

@@ -6,7 +6,8 @@ import gin
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from pipeline.networks.encoders import HeadedNetwork, QHead, create_encoder, num_actions
+from pipeline.networks.encoders import QHead, QNetwork, create_encoder, num_actions
+from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.utils.errors import UserError
 
 
@@ -35,22 +36,31 @@ def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(q_values * tf.one_hot(actions, q_values.shape[-1]), -1)
 
 
-def create_q_network(observation_spec, action_spec, name: str) -> HeadedNetwork:
+def create_q_network(
+    observation_spec, action_spec, normalizer: ObservationNormalizer | None, name: str
+) -> QNetwork:
     """Creates the Q-network for an observation spec: [B, *observation] -> Q-values [B, actions]."""
     head = QHead(num_actions(action_spec))
-    return HeadedNetwork(observation_spec, create_encoder(observation_spec), head, name)
+    encoder = create_encoder(observation_spec, normalizer)
+    return QNetwork(observation_spec, encoder, head, name)
 
 
 def need_discrete_actions(action_spec: tensor_spec.BoundedTensorSpec, algorithm: str) -> None:
-    """Checks that the actions are discrete.
+    """Checks that the action is one discrete number.
 
     Args:
       action_spec: Spec of the actions.
       algorithm: Name of the algorithm, for the error message.
 
     Raises:
-      UserError: If the actions are continuous.
+      UserError: If the action is continuous, or more than one number.
     """
+    if tensor_spec.is_discrete(action_spec) and action_spec.shape.rank:
+        raise UserError(
+            f"{algorithm} needs a single discrete action, but the environment's action has the "
+            f"shape {tuple(action_spec.shape)} (MultiDiscrete, MultiBinary or a Box of integers). "
+            "Use agents/ppo, agents/a2c or agents/trpo."
+        )
     if not tensor_spec.is_discrete(action_spec):
         raise UserError(
             f"{algorithm} needs discrete actions, but the environment's are continuous "

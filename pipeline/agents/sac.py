@@ -23,7 +23,14 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import GreedyPolicy, SampledPolicy
-from pipeline.agents.agent import Agent, Gradients, clip_by_global_norm, masked_mean, row_weights
+from pipeline.agents.agent import (
+    Agent,
+    Gradients,
+    clip_by_global_norm,
+    masked_mean,
+    row_weights,
+    rows_at,
+)
 from pipeline.networks.encoders import create_encoder
 from pipeline.networks.initializers import GlorotUniform, Initializer
 from pipeline.networks.sac_networks import (
@@ -33,6 +40,7 @@ from pipeline.networks.sac_networks import (
     SquashedGaussianHead,
     squashed_gaussian,
 )
+from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -73,11 +81,13 @@ class SacAgent(Agent, sac_agent.SacAgent):
         actor_units: Sequence[int],
         critic_units: Sequence[int],
         kernel_initializer: Initializer,
+        normalizer: ObservationNormalizer | None,
         **kwargs,
     ):
+        self.normalizer = normalizer
         observation_spec = time_step_spec.observation
         encoder, target_encoder = (
-            create_encoder(observation_spec, of_vectors=_flatten) for _ in range(2)
+            create_encoder(observation_spec, normalizer, of_vectors=_flatten) for _ in range(2)
         )
         head = SquashedGaussianHead(action_spec, actor_units, kernel_initializer)
 
@@ -150,7 +160,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
 
         See equations 5 and 6 of the paper.
         """
-        next_observation = experience.observation[:, 1]
+        next_observation = rows_at(experience.observation, 1)
         next_action, log_prob = self._act(self._actor_network.encoder(next_observation), noise)
         target_features = self._target_critic_network_1.encoder(next_observation)
         next_value = tf.minimum(
@@ -174,7 +184,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
         action = self._actor_network.head.from_action(experience.action[:, 0])
 
         with tf.GradientTape() as tape:
-            features = self._actor_network.encoder(experience.observation[:, 0])
+            features = self._actor_network.encoder(rows_at(experience.observation, 0))
             q_1 = self._critic_network_1.value(features, action)
             q_2 = self._critic_network_2.value(features, action)
             critic_loss = masked_mean(0.5 * ((q_1 - target) ** 2 + (q_2 - target) ** 2), weights)
@@ -234,6 +244,7 @@ def create_sac_agent(
     target_update_period: PositiveInt = 1,  # updates
     initial_alpha: Positive = 1.0,  # initial temperature
     target_entropy: float | None = None,  # nats, of actions in [-1, 1]; None: minus the action size
+    normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # global norm of each of the three; None: no limit
     accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
 ) -> SacAgent:
@@ -251,7 +262,7 @@ def create_sac_agent(
     """
     check_arguments(create_sac_agent, locals())
     del num_envs
-    _check_actions(action_spec)
+    check_actions(action_spec)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = SacAgent(
@@ -261,6 +272,7 @@ def create_sac_agent(
         actor_units=actor_units,
         critic_units=critic_units,
         kernel_initializer=kernel_initializer,
+        normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
         critic_optimizer=new_optimizer(),
         actor_optimizer=new_optimizer(),
         alpha_optimizer=new_optimizer(),
@@ -281,7 +293,7 @@ def _minus_size(action_spec: tensor_spec.BoundedTensorSpec) -> float:
     return -float(np.prod(action_spec.shape))
 
 
-def _check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
+def check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
     if tensor_spec.is_discrete(action_spec):
         raise UserError(
             "SAC needs continuous actions, but the environment's are discrete. Use an agent "

@@ -99,7 +99,7 @@ class TRPOAgent(OnPolicyAgent):
         Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
-        value = self.actor_critic.value(experience.observation[:, 0])
+        value = self.actor_critic.value(first_rows(experience).observation)
         target = experience.policy_info.value_target[:, 0]
         loss = masked_mean((target - value) ** 2, weights)
         return tf_agent.LossInfo(loss, {"value_loss": loss})
@@ -182,7 +182,8 @@ class TRPOAgent(OnPolicyAgent):
         in random order.
         """
         num_rows = max(1, round(self._region.fisher_fraction * weights.shape[0]))
-        observation, weights, old = observation[:num_rows], weights[:num_rows], old[:num_rows]
+        observation = tf.nest.map_structure(lambda x: x[:num_rows], observation)
+        weights, old = weights[:num_rows], old[:num_rows]
 
         def mean_kl() -> tf.Tensor:
             new = self.actor_critic.distribution(observation)

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.environments.vectors import GymnasiumVector
+from pipeline.environments.vectors import Arrays, GymnasiumVector
 from pipeline.utils.constraints import (
     NonNegativeInt,
     PositiveInt,
@@ -64,7 +64,7 @@ class LifeLossAtariVector(AtariVector):
     before, but not none, because some games show zero lives for a while before they are over.
     """
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
         observation = super().reset(seeds, mask)
         if mask is None:

@@ -24,8 +24,8 @@ from pipeline.utils.errors import UserError
 
 _STATE_FILE = "environment.json"
 
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""step_type int32 [N], reward float32 [N], discount float32 [N], observation [N, ...]."""
+Rows = tuple[np.ndarray, ...]
+"""step_type int32 [N], reward float32 [N], discount float32 [N], and arrays of the observation."""
 
 
 class Episodes:
@@ -297,7 +297,7 @@ class Episodes:
         # MID is 1. LAST is one more, where an episode ends; FIRST is one less, after such a row.
         step_type = self._mid + last - self._last
         self._last = last
-        return step_type, reward, discount, observation
+        return step_type, reward, discount, *observation
 
     def _reset_all(self) -> Rows:
         try:
@@ -313,18 +313,18 @@ class Episodes:
         self._last, self._is_overdue = np.zeros((2, self._num_envs), np.bool_)
         self._lengths = np.zeros_like(self._lengths)
         reward, discount = np.zeros((2, self._num_envs), np.float32)
-        return np.full_like(self._mid, ts.StepType.FIRST), reward, discount + 1, observation
+        return np.full_like(self._mid, ts.StepType.FIRST), reward, discount + 1, *observation
 
     def _reset_some(self, mask: np.ndarray, rows: Rows) -> Rows:
         """Resets the environments of `mask`, bool [N], and returns the updated `rows`."""
         observation = self.cross(self.vector.reset, self._seeds(), mask)
         self._last = self._last & ~mask
-        step_type, reward, discount, _ = rows
+        step_type, reward, discount, *_ = rows
         return (
             np.where(mask, np.int32(ts.StepType.FIRST), step_type),
             np.where(mask, np.float32(0), reward),
             np.where(mask, np.float32(1), discount),
-            observation,
+            *observation,
         )
 
     def _check_states(self) -> bool:

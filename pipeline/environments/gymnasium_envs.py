@@ -39,7 +39,7 @@ def gymnasium_environment(
     own_thread: bool | None = None,
     render: bool = False,
 ) -> VectorEnvironment:
-    """Creates a vector of environments with Box observations and Discrete or Box actions.
+    """Creates a vector of environments.
 
     gymnasium's vector environments are not used: CartPole's native one, for example, has a single
     random stream for all its rows, and those in processes do not check what environments return.
@@ -69,6 +69,25 @@ def gymnasium_environment(
     """
     num_envs = 1 if render else num_envs
     check_arguments(gymnasium_environment, locals())
+    make = maker(name, kwargs, wrappers, max_episode_steps, render)
+    if own_thread is None:
+        own_thread = render or bool(wrappers) or not _is_gymnasiums_own(name)
+    build = functools.partial(_build, [make] * num_envs, vectorization_mode, own_thread)
+    return VectorEnvironment(build, name=name, seed=seed)
+
+
+def maker(
+    name: str,
+    kwargs: dict[str, Any] | None,
+    wrappers: Sequence[Wrapper],
+    max_episode_steps: int | None,
+    render: bool,
+) -> Callable[[], gymnasium.Env]:
+    """Returns a function that builds one environment; see `gymnasium_environment`.
+
+    Raises:
+      UserError: If an argument is not valid, or a wrapper cannot be loaded.
+    """
     _check_name(name)
     if max_episode_steps is not None and max_episode_steps != -1:
         check("gymnasium_environment.max_episode_steps", max_episode_steps, PositiveInt)
@@ -79,11 +98,7 @@ def gymnasium_environment(
     if render:
         make_kwargs["render_mode"] = "rgb_array"
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]
-    make = functools.partial(_make, name, make_kwargs, callables, gin.current_scope())
-    if own_thread is None:
-        own_thread = render or bool(wrappers) or not _is_gymnasiums_own(name)
-    build = functools.partial(_build, [make] * num_envs, vectorization_mode, own_thread)
-    return VectorEnvironment(build, name=name, seed=seed)
+    return functools.partial(_make, name, make_kwargs, callables, gin.current_scope())
 
 
 def _build(
@@ -164,7 +179,8 @@ def _refuse_statistics(env: gymnasium.Env) -> None:
       UserError: If there is such a wrapper. The message names the parameter that replaces it.
     """
     replacements = {
-        gymnasium.wrappers.NormalizeObservation: "ActorCritic.normalize_observations = True",
+        gymnasium.wrappers.NormalizeObservation: "ActorCritic.normalize_observations = True, or "
+        "normalize_observations = True of an agent that has no ActorCritic",
         gymnasium.wrappers.NormalizeReward: "normalize_returns = True of the agent",
     }
     for layer in saved_states.layers(env):

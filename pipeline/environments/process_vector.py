@@ -18,8 +18,10 @@ import numpy as np
 
 from pipeline.environments.saved_states import State
 from pipeline.environments.single_env import RemoteError, SingleEnv, describe, shared_description
-from pipeline.environments.vectors import Outcome, new_observations
+from pipeline.environments.vectors import Arrays, Outcome, new_observations
 from pipeline.utils.errors import UserError
+
+Sent = Sequence[bytes]  # arrays of an observation
 
 _CLOSE_SECONDS = 5.0  # after which a process that does not end is killed
 
@@ -72,12 +74,12 @@ class ProcessVector:
         """Returns the process of every environment."""
         return self._processes
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
         indices = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         for index in indices:
             self._send(index, "reset", seeds[index])
-        self._observation = self._observation.copy()
+        self._observation = [array.copy() for array in self._observation]
         self._receive(indices, self._observation)
         return self._observation
 
@@ -86,7 +88,7 @@ class ProcessVector:
         indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
         for index in indices:
             self._send(index, "step", actions[index])
-        observation = self._observation = self._observation.copy()
+        observation = self._observation = [array.copy() for array in self._observation]
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         answers = self._receive(indices, observation)
@@ -139,7 +141,7 @@ class ProcessVector:
     def _receive(
         self,
         indices: Sequence[int],
-        observation: np.ndarray | None = None,
+        observation: Arrays = (),
         deadline: float | None = None,
     ) -> list[Any]:
         """Receives an answer from every process of `indices`.
@@ -148,7 +150,7 @@ class ProcessVector:
 
         Args:
           indices: Numbers of the processes.
-          observation: Array [N, ...] that observations are copied to; None if there are none.
+          observation: Arrays [N, ...] that observations are copied to, if any are sent.
           deadline: Time (`time.monotonic`) until which answers are awaited; None for no limit. It
             is no error if there is none then.
         """
@@ -167,14 +169,14 @@ class ProcessVector:
                 errors.append((UserError if kind == _USER_ERROR else RemoteError)(content))
                 continue
             answers.append(content)
-            if observation is not None:
-                row = observation[index, ...].reshape(-1)
-                row[...] = np.frombuffer(sent, observation.dtype)
+            for array, of_env in zip(observation, sent, strict=True):
+                row = array[index, ...].reshape(-1)
+                row[...] = np.frombuffer(of_env, array.dtype)
         if errors:
             raise errors[0]
         return answers
 
-    def _answer(self, index: int, deadline: float | None) -> tuple[str, Any, bytes] | None:
+    def _answer(self, index: int, deadline: float | None) -> tuple[str, Any, Sent] | None:
         """Returns the answer to the last question to a process, or None after the deadline.
 
         Answers to earlier questions, whose calls were interrupted, are dropped.
@@ -220,8 +222,9 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
     number, command = 0, ""
     try:
         env = SingleEnv(make)
-        observation = new_observations(env.env.observation_space, 1)[0, ...]
-        connection.send((number, _OK, env.description, b""))
+        arrays = new_observations(env.env.observation_space, 1)
+        observation = [array[0, ...] for array in arrays]
+        connection.send((number, _OK, env.description, ()))
     except Exception as error:
         connection.send((number, *_failure(error)))
         return
@@ -240,18 +243,19 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
             return
         try:
             answer = commands[command](argument)
-            observed = observation.tobytes() if command in ("reset", "step") else b""
-            connection.send((number, _OK, answer, observed))
+            observes = command in ("reset", "step")
+            sent = [array.tobytes() for array in observation] if observes else ()
+            connection.send((number, _OK, answer, sent))
         except BrokenPipeError:
             return
         except Exception as error:
             connection.send((number, *_failure(error)))
 
 
-def _failure(error: Exception) -> tuple[str, str, bytes]:
+def _failure(error: Exception) -> tuple[str, str, Sent]:
     if isinstance(error, UserError):
-        return _USER_ERROR, str(error), b""
-    return _ERROR, describe(error), b""
+        return _USER_ERROR, str(error), ()
+    return _ERROR, describe(error), ()
 
 
 def _unblock() -> None:

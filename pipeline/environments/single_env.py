@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from pipeline.environments import saved_states
+from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
-from pipeline.environments.vectors import Description, frames_per_second
+from pipeline.environments.vectors import Arrays, Description, frames_per_second
 from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
@@ -36,7 +36,8 @@ class SingleEnv:
             self.env = make()
         except SystemExit as error:
             raise UserError("the constructor of the environment called sys.exit().") from error
-        self._space: Any = self.env.observation_space
+        self._arrays = specs.arrays(self.env.observation_space)
+        self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
         self._is_over = False
 
     @property
@@ -51,24 +52,24 @@ class SingleEnv:
             notes=self._notes(),
         )
 
-    def reset(self, seed: int, observation: np.ndarray) -> None:
+    def reset(self, seed: int, observation: Arrays) -> None:
         """Resets the environment.
 
         Args:
           seed: Seed of everything that the environment draws.
-          observation: Array that the observation is copied to.
+          observation: Arrays that the observation is copied to; see `specs.arrays`.
 
         Raises:
           UserError: If the environment does not have gymnasium's interface.
         """
         self._reset(observation, seed=seed)
 
-    def step(self, action: Any, observation: np.ndarray) -> tuple[float, bool, bool]:
+    def step(self, action: Any, observation: Arrays) -> tuple[float, bool, bool]:
         """Steps the environment, or resets it if its episode is over.
 
         Args:
           action: Action of the environment's action space.
-          observation: Array that the observation is copied to.
+          observation: Arrays that the observation is copied to; see `specs.arrays`.
 
         Returns:
           The reward, whether the episode has terminated, and whether it was truncated.
@@ -119,14 +120,19 @@ class SingleEnv:
 
     def _notes(self) -> list[str]:
         """Returns sentences about what a user may not expect."""
+        notes = [
+            f"agents do not see {leaf.name}, because {type(leaf.space).__name__} is no space of "
+            "numbers"
+            for leaf in specs.omitted(self.env.observation_space)
+        ]
         layers = saved_states.layers(self.env)
         names = [type(x).__name__ for x in layers if isinstance(x, gymnasium.RewardWrapper)]
-        return [
+        return notes + [
             f"rewards pass through {name}: the logged returns are sums of what it returns"
             for name in names
         ]
 
-    def _reset(self, observation: np.ndarray, **seed: Any) -> None:
+    def _reset(self, observation: Arrays, **seed: Any) -> None:
         try:
             results = self.env.reset(**seed)
         except SystemExit as error:
@@ -140,24 +146,36 @@ class SingleEnv:
         self._store(results[0], observation)
         self._is_over = False
 
-    def _store(self, received: Any, observation: np.ndarray) -> None:
-        """Copies an observation and checks that it has the space's shape and kind of numbers."""
-        if np.shape(received) != observation.shape:
+    def _store(self, received: Any, observation: Arrays) -> None:
+        for leaf, values, array in zip(self._arrays, self._categories, observation, strict=True):
+            try:
+                part = leaf.of(received)
+            except (KeyError, IndexError, TypeError) as error:
+                raise self._fault(
+                    f"{leaf.name} is missing from the observation {received!r:.100}"
+                ) from error
+            self._store_array(leaf, part, array)
+            if values and not ((array >= values[0]) & (array < values[0] + values[1])).all():
+                raise self._fault(f"{leaf.name} is {part}, which is not in its space {leaf.space}")
+
+    def _store_array(self, leaf: specs.Leaf, received: Any, array: np.ndarray) -> None:
+        """Copies an array and checks that it has the space's shape and kind of numbers."""
+        if np.shape(received) != array.shape:
             raise self._fault(
-                f"the observation's shape is {np.shape(received)}, but its space is {self._space}"
+                f"{leaf.name} has the shape {np.shape(received)}, but its space is {leaf.space}"
             )
         given = np.asarray(received)
-        if given.dtype == observation.dtype or {given.dtype.kind, observation.dtype.kind} == {"f"}:
-            observation[...] = given
+        if given.dtype == array.dtype or {given.dtype.kind, array.dtype.kind} == {"f"}:
+            array[...] = given
             return
         # Whole numbers and truth values are stored if they stay the same.
         if given.dtype.kind in "uib":
             with np.errstate(over="ignore"):
-                observation[...] = given.astype(observation.dtype)
-        if given.dtype.kind not in "uib" or not np.array_equal(observation, given):
+                array[...] = given.astype(array.dtype)
+        if given.dtype.kind not in "uib" or not np.array_equal(array, given):
             raise self._fault(
-                f"the observation has the dtype {given.dtype}, whose values cannot be stored in "
-                f"its space {self._space} without a change"
+                f"{leaf.name} has the dtype {given.dtype}, whose values cannot be stored in its "
+                f"space {leaf.space} without a change"
             )
 
     def _fault(self, message: str) -> UserError:

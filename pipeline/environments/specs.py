@@ -3,64 +3,214 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import tensorflow as tf
+import tree
+from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 
+from pipeline.ops.observations import CategoricalSpec, action_mask
 from pipeline.utils.errors import UserError
 
 ActionConverter = Callable[[np.ndarray], np.ndarray]
 
 # Fraction of an action's range by which float arithmetic may exceed a bound.
 _ROUNDING = 1e-5
+# Most categories of an action or of an array of an observation. Networks have an output or an input
+# for each.
+_MOST_CATEGORIES = 10_000
 
 
-def observation_spec(space: gymnasium.Space, environment: str) -> tf.TensorSpec:
-    """Returns the spec of one environment's observation, with the space's shape and dtype.
+class Leaf(NamedTuple):
+    """Part of an observation that is neither a Dict nor a Tuple.
+
+    Attributes:
+      path: Keys and indices that lead to it; () if it is the whole observation.
+      space: Its space.
+    """
+
+    path: tuple[str | int, ...]
+    space: gymnasium.Space
+
+    @property
+    def is_array(self) -> bool:
+        """Returns True if it is an array of numbers."""
+        arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+        return isinstance(self.space, arrays)
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the leaf in messages, such as observation['position'][0]."""
+        if not self.path:
+            return "the observation"
+        return "observation" + "".join(f"[{key!r}]" for key in self.path)
+
+    def of(self, observation: Any) -> Any:
+        """Returns this part of an observation.
+
+        Raises:
+          KeyError, IndexError or TypeError: If the observation has no such part.
+        """
+        for key in self.path:
+            observation = observation[key]
+        return observation
+
+
+def arrays(space: gymnasium.Space) -> list[Leaf]:
+    """Returns the leaves of an observation space that are arrays, ordered as `tf.nest.flatten`."""
+    return [leaf for leaf in _leaves(space) if leaf.is_array]
+
+
+def omitted(space: gymnasium.Space) -> list[Leaf]:
+    """Returns the leaves that are no arrays, such as texts. Agents do not see them."""
+    return [leaf for leaf in _leaves(space) if not leaf.is_array]
+
+
+def _leaves(space: gymnasium.Space) -> list[Leaf]:
+    return [Leaf(*leaf) for leaf in tree.flatten_with_path(_nest(space, only_arrays=False))]
+
+
+def _nest(space: gymnasium.Space, only_arrays: bool) -> Any:
+    """Converts Dict and Tuple spaces to dicts and tuples of spaces."""
+
+    def is_kept(part: gymnasium.Space) -> bool:
+        is_nested = isinstance(part, spaces.Dict | spaces.Tuple)
+        return is_nested or not only_arrays or Leaf((), part).is_array
+
+    if isinstance(space, spaces.Dict):
+        items = space.spaces.items()
+        return {key: _nest(part, only_arrays) for key, part in items if is_kept(part)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nest(part, only_arrays) for part in space.spaces if is_kept(part))
+    return space
+
+
+def observation_spec(space: gymnasium.Space, environment: str) -> Any:
+    """Returns the spec of one environment's observation, a nest for Dict and Tuple spaces.
+
+    Arrays keep their shapes and dtypes. Discrete and MultiDiscrete become a `CategoricalSpec`.
 
     Args:
       space: Observation space of one environment.
       environment: Name of the environment, for messages.
 
     Raises:
-      UserError: If the space is not a Box.
+      UserError: If the space has no array of numbers, or one with too many categories.
     """
-    if not isinstance(space, gymnasium.spaces.Box):
+    parts = arrays(space)
+    if not parts:
         raise UserError(
-            f"{environment}: the observation space {space} is not supported, only Box is. Convert"
-            " it with a wrapper (gymnasium.wrappers:FlattenObservation suits most spaces)."
+            f"{environment}: the observation space {space} is not supported, only Box, Discrete, "
+            "MultiDiscrete, MultiBinary, and Dict and Tuple of them are. Convert it with a wrapper "
+            "(gymnasium_environment.wrappers)."
         )
+    specs = [_array_spec(leaf, environment) for leaf in parts]
+    return tf.nest.pack_sequence_as(_nest(space, only_arrays=True), specs)
+
+
+def _array_spec(leaf: Leaf, environment: str) -> tf.TensorSpec:
+    space, name = leaf.space, "observation"
+    if isinstance(space, spaces.MultiBinary):
+        return tensor_spec.BoundedTensorSpec(space.shape, space.dtype, 0, 1, name)
+    if values := categories(space):
+        first, count = values
+        _check_number(np.sum(count), f"{environment}: the space {space} of {leaf.name}")
+        return CategoricalSpec(space.shape, space.dtype, first, first + count - 1, name)
+    assert isinstance(space, spaces.Box)
     if space.dtype == np.bool_:
-        return tf.TensorSpec(space.shape, tf.bool, "observation")
+        return tf.TensorSpec(space.shape, tf.bool, name)
     minimum, maximum = _smallest_bound(space.low), _smallest_bound(space.high)
-    return tensor_spec.BoundedTensorSpec(space.shape, space.dtype, minimum, maximum, "observation")
+    return tensor_spec.BoundedTensorSpec(space.shape, space.dtype, minimum, maximum, name)
+
+
+def categories(space: gymnasium.Space) -> tuple[Any, Any] | None:
+    """Returns the first category and the number of categories of each number of a space.
+
+    Returns:
+      Numbers for Discrete, int64 arrays in the space's shape for MultiDiscrete and MultiBinary, and
+      None for other spaces.
+    """
+    match space:
+        case spaces.Discrete():
+            return space.start.item(), space.n.item()
+        case spaces.MultiDiscrete():
+            return space.start.astype(np.int64), space.nvec.astype(np.int64)
+        case spaces.MultiBinary():
+            return np.zeros(space.shape, np.int64), np.full(space.shape, 2)
+    return None
+
+
+def _check_number(number: Any, what: str) -> None:
+    if number > _MOST_CATEGORIES:
+        raise UserError(
+            f"{what} has {int(number):_} categories, more than {_MOST_CATEGORIES:_}. Convert it "
+            "with a wrapper (gymnasium_environment.wrappers), for example to a Box."
+        )
 
 
 def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.BoundedTensorSpec:
     """Returns the spec of one environment's action.
 
-    Discrete(n, start) becomes int32 in [0, n - 1]. A Box of floats becomes float32, because
-    networks compute in it, and keeps its shape and bounds.
+    Discrete becomes one int32 in [0, n - 1]. MultiDiscrete, MultiBinary and a Box of integers
+    become an array of such numbers. A Box of floats becomes float32, because networks compute in
+    it, and keeps its shape and bounds.
 
     Args:
       space: Action space of one environment.
       environment: Name of the environment, for messages.
 
     Raises:
-      UserError: If the space is neither Discrete nor a Box of floats.
+      UserError: If the space is of another kind, or has too many actions.
     """
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return tensor_spec.BoundedTensorSpec((), tf.int32, 0, space.n.item() - 1, "action")
-    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         return tensor_spec.BoundedTensorSpec(space.shape, tf.float32, low, high, "action")
-    raise UserError(
-        f"{environment}: the action space {space} is not supported, only Discrete and Box of"
-        " floats are. Convert it with a wrapper (gymnasium_environment.wrappers)."
-    )
+    choices = _choices(space)
+    if choices is None:
+        raise UserError(
+            f"{environment}: the action space {space} is not supported, only Discrete, "
+            "MultiDiscrete, MultiBinary and Box of floats or integers are. Convert it with a "
+            "wrapper (gymnasium_environment.wrappers)."
+        )
+    _, counts = choices
+    _check_number(np.sum(counts), f"{environment}: the action space {space}")
+    return tensor_spec.BoundedTensorSpec(space.shape, tf.int32, 0, counts - 1, "action")
+
+
+def _choices(space: gymnasium.Space) -> tuple[Any, Any] | None:
+    """Returns the `categories` of an action space, also those of a Box of integers."""
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        low = space.low.astype(np.int64)
+        return low, space.high.astype(np.float64) - low + 1
+    return categories(space)
+
+
+def check_mask(observation: Any, action: tensor_spec.BoundedTensorSpec, environment: str) -> None:
+    """Checks that an action mask, if the observation has one, has an entry for each action.
+
+    Args:
+      observation: Spec of one observation.
+      action: Spec of one action.
+      environment: Name of the environment, for messages.
+
+    Raises:
+      UserError: If it does not.
+    """
+    mask = action_mask(observation)
+    if mask is None:
+        return
+    is_one_action = action.dtype.is_integer and action.shape.rank == 0
+    needed = (int(action.maximum) + 1,) if is_one_action else None
+    if not isinstance(mask, tf.TensorSpec) or tuple(mask.shape) != needed or mask.dtype.is_floating:
+        raise UserError(
+            f"{environment}: observation['action_mask'] is {mask}, but a mask has one integer or "
+            f"bool for each action of a Discrete space, and the action is {action}. Change the "
+            "space or rename the key."
+        )
 
 
 def action_converter(space: gymnasium.Space) -> ActionConverter:
@@ -70,26 +220,25 @@ def action_converter(space: gymnasium.Space) -> ActionConverter:
     no memory with its argument, so that an environment which changes its action in place cannot
     change the recorded one.
     """
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return _discrete_converter(space)
-    assert isinstance(space, gymnasium.spaces.Box)
+    choices = _choices(space)
+    if choices is not None:
+        return _integer_converter(*choices, space.dtype)
+    assert isinstance(space, spaces.Box)
     return _box_converter(space)
 
 
-def _discrete_converter(space: gymnasium.spaces.Discrete) -> ActionConverter:
-    count, start = space.n.item(), space.start.item()
-
+def _integer_converter(start: Any, count: Any, dtype: Any) -> ActionConverter:
     def convert(actions: np.ndarray) -> np.ndarray:
         # A negative int32 is a huge uint32, so one comparison checks both bounds.
         inside = actions.view(np.uint32) < count
         if not inside.all():
             raise _out_of_range(actions, inside, f"[0, {count - 1}]")
-        return np.add(actions, start, dtype=np.int64)
+        return np.add(actions, start, dtype=np.int64).astype(dtype, copy=False)
 
     return convert
 
 
-def _box_converter(space: gymnasium.spaces.Box) -> ActionConverter:
+def _box_converter(space: spaces.Box) -> ActionConverter:
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
         size = high.astype(np.float64) - low

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.environments.saved_states import State
 from pipeline.environments.single_env import SingleEnv, shared_description
-from pipeline.environments.vectors import Outcome, new_observations
+from pipeline.environments.vectors import Arrays, Outcome, new_observations
 
 
 class SyncVector:
@@ -31,23 +31,24 @@ class SyncVector:
         self.num_envs = len(self.envs)
         self._observation = new_observations(self.description.observation_space, self.num_envs)
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
-        self._observation = self._observation.copy()
+        self._observation = [array.copy() for array in self._observation]
         for index in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
-            self.envs[index].reset(seeds[index], self._observation[index, ...])
+            row = [array[index, ...] for array in self._observation]
+            self.envs[index].reset(seeds[index], row)
         return self._observation
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
         """Steps environments; see `Vector.step`."""
-        observation = self._observation = (
-            np.empty_like(self._observation) if live is None else self._observation.copy()
-        )
+        new = np.empty_like if live is None else np.copy
+        observation = self._observation = [new(array) for array in self._observation]
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         for index in range(self.num_envs) if live is None else np.flatnonzero(live).tolist():
+            row = [array[index, ...] for array in observation]
             reward[index], terminated[index], truncated[index] = self.envs[index].step(
-                actions[index], observation[index, ...]
+                actions[index], row
             )
         is_last = terminated | truncated
         return Outcome(observation, reward, self._discount(terminated), is_last)

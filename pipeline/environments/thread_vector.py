@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.vectors import Outcome, Vector
+from pipeline.environments.vectors import Arrays, Outcome, Vector
 
 _CLOSE_SECONDS = 5.0
 
@@ -41,7 +41,7 @@ class ThreadVector:
         self.num_envs = self.vector.num_envs
         self.description = self.vector.description
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
         return self._call(lambda: self.vector.reset(seeds, mask))
 

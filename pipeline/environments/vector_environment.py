@@ -32,7 +32,8 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         truncated                 LAST       r       1
 
     The action given at a LAST row is ignored. `step_type` is int32 [N], `reward` (not clipped)
-    and `discount` are float32 [N], and the observation is [N, ...] in its space's dtype.
+    and `discount` are float32 [N], and observations are tensors [N, ...], or nests of them, in the
+    dtypes of their spaces.
 
     Before the first `reset()`, and after a `restore()` that could not continue the episodes, `step`
     ignores its action, resets all environments and returns FIRST rows. `Episodes` describes how
@@ -68,18 +69,25 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         try:
             observation_spec = specs.observation_spec(vector.description.observation_space, name)
             action_spec = specs.action_spec(vector.description.action_space, name)
+            specs.check_mask(observation_spec, action_spec, name)
         except UserError:
             vector.close()
             raise
         super().__init__(ts.time_step_spec(observation_spec), action_spec, vector.num_envs)
         self.episodes = Episodes(vector, build, name, seed, anchor_interval)
         self._action_shape = [self._batch_size, *self._action_spec.shape]
-        self._dtypes = [tf.int32, tf.float32, tf.float32, observation_spec.dtype]
+        arrays = tf.nest.flatten(observation_spec)
+        self._dtypes = [tf.int32, tf.float32, tf.float32, *(array.dtype for array in arrays)]
 
     @property
     def name(self) -> str:
         """Returns the name of the environment in messages."""
         return self.episodes.name
+
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """Returns the gymnasium observation space of one environment."""
+        return self.episodes.vector.description.observation_space
 
     @property
     def action_space(self) -> gymnasium.Space:
@@ -184,8 +192,6 @@ class VectorEnvironment(tf_environment.TFEnvironment):
 
     def _time_step(self, function: Callable[..., Rows], *inputs: tf.Tensor) -> ts.TimeStep:
         rows = tf.numpy_function(function, inputs, self._dtypes)
-        step_type, reward, discount, observation = rows
-        for row in (step_type, reward, discount):
-            row.set_shape([self._batch_size])
-        observation.set_shape([self._batch_size, *self._time_step_spec.observation.shape])
-        return ts.TimeStep(step_type, reward, discount, observation)
+        for row, spec in zip(rows, tf.nest.flatten(self._time_step_spec), strict=True):
+            row.set_shape([self._batch_size, *spec.shape])
+        return tf.nest.pack_sequence_as(self._time_step_spec, rows)

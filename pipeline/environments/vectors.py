@@ -9,10 +9,14 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from pipeline.environments import specs
 from pipeline.environments.saved_states import State
 from pipeline.utils.errors import UserError
 
 _DEFAULT_FPS = 30.0
+
+
+Arrays = Sequence[np.ndarray]
 
 
 class Description(NamedTuple):
@@ -39,14 +43,14 @@ class Outcome(NamedTuple):
     """Results of a vector step.
 
     Attributes:
-      observation: Observations [N, ...] in the space's dtype.
+      observation: Arrays [N, ...] of the observations; see `specs.arrays`.
       reward: float32 [N]; 0 where the step has reset an environment.
       discount: float32 [N]; 0 where nothing that follows counts: the episode has terminated, or, in
         some environments, a life was lost.
       is_last: bool [N]; True where an episode has ended.
     """
 
-    observation: np.ndarray
+    observation: Arrays
     reward: np.ndarray
     discount: np.ndarray
     is_last: np.ndarray
@@ -63,7 +67,7 @@ class Vector(Protocol):
     description: Description
     thread: int  # identifier of the thread that runs the environments; 0: the thread that calls
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments, each with its own seed.
 
         Args:
@@ -71,7 +75,7 @@ class Vector(Protocol):
           mask: bool [N], the environments to reset; None for all.
 
         Returns:
-          Observations of all N environments.
+          Arrays [N, ...] of the observations of all N environments; see `specs.arrays`.
         """
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
@@ -102,12 +106,12 @@ def frames_per_second(metadata: dict[str, Any]) -> float:
     return float(fps) if isinstance(fps, int | float) and fps > 0 else _DEFAULT_FPS
 
 
-def new_observations(space: gymnasium.Space, num_envs: int) -> np.ndarray:
-    """Returns an array [num_envs, ...] for observations of a space.
-
-    Spaces without a shape get one number; `specs.observation_spec` refuses them later.
-    """
-    return np.empty((num_envs, *(space.shape or ())), space.dtype)
+def new_observations(space: gymnasium.Space, num_envs: int) -> Arrays:
+    """Creates the arrays [num_envs, ...] for observations of a space."""
+    return [
+        np.empty((num_envs, *(leaf.space.shape or ())), leaf.space.dtype)
+        for leaf in specs.arrays(space)
+    ]
 
 
 class GymnasiumVector:
@@ -134,6 +138,7 @@ class GymnasiumVector:
         # Any, because gymnasium's vector environments take different kinds of seeds.
         self.vector_env: Any = vector_env
         self.num_envs = vector_env.num_envs
+        self._arrays = specs.arrays(vector_env.single_observation_space)
         self.description = Description(
             vector_env.single_observation_space,
             vector_env.single_action_space,
@@ -143,19 +148,20 @@ class GymnasiumVector:
             notes=(),
         )
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> np.ndarray:
+    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
         options = None if mask is None else {"reset_mask": mask}
         observation, info = self.vector_env.reset(seed=self._seeds(seeds, mask), options=options)
         self._on_reset(info)
-        return observation
+        return [leaf.of(observation) for leaf in self._arrays]
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
         """Steps all environments; see `Vector.step`."""
         observation, reward, terminated, truncated, info = self.vector_env.step(actions)
         is_last = terminated | truncated
         discount = self._discount(terminated, is_last, info)
-        return Outcome(observation, reward.astype(np.float32), discount, is_last)
+        observations = [leaf.of(observation) for leaf in self._arrays]
+        return Outcome(observations, reward.astype(np.float32), discount, is_last)
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""

@@ -3,8 +3,8 @@
 from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy
 from pipeline.networks.encoders import (
     GaussianHead,
-    HeadedNetwork,
     QHead,
+    QNetwork,
     create_encoder,
     mlp_encoder,
     nature_cnn_encoder,
@@ -22,7 +22,7 @@ __all__ = [
     "GaussianHead",
     "GlorotUniform",
     "HeUniform",
-    "HeadedNetwork",
+    "QNetwork",
     "Orthogonal",
     "QHead",
     "TorchUniform",

@@ -10,11 +10,12 @@ import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.policy_step import PolicyStep
+from tf_agents.typing import types
 
 from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_head
 from pipeline.networks.initializers import Initializer, Orthogonal
-from pipeline.ops.normalizers import RunningMoments
-from pipeline.ops.observations import has_pixels
+from pipeline.ops.normalizers import ObservationNormalizer
+from pipeline.ops.observations import action_mask, has_pixels
 
 
 @gin.configurable(denylist=["observation_spec", "action_spec"])
@@ -23,7 +24,7 @@ class ActorCritic(tf.Module):
 
     def __init__(
         self,
-        observation_spec: tf.TensorSpec,
+        observation_spec: types.NestedTensorSpec,
         action_spec: tensor_spec.BoundedTensorSpec,
         *,
         share_encoder: bool | None = None,
@@ -45,26 +46,28 @@ class ActorCritic(tf.Module):
           observation_clip: Bound on the absolute value of a normalised observation.
         """
         super().__init__(name="actor_critic")
-        share = has_pixels(observation_spec) if share_encoder is None else share_encoder
-        self.encoder = create_encoder(observation_spec)
-        self.value_encoder = self.encoder if share else create_encoder(observation_spec)
-        self.policy_head = create_policy_head(action_spec, policy_initializer)
-        self.value_head = ValueHead(value_initializer)
-        self._clip = observation_clip
-        self.observation_moments = (
-            RunningMoments(tuple(observation_spec.shape), "observation_moments")
+        has_images = any(map(has_pixels, tf.nest.flatten(observation_spec)))
+        share = has_images if share_encoder is None else share_encoder
+        self.normalizer = (
+            ObservationNormalizer(observation_spec, observation_clip)
             if normalize_observations
             else None
         )
-        self(tf.zeros([1, *observation_spec.shape], observation_spec.dtype))
+        self.encoder = create_encoder(observation_spec, self.normalizer)
+        self.value_encoder = (
+            self.encoder if share else create_encoder(observation_spec, self.normalizer)
+        )
+        self.policy_head = create_policy_head(action_spec, policy_initializer)
+        self.value_head = ValueHead(value_initializer)
+        self(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
 
-    def __call__(self, observation: tf.Tensor):
+    def __call__(self, observation: types.NestedTensor):
         """Returns the action distribution and the values [B] of observations [B, ...]."""
-        observation = self._normalize(observation)
         features = self.encoder(observation)
         shared = self.value_encoder is self.encoder
         value_features = features if shared else self.value_encoder(observation)
-        return self.policy_head(features), self.value_head(value_features)
+        distribution = self.policy_head(features, action_mask(observation))
+        return distribution, self.value_head(value_features)
 
     @property
     def policy_variables(self) -> list[tf.Variable]:
@@ -76,18 +79,13 @@ class ActorCritic(tf.Module):
         """Returns the trainable weights that the values depend on."""
         return [*self.value_encoder.trainable_variables, *self.value_head.trainable_variables]
 
-    def distribution(self, observation: tf.Tensor) -> tfp.distributions.Distribution:
+    def distribution(self, observation: types.NestedTensor) -> tfp.distributions.Distribution:
         """Returns only the action distribution of observations [B, ...]."""
-        return self.policy_head(self.encoder(self._normalize(observation)))
+        return self.policy_head(self.encoder(observation), action_mask(observation))
 
-    def value(self, observation: tf.Tensor) -> tf.Tensor:
+    def value(self, observation: types.NestedTensor) -> tf.Tensor:
         """Returns only the values [B] of observations [B, ...]."""
-        return self.value_head(self.value_encoder(self._normalize(observation)))
-
-    def _normalize(self, observation: tf.Tensor) -> tf.Tensor:
-        if self.observation_moments is None:
-            return observation
-        return self.observation_moments.normalize(observation, self._clip)
+        return self.value_head(self.value_encoder(observation))
 
 
 class OnPolicyInfo(NamedTuple):

@@ -7,8 +7,10 @@
 | any other observation of rank 3 | small CNN with 3x3 filters, on channels-last |
 | stack of colour images, rank 4 | small CNN with 3x3 filters, on all frames' channels |
 | any other rank | multilayer perceptron on the flattened observation |
+| nest of arrays (Dict, Tuple) | multilayer perceptron on all arrays, images encoded as above |
 
-Bytes with the whole range, 0 to 255, are scaled to [0, 1] first.
+Bytes with the whole range, 0 to 255, are scaled to [0, 1] first, and categories are encoded
+one-hot. Action masks are not encoded.
 
 The widths, activations and initialisers of the three encoders are gin parameters, and
 `create_encoder.layers` replaces them by layers of your own.
@@ -17,7 +19,7 @@ The widths, activations and initialisers of the three encoders are gin parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import gin
 import numpy as np
@@ -29,12 +31,18 @@ from tf_agents.typing import types
 
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.networks.layers import check_layers
+from pipeline.ops.masks import mask_out
+from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (
+    CategoricalSpec,
+    action_mask,
     is_channels_first,
     is_colour_stack,
     is_frame_stack,
     is_image,
     is_of_bytes,
+    num_categories,
+    without_mask,
 )
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
@@ -190,54 +198,126 @@ class ToFloat(tf.keras.layers.Layer):
         return outputs * self._scale if scaled else outputs
 
 
-def to_float(observation_spec: tf.TensorSpec) -> ToFloat:
-    """Creates the layer that converts observations to float32 and scales bytes to [0, 1]."""
+class OneHot(tf.keras.layers.Layer):
+    """Encodes categories [B, ...] as float32 [B, sum of the numbers of categories].
+
+    Args:
+      observation_spec: Spec of one observation.
+    """
+
+    def __init__(self, observation_spec: CategoricalSpec):
+        super().__init__(autocast=False)
+        self._first = np.broadcast_to(observation_spec.minimum, observation_spec.shape)
+        self._sizes = num_categories(observation_spec).ravel().tolist()
+
+    def call(self, categories: tf.Tensor) -> tf.Tensor:
+        places = tf.reshape(categories - self._first, [-1, len(self._sizes)])
+        if len(set(self._sizes)) == 1:
+            width = len(self._sizes) * self._sizes[0]
+            return tf.reshape(tf.one_hot(places, self._sizes[0]), [-1, width])
+        of_each = zip(tf.unstack(places, axis=1), self._sizes, strict=True)
+        return tf.concat([tf.one_hot(place, size) for place, size in of_each], -1)
+
+
+class EncodeArrays(tf.keras.layers.Layer):
+    """Encodes each array of an observation, and concatenates the results: [B, features] float32.
+
+    Args:
+      encoders: An encoder for each array of the observation, in the order of `tf.nest.flatten`.
+    """
+
+    def __init__(self, encoders: Sequence[tf.keras.Sequential]):
+        super().__init__(autocast=False)
+        self.encoders = list(encoders)
+
+    def call(self, observation: Any) -> tf.Tensor:
+        arrays = zip(self.encoders, tf.nest.flatten(observation), strict=True)
+        return tf.concat([encoder(array) for encoder, array in arrays], -1)
+
+
+class Apply(tf.keras.layers.Layer):
+    """Applies a function to a nest of tensors. The layer has no variables of its own."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__(autocast=False)
+        self._function = function
+
+    def call(self, observation: Any) -> Any:
+        return self._function(observation)
+
+
+def to_float(observation_spec: tf.TensorSpec) -> tf.keras.layers.Layer:
+    """Creates the layer that converts an array to float32.
+
+    It scales bytes to [0, 1], and encodes categories one-hot.
+    """
+    if isinstance(observation_spec, CategoricalSpec):
+        return OneHot(observation_spec)
     return ToFloat(1 / 255 if is_of_bytes(observation_spec) else 1.0)
 
 
-@gin.configurable(denylist=["observation_spec", "of_vectors"])
+@gin.configurable(denylist=["observation_spec", "normalizer", "of_vectors"])
 def create_encoder(
-    observation_spec: tf.TensorSpec,
+    observation_spec: types.NestedTensorSpec,
+    normalizer: ObservationNormalizer | None = None,
     layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None = None,
     of_vectors: Callable[[], Sequence[tf.keras.layers.Layer]] = mlp_encoder,
 ) -> tf.keras.Sequential:
     """Creates the encoder for an observation spec: [B, *observation] -> [B, features] float32.
 
+    If the spec is a nest, images in it have encoders of their own, whose features are concatenated
+    with all other arrays, flattened. The encoder of vectors follows.
+
     Args:
       observation_spec: Spec of one observation, without the batch dimension.
-      layers: Function that creates the layers of the encoder, which receive float32 observations.
-        None chooses `nature_cnn_encoder` for stacks of grey frames, `small_cnn_encoder` for other
-        images and the encoder of the agent for all else, which is `mlp_encoder` unless the agent is
-        SAC.
+      normalizer: Normalises the observations. Its statistics do not belong to the encoder.
+      layers: Function that creates the layers of the encoder, which receive float32 observations,
+        or the concatenation if the spec is a nest. None chooses `nature_cnn_encoder` for stacks of
+        grey frames, `small_cnn_encoder` for other images and the encoder of the agent for all else,
+        which is `mlp_encoder` unless the agent is SAC.
       of_vectors: Function that creates the layers for observations that are no images, if `layers`
         is None.
 
     Raises:
       UserError: If `layers` does not create layers that end with one vector per observation.
-      ValueError: If the spec is a nest instead of one tensor.
     """
-    if not isinstance(observation_spec, tf.TensorSpec):
-        raise ValueError(f"An observation must be one tensor, but its spec is {observation_spec}.")
-    if layers is not None:
-        chosen = layers()
-    elif is_frame_stack(observation_spec):
-        chosen = nature_cnn_encoder()
-    elif is_colour_stack(observation_spec):
-        chosen = [ColourFramesToChannels(), *small_cnn_encoder(max(observation_spec.shape[1:3]))]
-    elif is_channels_first(observation_spec):
-        chosen = [FramesToChannels(), *small_cnn_encoder(max(observation_spec.shape[1:]))]
-    elif is_image(observation_spec):
-        chosen = small_cnn_encoder(max(observation_spec.shape[:2]))
+    # A layer that held the normaliser would have its statistics copied to target networks.
+    first = [] if normalizer is None else [Apply(lambda observation: normalizer(observation))]
+    encoded = without_mask(observation_spec)
+    first += [] if encoded is observation_spec else [Apply(without_mask)]
+    if isinstance(encoded, tf.TensorSpec):
+        first += [to_float(encoded)]
+        chosen = layers() if layers else _image_encoder(encoded) or of_vectors()
     else:
-        chosen = of_vectors()
-    encoder = tf.keras.Sequential([to_float(observation_spec), *chosen, ToFloat()])
+        first += [EncodeArrays([_array_encoder(spec) for spec in tf.nest.flatten(encoded)])]
+        chosen = layers() if layers else of_vectors()
+    encoder = tf.keras.Sequential([*first, *chosen, ToFloat()])
     if layers is not None:
         _check_features(encoder, observation_spec)
     return encoder
 
 
-def _check_features(encoder: tf.keras.Sequential, observation_spec: tf.TensorSpec) -> None:
-    features = encoder(tf.zeros([1, *observation_spec.shape], observation_spec.dtype))
+def _array_encoder(spec: tf.TensorSpec) -> tf.keras.Sequential:
+    """Creates the encoder of one of several arrays, [B, ...] -> [B, features] float32."""
+    layers = _image_encoder(spec) or [tf.keras.layers.Flatten()]
+    return tf.keras.Sequential([to_float(spec), *layers, ToFloat()])
+
+
+def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | None:
+    """Creates the layers for an image or a stack of images; None if `spec` is neither."""
+    if is_frame_stack(spec):
+        return nature_cnn_encoder()
+    if is_colour_stack(spec):
+        return [ColourFramesToChannels(), *small_cnn_encoder(max(spec.shape[1:3]))]
+    if is_channels_first(spec):
+        return [FramesToChannels(), *small_cnn_encoder(max(spec.shape[1:]))]
+    if is_image(spec):
+        return small_cnn_encoder(max(spec.shape[:2]))
+    return None
+
+
+def _check_features(encoder: tf.keras.Sequential, observation_spec: types.NestedTensorSpec) -> None:
+    features = encoder(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
     if features.shape.rank != 2:
         raise UserError(
             f"create_encoder.layers turns an observation into features of shape "
@@ -265,8 +345,11 @@ class Network(network.Network):
         return self._network_output_spec
 
 
-class HeadedNetwork(Network):
-    """Network of an encoder and a head: [B, *observation] -> [B, features] -> the head's output."""
+class QNetwork(Network):
+    """Network of an encoder and a head: [B, *observation] -> [B, features] -> [B, actions].
+
+    The Q-value of an action that the observation's mask forbids is -1e9.
+    """
 
     def __init__(
         self,
@@ -281,7 +364,8 @@ class HeadedNetwork(Network):
 
     def call(self, observation, step_type=None, network_state=(), training=False):
         del step_type, training  # no layer is recurrent or specific to training
-        return self.head(self.encoder(observation)), network_state
+        q_values = self.head(self.encoder(observation))
+        return mask_out(q_values, action_mask(observation)), network_state
 
 
 @gin.configurable(denylist=["num_actions"])
@@ -322,8 +406,39 @@ class CategoricalHead(tf.keras.layers.Layer):
             num_actions(action_spec), **layer_initializers(kernel_initializer)
         )
 
-    def call(self, features: tf.Tensor) -> tfp.distributions.Distribution:
-        return tfp.distributions.Categorical(self.logits(features), dtype=self._dtype_of_action)
+    def call(
+        self, features: tf.Tensor, mask: tf.Tensor | None = None
+    ) -> tfp.distributions.Distribution:
+        logits = mask_out(self.logits(features), mask)
+        return tfp.distributions.Categorical(logits, dtype=self._dtype_of_action)
+
+
+class MultiCategoricalHead(tf.keras.layers.Layer):
+    """Policy head for several discrete actions at once, [B, features] -> a distribution.
+
+    The action's numbers are independent of each other, each with logits of its own.
+    """
+
+    def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
+        super().__init__()
+        self._dtype_of_action = action_spec.dtype
+        sizes = np.broadcast_to(action_spec.maximum + 1, action_spec.shape)
+        self._shape = [*action_spec.shape, int(sizes.max(initial=1))]
+        # Numbers with fewer values than others have logits that no value belongs to.
+        self._exists = np.arange(self._shape[-1]) < sizes[..., np.newaxis]
+        self.logits = tf.keras.layers.Dense(
+            int(np.prod(self._shape)), **layer_initializers(kernel_initializer)
+        )
+
+    def call(
+        self, features: tf.Tensor, mask: tf.Tensor | None = None
+    ) -> tfp.distributions.Distribution:
+        del mask  # environments with a mask have a single discrete action
+        logits = tf.reshape(self.logits(features), [-1, *self._shape])
+        numbers = tfp.distributions.Categorical(
+            mask_out(logits, self._exists), dtype=self._dtype_of_action
+        )
+        return tfp.distributions.Independent(numbers, len(self._shape) - 1)
 
 
 @gin.configurable(denylist=["action_spec", "kernel_initializer"])
@@ -338,6 +453,8 @@ class GaussianHead(tf.keras.layers.Layer):
       action_spec: Spec of the actions.
       kernel_initializer: Initialiser of the kernel of the mean.
       initial_log_std: Logarithm of the standard deviation at the start.
+      scale_actions: Whether mean and standard deviation are in units of half of the distance
+        between the bounds of the action, around its middle, where that distance is finite.
     """
 
     def __init__(
@@ -345,28 +462,55 @@ class GaussianHead(tf.keras.layers.Layer):
         action_spec: tensor_spec.BoundedTensorSpec,
         kernel_initializer: Initializer,
         initial_log_std: float = 0.0,
+        scale_actions: bool = True,
     ):
         super().__init__()
         self._shape = action_spec.shape
+        self._units = _units(action_spec) if scale_actions else None
         size = int(np.prod(action_spec.shape))
         self.mean = tf.keras.layers.Dense(size, **layer_initializers(kernel_initializer))
         self.log_std = self.add_weight(
             "log_std", (size,), initializer=tf.keras.initializers.Constant(initial_log_std)
         )
 
-    def call(self, features: tf.Tensor) -> tfp.distributions.Distribution:
+    def call(
+        self, features: tf.Tensor, mask: tf.Tensor | None = None
+    ) -> tfp.distributions.Distribution:
+        del mask  # environments with a mask have a single discrete action
         shape = [-1, *self._shape]
         mean = tf.reshape(self.mean(features), shape)
         std = tf.reshape(tf.exp(self.log_std), self._shape)
+        if self._units is not None:
+            half, middle = self._units
+            mean, std = middle + half * mean, half * std
         normal = tfp.distributions.Normal(mean, tf.broadcast_to(std, tf.shape(mean)))
         return tfp.distributions.Independent(normal, len(self._shape))
+
+
+def _units(action_spec: tensor_spec.BoundedTensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns half of the distance between the bounds, and their middle.
+
+    Returns:
+      float32 arrays that broadcast to the action, with 1 and 0 where the distance is infinite or 0.
+      None if they have no other values.
+    """
+    low, high = action_spec.minimum, action_spec.maximum
+    with np.errstate(over="ignore", invalid="ignore"):
+        half, middle = (high - low) / 2, (high + low) / 2
+    has_units = np.isfinite(half) & (half > 0)
+    half, middle = np.where(has_units, half, 1), np.where(has_units, middle, 0)
+    if (half == 1).all() and (middle == 0).all():
+        return None
+    return half.astype(np.float32), middle.astype(np.float32)
 
 
 def create_policy_head(
     action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer
 ) -> tf.keras.layers.Layer:
     """Creates a categorical head for discrete actions, or a Gaussian head for continuous ones."""
-    head = CategoricalHead if tensor_spec.is_discrete(action_spec) else GaussianHead
+    if not tensor_spec.is_discrete(action_spec):
+        return GaussianHead(action_spec, kernel_initializer)
+    head = MultiCategoricalHead if action_spec.shape.rank else CategoricalHead
     return head(action_spec, kernel_initializer)
 
 

@@ -116,10 +116,12 @@ def fisher_vector_product(
 
 def frozen(distribution: tfp.distributions.Distribution) -> tfp.distributions.Distribution:
     """Returns a copy of the distribution through which no gradient flows."""
-    if isinstance(distribution, tfp.distributions.Categorical):
-        return tfp.distributions.Categorical(
-            tf.stop_gradient(distribution.logits), dtype=distribution.dtype
-        )
-    normal = distribution.distribution
-    fixed = tfp.distributions.Normal(tf.stop_gradient(normal.loc), tf.stop_gradient(normal.scale))
-    return tfp.distributions.Independent(fixed, len(distribution.event_shape))
+    match distribution:
+        case tfp.distributions.Independent():
+            inner = frozen(distribution.distribution)
+            return tfp.distributions.Independent(inner, len(distribution.event_shape))
+        case tfp.distributions.Categorical():
+            logits = tf.stop_gradient(distribution.logits)
+            return tfp.distributions.Categorical(logits, dtype=distribution.dtype)
+    loc, scale = tf.stop_gradient(distribution.loc), tf.stop_gradient(distribution.scale)
+    return tfp.distributions.Normal(loc, scale)

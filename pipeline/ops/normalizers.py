@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gin
 import tensorflow as tf
 
+from pipeline.ops.observations import CategoricalSpec, action_mask
 from pipeline.ops.returns import discounted_returns
 from pipeline.ops.sums import ordered_sum
 
@@ -46,6 +49,51 @@ class RunningMoments(tf.Module):
     def standard_deviation(self) -> tf.Tensor:
         """Returns the standard deviation as float32, in the shape of one value."""
         return tf.cast(tf.sqrt(self.variance + 1e-8), tf.float32)
+
+
+@gin.configurable(denylist=["observation_spec"])
+class ObservationNormalizer(tf.Module):
+    """Normalises the numbers of observations by their running mean and variance.
+
+    Categories and action masks stay as they are.
+    """
+
+    def __init__(self, observation_spec: Any, clip: float = 10.0):
+        """Initializes the statistics.
+
+        Args:
+          observation_spec: Nest of the specs of one observation.
+          clip: Bound on the absolute value of a normalised number.
+        """
+        super().__init__(name="observation_normalizer")
+        self._clip = clip
+        mask = action_mask(observation_spec)
+        self.moments = [
+            None
+            if spec is mask or isinstance(spec, CategoricalSpec)
+            else RunningMoments(tuple(spec.shape), "observation_moments")
+            for spec in tf.nest.flatten(observation_spec)
+        ]
+
+    def __call__(self, observation: Any) -> Any:
+        """Returns the nest of observations [B, ...] normalised, as float32."""
+        arrays = [
+            moments.normalize(array, self._clip) if moments else array
+            for moments, array in zip(self.moments, tf.nest.flatten(observation), strict=True)
+        ]
+        return tf.nest.pack_sequence_as(observation, arrays)
+
+    def update(self, observation: Any, weights: tf.Tensor) -> None:
+        """Updates the statistics with observations [T, N, ...], weighted by `weights` [T, N]."""
+        weights = tf.reshape(weights, [-1])
+        for moments, array in zip(self.moments, tf.nest.flatten(observation), strict=True):
+            if moments:
+                moments.update(tf.reshape(array, [-1, *array.shape[2:]]), weights)
+
+
+def create_normalizer(observation_spec: Any, is_wanted: bool) -> ObservationNormalizer | None:
+    """Creates an `ObservationNormalizer`, or returns None if it is not wanted."""
+    return ObservationNormalizer(observation_spec) if is_wanted else None
 
 
 @gin.configurable(denylist=["num_envs", "discount"])

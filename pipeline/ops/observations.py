@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
+from tf_agents.specs import tensor_spec
 
 # The smallest image that the Nature CNN's three unpadded convolutions can take, in pixels a side.
 MIN_IMAGE_SIDE = 36
@@ -11,9 +15,40 @@ MIN_IMAGE_SIDE = 36
 _MIN_SIDE = 16
 
 
+class CategoricalSpec(tensor_spec.BoundedTensorSpec):
+    """Spec of categories: integers between bounds, whose order and distance mean nothing."""
+
+
+def num_categories(spec: CategoricalSpec) -> np.ndarray:
+    """Returns the number of categories of each number of an observation, int64 [*spec.shape]."""
+    sizes = spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64) + 1
+    return np.broadcast_to(sizes, spec.shape)
+
+
+def action_mask(observation: Any) -> Any:
+    """Returns the part of an observation that says which actions are allowed, or None.
+
+    By PettingZoo's convention, an observation with such a mask is a dict with exactly the keys
+    "observation" and "action_mask".
+
+    Args:
+      observation: Nest of tensors or of specs.
+    """
+    return observation["action_mask"] if _has_mask(observation) else None
+
+
+def without_mask(observation: Any) -> Any:
+    """Returns the part of an observation that networks encode, all but an `action_mask`."""
+    return observation["observation"] if _has_mask(observation) else observation
+
+
+def _has_mask(observation: Any) -> bool:
+    return isinstance(observation, Mapping) and set(observation) == {"observation", "action_mask"}
+
+
 def is_image(spec: tf.TensorSpec) -> bool:
     """Returns True if `spec` (unbatched) has two spatial dimensions and channels, of any dtype."""
-    return spec.shape.rank == 3
+    return spec.shape.rank == 3 and not isinstance(spec, CategoricalSpec)
 
 
 def has_pixels(spec: tf.TensorSpec) -> bool:
@@ -32,7 +67,7 @@ def is_channels_first(spec: tf.TensorSpec) -> bool:
 
 def is_colour_stack(spec: tf.TensorSpec) -> bool:
     """Returns True if `spec` (unbatched) is [frames, height, width, channels]."""
-    if spec.shape.rank != 4:
+    if spec.shape.rank != 4 or isinstance(spec, CategoricalSpec):
         return False
     _, height, width, channels = spec.shape
     return channels <= 4 and min(height, width) >= _MIN_SIDE

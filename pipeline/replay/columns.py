@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
+import tree
 from tf_agents.trajectories import trajectory
 
 _CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -102,13 +103,13 @@ def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
 
 
 def bad_columns(
-    names: list[str], columns: list[tf.Variable], counts: np.ndarray, stride: int = 0
+    spec: trajectory.Trajectory, columns: list[tf.Variable], counts: np.ndarray, stride: int = 0
 ) -> list[str]:
     """Describes the columns that hold NaN or infinity, one text per column.
 
     Args:
-      names: Names of the columns.
-      columns: Columns, in the same order.
+      spec: Specs of a row.
+      columns: Columns, in the order of `tf.nest.flatten`.
       counts: int64 [N], number of rows to check from row 0, stride, 2 * stride, ...
       stride: Distance between these first rows, in rows.
     """
@@ -120,5 +121,6 @@ def bad_columns(
             tf.reduce_all(tf.math.is_finite(gather(column, block))) for block in blocks
         )
 
-    bad = [name for name, column in zip(names, columns, strict=True) if is_bad(column)]
-    return [f"{name.removesuffix('_0')} of the rows collected" for name in bad]
+    paths = [path for path, _ in tree.flatten_with_path(spec)]
+    bad = [path for path, column in zip(paths, columns, strict=True) if is_bad(column)]
+    return [f"{'.'.join(map(str, path))} of the rows collected" for path in bad]

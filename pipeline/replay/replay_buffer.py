@@ -255,7 +255,7 @@ class ReplayBuffer:
     def bad_columns(self) -> list[str]:
         """Describes the columns with NaN or infinity in a stored row. Runs eagerly."""
         held = np.minimum(self._positions, self._stream_capacity)
-        return columns.bad_columns(self._names, self._columns, held, self._stream_capacity)
+        return columns.bad_columns(self._stored_spec, self._columns, held, self._stream_capacity)
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes `replay_buffer.json` and the rows, as segments (see `disk_segments`).

@@ -173,7 +173,7 @@ class Rollout:
         """Describes the columns with NaN or infinity in the last rollout's rows. Runs eagerly."""
         rows = np.array([self._num_rows])
         bad = [
-            columns.bad_columns(columns.column_names(spec), variables, rows)
+            columns.bad_columns(spec, variables, rows)
             for spec, variables in (
                 (self._data_spec, self._collected),
                 (self._training_spec, self._prepared),

@@ -3,7 +3,7 @@
 root_dir/
     operative_config.gin    every binding in force; can be passed to `--gin_file`
     operative_config.until-N.gin    bindings in force until environment step N, if changed there
-    run.json                command, seed, versions, git revision, processor, threads, resumptions
+    run.json                command, seed, spaces, versions, processor, threads, resumptions
     metrics.jsonl           one JSON object per log record
     eval.jsonl              one JSON object per evaluation
     events.out.tfevents.*   the same records for TensorBoard
@@ -38,6 +38,8 @@ _KINDS: dict[str, type] = {
     "command": str,
     "seed": int,
     "num_envs": int,
+    "observation_space": dict,
+    "action_space": dict,
     "env_steps": int,
     "resumed_at_env_steps": list,
     "earlier_starts": list,
@@ -165,7 +167,7 @@ class RunFolder:
         Args:
           seed: Seed of the run.
           num_envs: Number of training environments.
-          settings: Settings of TensorFlow, as returned by `configure_tensorflow`.
+          settings: Settings of TensorFlow and the environments' spaces.
           env_steps: Number of environment steps at which the run begins or continues.
           inexact: Reasons why the run does not continue bit for bit; empty if it does.
 

@@ -22,6 +22,7 @@ class SavedRun:
     Attributes:
       seed: Seed of the run.
       num_envs: Number of environments that the run trains with.
+      spaces: Observation and action space, as JSON (see `environments.saved_spaces`).
     """
 
     def __init__(self, root_dir: str | pathlib.Path, checkpoint: str | int = "latest"):
@@ -41,6 +42,7 @@ class SavedRun:
         description = self._folder.read_json("run.json")
         try:
             self.seed, self.num_envs = int(description["seed"]), int(description["num_envs"])
+            self.spaces = description["observation_space"], description["action_space"]
         except KeyError as error:
             path = self._folder.path / "run.json"
             raise UserError(

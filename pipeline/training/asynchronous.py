@@ -256,7 +256,8 @@ def asynchronous_runner(
     environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
     with tf.device(HOST):
         env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
-    shared = build_agent(environments[0], num_actors, seed, create_agent, env_steps)
+    specs = environments[0].time_step_spec(), environments[0].action_spec()
+    shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
     if not shared.needs_whole_rollouts:
         raise UserError(
             "Asynchronous actors make one update of a whole rollout: bind train.create_agent to "
@@ -290,7 +291,8 @@ def _build_agent(
 ) -> Agent:
     token = _actor_key.set(key)
     try:
-        agent = build_agent(environment, 1, key, create_agent, env_steps)
+        specs = environment.time_step_spec(), environment.action_spec()
+        agent = build_agent(*specs, 1, key, create_agent, env_steps)
     finally:
         _actor_key.reset(token)
     compile_update(agent)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import gin
 import tensorflow as tf
+from tf_agents.specs.tensor_spec import BoundedTensorSpec
+from tf_agents.trajectories import TimeStep
 
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.acting.evaluation import Evaluator
@@ -104,7 +106,8 @@ def build(
     environment = create_environment(stream_key(seed, "training"))
     with tf.device(HOST):
         env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
-    agent = build_agent(environment, environment.batch_size, seed, create_agent, env_steps)
+    specs = environment.time_step_spec(), environment.action_spec()
+    agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
     compile_update(agent)
     experience = build_experience(agent, environment.batch_size, seed, create_experience)
     evaluator = build_evaluator(agent, seed, create_environment)
@@ -119,7 +122,8 @@ def seed_weights(seed: int) -> None:
 
 
 def build_agent(
-    environment: VectorEnvironment,
+    time_step_spec: TimeStep,
+    action_spec: BoundedTensorSpec,
     num_envs: int,
     seed: int,
     create_agent: Callable[..., Agent],
@@ -128,8 +132,8 @@ def build_agent(
     """Builds the agent for the specs of an environment; `num_envs` is that of training."""
     with tf.device(accelerator()):
         return create_agent(
-            environment.time_step_spec(),
-            environment.action_spec(),
+            time_step_spec,
+            action_spec,
             num_envs=num_envs,
             seed=seed,
             env_steps=env_steps,

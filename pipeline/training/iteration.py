@@ -209,9 +209,10 @@ class Iterations:
         started = tf.timestamp()
         with tf.control_dependencies([started]):
             carry, rows = self._driver.run(policy, state.carry, self.collect_steps)
-        with tf.control_dependencies([carry.time_step.observation]):
+        with tf.control_dependencies([carry.time_step.step_type]):
             seconds = tf.timestamp() - started
         self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
+        _accelerated(self.agent.observe)(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
 
     def update(self, state: LoopState) -> LoopState:

@@ -21,8 +21,10 @@ from pipeline.checkpointing.exactness import (
     configured_otherwise,
 )
 from pipeline.checkpointing.saveables import Variables
+from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
+from pipeline.networks.summary import summarize
 from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
@@ -85,8 +87,8 @@ def train(
       num_env_steps: See `Plan`, also for the arguments that follow.
 
     Returns:
-      The contents of result.json, also for a run that was already finished, or an empty dict if
-      `dry_run` is True.
+      The contents of result.json, also for a run that was already finished. If `dry_run` is True, a
+      dict with a summary of the networks instead, by the key "networks".
 
     Raises:
       UserError: If a binding is wrong or not used, if the folder holds another run, or if
@@ -114,7 +116,8 @@ def train(
         warm_up.check_fits(components.experience)
         _call_what_training_calls()
         if dry_run:
-            return {}
+            agent = components.agent
+            return {"networks": summarize(agent.trained, agent.time_step_spec.observation)}
         _check_bindings()
         exactness.check_runner(components.runner.is_repeatable)
         with Progress(num_env_steps) as progress, contextlib.closing(folder):
@@ -122,6 +125,10 @@ def train(
                 progress.message(message)
             for note in components.evaluator.environment.notes:
                 progress.message(f"note: {note}")
+            settings |= {
+                "observation_space": to_json(components.evaluator.environment.observation_space),
+                "action_space": to_json(components.evaluator.environment.action_space),
+            }
             circumstances = Circumstances(settings, seed, folder.path, exactness)
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):

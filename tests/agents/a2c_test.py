@@ -84,7 +84,9 @@ def reference_loss(
         log_prob = np.take_along_axis(log_probs, action[:, None], -1)[:, 0]
         entropy = -np.sum(np.exp(log_probs) * log_probs, -1)
     else:
-        noise = (as_float64(action) - output) / np.exp(log_std)
+        half, middle = [2.0, 0.25], [1.0, 0.25]  # of the bounds [-1, 3] and [0, 0.5]
+        log_std = log_std + np.log(half)
+        noise = (as_float64(action) - middle - half * output) / np.exp(log_std)
         log_prob = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi), -1)
         entropy = np.full(ROWS, np.sum(log_std + 0.5 * np.log(2 * np.pi * np.e)))
     advantage = as_float64(rows.policy_info.advantage[:, 0])

@@ -46,7 +46,7 @@ from tf_agents.utils import common
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent
 from pipeline.agents.q_learning import huber_loss, select_action, squared_loss
-from pipeline.networks.encoders import HeadedNetwork, QHead, mlp_encoder
+from pipeline.networks.encoders import QHead, QNetwork, mlp_encoder
 from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
 
@@ -213,9 +213,9 @@ def test_weights_weigh_rows() -> None:
 def stock_agent(agent: DqnAgent, n_step: int) -> stock_dqn.DqnAgent:
     """Returns TF-Agents' agent with the same weights."""
 
-    def network(name: str) -> HeadedNetwork:
+    def network(name: str) -> QNetwork:
         encoder = tf.keras.Sequential(mlp_encoder())
-        return HeadedNetwork(THREE_NUMBERS, encoder, QHead(4), name)
+        return QNetwork(THREE_NUMBERS, encoder, QHead(4), name)
 
     stock = stock_dqn.DqnAgent(
         specs(),

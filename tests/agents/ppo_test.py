@@ -432,7 +432,9 @@ class Loop:
 
     @property
     def moments(self) -> RunningMoments:
-        moments = self.agent.actor_critic.observation_moments
+        normalizer = self.agent.actor_critic.normalizer
+        assert normalizer is not None
+        (moments,) = normalizer.moments
         assert moments is not None
         return moments
 

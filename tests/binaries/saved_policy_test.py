@@ -53,7 +53,7 @@ class FirstNumberPolicy(tf_policy.TFPolicy):
 def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
-    return SavedPolicy(policy, policy, env.action_space, env_steps=0), policy
+    return SavedPolicy(policy, policy, observation_space, action_space, env_steps=0), policy
 
 
 # Policies of a run.

@@ -251,10 +251,10 @@ def test_no_action_is_repeated_in_a_state_that_it_was_not_chosen_for(tmp_path, v
 def test_environments_that_are_left_out_of_a_step_stay_as_they_are(vector_class):
     def moves(live_of_step):
         vector = vector_class([WalkEnv] * 2)
-        observations = [vector.reset([1, 2])]
+        observations = [vector.reset([1, 2])[0]]
         for live in live_of_step:
             mask = None if live is None else np.array(live)
-            observations.append(vector.step(np.array([2, 2]), mask).observation)
+            observations.append(vector.step(np.array([2, 2]), mask).observation[0])
         vector.close()
         return np.array(observations)
 

@@ -185,7 +185,6 @@ def test_messages_about_the_other_arguments(corridor):
         name="CartPole-v1", vectorization_mode="vector_entry_point"
     )
     assert "'nowhere:Wrap'" in message(name=corridor, wrappers=["nowhere:Wrap"])
-    assert "observation space Tuple" in message(name="Blackjack-v1")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from scripted_environments import EchoEnv, ScriptedEnv, environment
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text
+from scripted_environments import EchoEnv, SamplingEnv, ScriptedEnv, environment
 from tf_agents.specs import tensor_spec
 
+from pipeline.environments import specs
 from pipeline.utils.errors import UserError
 
 
@@ -43,6 +44,41 @@ def test_discrete_actions_start_at_zero_outside_and_at_start_inside():
         env.step([action])
     assert scripted.actions == [-1, 0, 1]
     assert scripted.action_space.contains(scripted.actions[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "received"),
+    [
+        (MultiDiscrete([2, 3]), [[0, 0], [1, 2]], [[0, 0], [1, 2]]),
+        (MultiDiscrete([2, 3], start=[-1, 5]), [[0, 0], [1, 2]], [[-1, 5], [0, 7]]),
+        (MultiDiscrete(np.array([[2, 3], [1, 4]])), [[[1, 2], [0, 3]]], [[[1, 2], [0, 3]]]),
+        (MultiBinary(3), [[0, 1, 1]], [[0, 1, 1]]),
+        (Box(-2, 3, (1,), np.int8), [[0], [5]], [[-2], [3]]),
+        (Box(250, 255, (2,), np.uint8), [[0, 5]], [[250, 255]]),
+    ],
+)
+def test_several_discrete_actions_start_at_zero_outside_and_at_start_inside(
+    space, actions, received
+):
+    scripted = SamplingEnv(Box(0, 1, (1,)), space)
+    env = environment(scripted)
+    spec = env.action_spec()
+    assert (spec.dtype, tuple(spec.shape)) == (tf.int32, space.shape)
+    env.reset()
+    for action, expected in zip(actions, received, strict=True):
+        sent = specs.action_converter(space)(np.array([action], np.int32))[0]
+        assert space.contains(sent) and sent.tolist() == expected
+        assert env.step([action]).reward == 1.0  # the environment received one of its space
+    with pytest.raises(ValueError, match="for environment 0 is outside"):
+        env.step(tf.fill([1, *space.shape], 9))
+
+
+@pytest.mark.parametrize("space", [Discrete(10_001), MultiDiscrete([9_000, 1_001])])
+def test_too_many_categories_are_refused(space):
+    with pytest.raises(UserError, match="has 10_001 categories, more than 10_000"):
+        environment(SamplingEnv(Dict(a=Box(0, 1, (1,)), b=space)))
+    with pytest.raises(UserError, match="has 10_001 categories, more than 10_000"):
+        environment(SamplingEnv(Box(0, 1, (1,)), space))
 
 
 def test_an_environment_cannot_change_the_action_that_is_recorded():
@@ -123,11 +159,10 @@ def test_an_action_of_another_shape_is_refused():
 @pytest.mark.parametrize(
     ("which", "space"),
     [
-        ("observation", Discrete(3)),
-        ("observation", Dict(a=Discrete(2))),
-        ("action", MultiDiscrete([2, 2])),
-        ("action", Box(0, 3, (2,), np.int32)),
+        ("observation", Text(9)),
+        ("observation", Dict(a=Text(9))),
         ("action", Dict(a=Discrete(2))),
+        ("action", Text(9)),
     ],
 )
 def test_other_spaces_are_refused_by_name(which, space):

@@ -89,7 +89,7 @@ def outcomes(vector_class, env_class):
         first, steps = run(vector)
     except Exception as error:
         return str(error) if isinstance(error, UserError) else describe(error)
-    return [first, *(array for step in steps for array in step)]
+    return [*first, *(array for step in steps for array in [*step.observation, *step[1:]])]
 
 
 @given(environments())
@@ -129,7 +129,7 @@ def test_an_exception_names_the_line_of_the_environment(vector_class):
         ("step", lambda self: None, "step() returned None"),
         ("step", lambda self: (self.observe(), "x", False, False, {}), "the reward 'x' is not"),
         ("step", lambda self: (self.observe(), [1.0, 2.0], False, False, {}), "is not a number"),
-        ("step", lambda self: (np.zeros(2), 1.0, False, False, {}), "shape is (2,)"),
+        ("step", lambda self: (np.zeros(2), 1.0, False, False, {}), "has the shape (2,)"),
         ("step", lambda self: (np.zeros(3, "c8"), 1.0, False, False, {}), "dtype complex64"),
         ("step", lambda self: exit(3), "step() called sys.exit()"),
         ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no info"),
@@ -178,7 +178,7 @@ def test_integers_that_fit_the_space_are_stored_and_others_refused(vector_class)
         def observe(self):
             return np.array(self.values)
 
-    first, _ = run(vector_class([BytesEnv] * 2))
+    (first,), _ = run(vector_class([BytesEnv] * 2))
     assert first.dtype == np.uint8 and first.tolist() == [[0, 7, 255]] * 2
 
     class TooLarge(BytesEnv):
@@ -206,7 +206,7 @@ def test_an_observation_may_change_after_it_was_returned(vector_class):
             return self.array
 
     _, steps = run(vector_class([ReusingEnv]), num_steps=3, num_envs=1)
-    observed = [step.observation[0, 0] for step in steps]
+    observed = [step.observation[0][0, 0] for step in steps]
     assert len(set(observed)) == 3
 
 

@@ -105,8 +105,8 @@ def test_observations_are_normalised_and_clipped_for_both_outputs() -> None:
         ours.assign(theirs)
     x = observations()
     assert_close(normalizing(x)[1], plain(np.clip(x, -1.5, 1.5))[1])
-    assert normalizing.observation_moments is not None
-    normalizing.observation_moments.update(tf.constant(x), tf.ones(6))
+    assert normalizing.normalizer is not None
+    normalizing.normalizer.update(tf.constant(x)[tf.newaxis], tf.ones([1, 6]))
     by_numpy = np.clip((x - x.mean(0)) / x.std(0), -1.5, 1.5)
     assert np.any(abs(by_numpy) == 1.5)
     distribution, value = normalizing(tf.constant(x))
@@ -124,16 +124,16 @@ def test_normalised_pixels_are_not_scaled_down_again() -> None:
     ):
         theirs.assign(ours)
     x = observations(IMAGE)
-    assert actor_critic.observation_moments is not None
-    actor_critic.observation_moments.update(tf.constant(x), tf.ones(6))
+    assert actor_critic.normalizer is not None
+    actor_critic.normalizer.update(tf.constant(x)[tf.newaxis], tf.ones([1, 6]))
     z_scores = (x - x.mean(0)) / x.std(0)
     assert_close(actor_critic(tf.constant(x))[1], floats(tf.constant(as_float32(z_scores)))[1])
 
 
 def test_statistics_are_kept_but_not_trained() -> None:
     actor_critic = create(normalize_observations=True)
-    assert actor_critic.observation_moments is not None
-    statistics = {id(v) for v in actor_critic.observation_moments.variables}
+    assert actor_critic.normalizer is not None
+    statistics = {id(v) for v in actor_critic.normalizer.variables}
     assert statistics <= {id(v) for v in actor_critic.variables}
     assert not statistics & {id(v) for v in actor_critic.trainable_variables}
 

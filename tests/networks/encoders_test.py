@@ -24,8 +24,8 @@ from pipeline.networks.encoders import (
     ColourFramesToChannels,
     FramesToChannels,
     GaussianHead,
-    HeadedNetwork,
     QHead,
+    QNetwork,
     ToFloat,
     ValueHead,
     create_encoder,
@@ -255,14 +255,9 @@ def test_layers_do_not_share_one_draw() -> None:
     assert np.any(layers[1].kernel.numpy() != layers[2].kernel.numpy())
 
 
-def test_a_nest_of_observations_is_refused() -> None:
-    with pytest.raises(ValueError, match="An observation must be one tensor"):
-        create_encoder({"a": tf.TensorSpec((3,), tf.float32)})
-
-
 def test_headed_network_is_the_head_on_the_encoder() -> None:
     spec = tf.TensorSpec((3,), tf.float32)
-    network = HeadedNetwork(spec, create_encoder(spec), QHead(4), "q_network")
+    network = QNetwork(spec, create_encoder(spec), QHead(4), "q_network")
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     q_values, state = network(x)
     assert state == ()
@@ -290,12 +285,15 @@ def test_gaussian_head() -> None:
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     distribution = head(x)
     kernel, bias = float64([head.mean.kernel, head.mean.bias])
-    mean, std = x @ kernel + bias, np.exp(-1.0)
+    # The bounds are [-1, 3] and [0, 0.5].
+    half = np.array([2.0, 0.25])
+    mean, std = [1.0, 0.25] + half * (x @ kernel + bias), half * np.exp(-1.0)
     assert_close(distribution.mode(), mean)
     action = as_float32([0.3, -0.7])
     densities = -0.5 * ((action - mean) / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
     assert_close(distribution.log_prob(action), densities.sum(-1))
-    assert_close(distribution.entropy(), np.full(5, 2 * (0.5 * np.log(2 * np.pi * np.e) - 1.0)))
+    entropy = np.sum(0.5 * np.log(2 * np.pi * np.e) + np.log(std))
+    assert_close(distribution.entropy(), np.full(5, entropy))
     assert any(v is head.log_std for v in head.trainable_variables)
 
 

@@ -144,7 +144,8 @@ class Run:
         envs = [ScriptedEnv(episodes, action_space) for _ in range(2)]
         self.environment: VectorEnvironment = environment(*envs)
         steps = env_steps()
-        self.agent = build_agent(self.environment, 2, 0, create_agent, steps)
+        specs = self.environment.time_step_spec(), self.environment.action_spec()
+        self.agent = build_agent(*specs, 2, 0, create_agent, steps)
         self.driver = CollectDriver(self.environment, seed=0)
         self.iterations = Iterations(self.agent, self._experience(), self.driver, steps)
         self.state = self.iterations.initial_state()
@@ -202,9 +203,9 @@ def test_iterations_draw_statelessly(run: Run, name: str) -> None:
 
 
 def test_blocks_of_samples_are_drawn_statelessly() -> None:
-    agent = build_agent(
-        environment(ScriptedEnv([(3, "terminated")])), 1, 0, create_dqn_agent, env_steps()
-    )
+    env = environment(ScriptedEnv([(3, "terminated")]))
+    specs = env.time_step_spec(), env.action_spec()
+    agent = build_agent(*specs, 1, 0, create_dqn_agent, env_steps())
     with bound({"ReplayBuffer.capacity": 40, "ReplayBuffer.batch_size": 8}):
         buffer = BlockReplayBuffer(agent.collect_data_spec, 1, sequence_length=2, seed=0)
     graph = tf.function(buffer.next_batch, autograph=False).get_concrete_function().graph

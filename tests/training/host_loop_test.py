@@ -540,7 +540,7 @@ def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
 
 PARTS_OF_AGENTS = {
     "dqn": ("_target_q_network", "_optimizer/iter", "OPTIMIZER_SLOT", "_train_step_counter"),
-    "ppo": ("observation_moments", "_running_returns", "OPTIMIZER_SLOT", "_train_step_counter"),
+    "ppo": ("normalizer", "_running_returns", "OPTIMIZER_SLOT", "_train_step_counter"),
     "sac": ("_target_critic_network_2", "_log_alpha", "OPTIMIZER_SLOT", "_train_step_counter"),
 }
 

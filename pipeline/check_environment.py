@@ -1,0 +1,274 @@
+"""Says what training in an environment will be like, before it is trained in.
+
+python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name = 'Taxi-v3'"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import textwrap
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from absl import flags
+from gymnasium.utils import env_checker
+
+from pipeline import cli, configuration
+from pipeline.utils.errors import UserError
+from pipeline.utils.tensorflow_import import import_tensorflow
+
+if TYPE_CHECKING:
+    from pipeline.acting import Carry, CollectDriver, RandomPolicy
+    from pipeline.environments import VectorEnvironment
+
+_GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", ["environments/gymnasium"], "Path or shipped config that binds the environment."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    "gin_bindings", [], "Bindings, as in 'gymnasium_environment.name = \"Taxi-v3\"'."
+)
+_NUM_STEPS = flags.DEFINE_integer("num_steps", 1_000, "Random steps to take.", lower_bound=100)
+_SEED = flags.DEFINE_integer("seed", 1, "Seed of all random numbers.", lower_bound=0)
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
+)
+
+_MOST_SECONDS = 20.0  # of random steps
+_CALL_STEPS = 20  # vector steps of a graph call
+_LARGE = 100.0  # numbers beyond it slow the learning down
+_FAST = 1_000.0  # steps per second that need no processes
+
+
+class _Rows(NamedTuple):
+    """What random steps have given, as NumPy arrays [T, N, ...]."""
+
+    step_type: np.ndarray
+    next_step_type: np.ndarray
+    reward: np.ndarray
+    discount: np.ndarray
+    observation: list[np.ndarray]
+
+
+def main(_: Sequence[str]) -> int:
+    bindings = _GIN_BINDINGS.value
+    statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
+    print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
+    from pipeline.training.components import configure_tensorflow
+    from pipeline.training.train_loop import bound
+
+    configuration.apply(statements)
+    configure_tensorflow()
+    create_environment = bound("create_environment")
+    environment = create_environment(_SEED.value)
+    with contextlib.closing(environment):
+        for title, text in _findings(environment, create_environment):
+            lines = text.splitlines() or [""]
+            print(f"{title:<14}{lines[0]}")
+            for line in lines[1:]:
+                print(f"{'':<14}{line}")
+    return 0
+
+
+def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterator[tuple[str, str]]:
+    """Yields titles and texts."""
+    yield "environment", f"{environment.name}, {environment.batch_size} at once"
+    yield "observation", str(environment.observation_space)
+    yield "encoder", _encoder(environment)
+    yield "action", str(environment.action_space)
+    yield "agents", _agents(environment)
+    yield "gymnasium", _gymnasiums_view()
+    driver, policy = _collector(environment)
+    carry, rows = _random_steps(driver, policy)
+    yield "episodes", _episodes(rows)
+    rate = _rate(environment, rows)
+    yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
+    yield "exact resume", _resume(environment, create_environment, driver, policy, carry)
+    advice = [*environment.notes, *_advice(environment, rows, rate)]
+    yield "advice", "\n".join(f"* {line}" for line in advice) or "none"
+
+
+def _encoder(environment: VectorEnvironment) -> str:
+    from pipeline.networks.encoders import create_encoder
+    from pipeline.networks.summary import summarize
+
+    spec = environment.observation_spec()
+    encoder = create_encoder(spec)
+    encoder(environment.current_time_step().observation)
+    _, _, layers = summarize({"encoder": encoder}, spec).partition("\n")
+    return textwrap.dedent(layers)
+
+
+def _agents(environment: VectorEnvironment) -> str:
+    from pipeline.agents.sac import check_actions
+
+    spec = environment.action_spec()
+    if spec.dtype.is_integer:
+        q_learning = "" if spec.shape.rank else "DQN, n-step Q-learning, "
+        return f"{q_learning}PPO, A2C, A3C, TRPO"
+    try:
+        check_actions(spec)
+    except UserError:
+        return "PPO, A2C, A3C, TRPO"
+    return "SAC, PPO, A2C, A3C, TRPO"
+
+
+def _gymnasiums_view() -> str:
+    """Returns what gymnasium's checker says about one environment."""
+    from pipeline.environments.gymnasium_envs import maker
+
+    values = configuration.in_force("", "gymnasium_environment")
+    if not values.get("name"):
+        return "its checker is for environments of gymnasium_environment"
+    names = ("name", "kwargs", "wrappers", "max_episode_steps", "render")
+    env = maker(*(values[name] for name in names))()
+    with contextlib.closing(env), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # It asks for environments without wrappers, but those of gymnasium.make have some.
+        warnings.filterwarnings("ignore", ".*different from the unwrapped version")
+        try:
+            env_checker.check_env(env, skip_render_check=True, skip_close_check=True)
+        except Exception as error:  # the checker and the environment raise what they like
+            return f"its checker fails: {type(error).__name__}: {error}"
+    said = dict.fromkeys(str(warning.message) for warning in caught)
+    return "\n".join(_without_colours(text) for text in said) or "its checker finds no fault"
+
+
+def _without_colours(text: str) -> str:
+    for code in ("\x1b[33m", "\x1b[31m", "\x1b[0m", "WARN: "):
+        text = text.replace(code, "")
+    return text
+
+
+def _collector(environment: VectorEnvironment) -> tuple[CollectDriver, RandomPolicy]:
+    from pipeline.acting import CollectDriver, RandomPolicy
+
+    policy = RandomPolicy(environment.time_step_spec(), environment.action_spec())
+    return CollectDriver(environment, seed=_SEED.value, reward_range=None), policy
+
+
+def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _Rows]:
+    import tensorflow as tf
+
+    from pipeline.acting import initial_carry
+    from pipeline.environments.failures import named_failures
+
+    @tf.function(autograph=False)
+    def play(carry: Any) -> Any:
+        return driver.run(policy, carry, _CALL_STEPS)
+
+    chunks: list[list[np.ndarray]] = []
+    started = time.monotonic()
+    with named_failures(driver.environment):
+        carry = initial_carry(driver.environment, policy)
+        wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
+        while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
+            carry, rows = play(carry)
+            chunks.append([x.numpy() for x in tf.nest.flatten(rows)])
+    step_type, *observation, _, following, reward, discount = map(
+        np.concatenate, zip(*chunks, strict=True)
+    )
+    return carry, _Rows(step_type, following, reward, discount, observation)
+
+
+def _episodes(rows: _Rows) -> str:
+    from tf_agents.trajectories import StepType
+
+    is_step = rows.step_type != StepType.LAST
+    rewards = rows.reward[is_step]
+    steps, ends = int(is_step.sum()), is_step & (rows.next_step_type == StepType.LAST)
+    terminated = int((ends & (rows.discount == 0)).sum())
+    text = f"{int(ends.sum())} in {steps:,} random steps ({terminated} terminated)"
+    if ends.any():
+        text += f", {steps / ends.sum():.0f} steps each"
+    return f"{text}; rewards from {rewards.min():g} to {rewards.max():g}"
+
+
+def _rate(environment: VectorEnvironment, rows: _Rows) -> float:
+    return rows.reward.size / max(environment.seconds, 1e-9)
+
+
+def _resume(
+    environment: VectorEnvironment,
+    create_environment: Any,
+    driver: CollectDriver,
+    policy: RandomPolicy,
+    carry: Carry,
+) -> str:
+    """Restores the episodes in a second environment, and compares what follows in both."""
+    import tensorflow as tf
+
+    from pipeline.environments.failures import named_failures
+
+    with tempfile.TemporaryDirectory() as folder:
+        environment.save(pathlib.Path(folder))
+        other = create_environment(_SEED.value)
+        with contextlib.closing(other), named_failures(other), named_failures(environment):
+            other.restore(pathlib.Path(folder))
+            if other.divergence:
+                return f"no: {other.divergence}"
+            for _ in range(_CALL_STEPS):
+                seed = tf.cast(tf.stack([carry.vector_steps, 0]), tf.int32)
+                action = policy.action(carry.time_step, (), seed).action
+                first, second = environment.step(action), other.step(action)
+                pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True)
+                if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+                    return f"no: {environment.name} goes on differently after it was restored"
+                carry = carry._replace(time_step=first, vector_steps=carry.vector_steps + 1)
+    return "yes: seeds and actions determine the episodes"
+
+
+def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterator[str]:
+    from pipeline.environments import specs
+
+    for leaf, array in zip(
+        specs.arrays(environment.observation_space), rows.observation, strict=True
+    ):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            yield f"{leaf.name} holds NaN or infinity, which ends a training: mend the environment"
+        elif array.dtype.kind in "if" and not specs.categories(leaf.space):
+            largest = np.abs(array.astype(np.float64)).max(initial=0)
+            if largest > _LARGE:
+                yield (
+                    f"{leaf.name} reaches {largest:.3g}: bind ActorCritic.normalize_observations "
+                    "(PPO, A2C, TRPO) or the agent's normalize_observations to True"
+                )
+    if np.abs(rows.reward).max(initial=0) > _LARGE:
+        yield (
+            f"rewards reach {np.abs(rows.reward).max():.3g}: bind normalize_returns of the agent "
+            "to True (PPO, A2C, TRPO), or scale them with gymnasium.wrappers:TransformReward"
+        )
+    if (rows.discount == 1).all() and (rows.next_step_type == 1).all():
+        yield (
+            "no episode has ended: bind gymnasium_environment.max_episode_steps if there is no end"
+        )
+    if isinstance(environment.action_space, gymnasium.spaces.Box):
+        yield from _advice_on_bounds(environment.action_spec())
+    if rate < _FAST:
+        yield (
+            'steps are slow: bind gymnasium_environment.vectorization_mode = "async" and '
+            "num_envs to the number of cores"
+        )
+
+
+def _advice_on_bounds(spec: Any) -> Iterator[str]:
+    if not spec.dtype.is_integer and not np.isfinite(spec.maximum - spec.minimum).all():
+        yield (
+            "actions without bounds: PPO and its kind explore within about ±1 at the start "
+            "(GaussianHead.initial_log_std); SAC needs bounds"
+        )
+
+
+def run() -> None:
+    """Entry point of `pipeline-check-environment`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

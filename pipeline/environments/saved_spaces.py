@@ -1,0 +1,68 @@
+"""Converts gymnasium's spaces to JSON and back, so that a policy needs no environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def to_json(space: gymnasium.Space) -> dict[str, Any]:
+    """Returns a space as a JSON object. Spaces that agents do not see keep only their place."""
+    match space:
+        case spaces.Dict():
+            return {"Dict": {key: to_json(part) for key, part in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"Tuple": [to_json(part) for part in space.spaces]}
+        case spaces.Discrete():
+            return {"Discrete": {"n": space.n.item(), "start": space.start.item()}}
+        case spaces.MultiDiscrete():
+            nvec, start, dtype = space.nvec.tolist(), space.start.tolist(), space.dtype.name
+            return {"MultiDiscrete": {"nvec": nvec, "start": start, "dtype": dtype}}
+        case spaces.MultiBinary():
+            return {"MultiBinary": {"n": np.asarray(space.n).tolist()}}
+        case spaces.Box():
+            bounds = {"low": _shortest(space.low), "high": _shortest(space.high)}
+            return {"Box": bounds | {"shape": list(space.shape), "dtype": space.dtype.name}}
+    return {type(space).__name__: {}}
+
+
+def from_json(data: Any) -> gymnasium.Space:
+    """Returns the space that `to_json` has converted.
+
+    Raises:
+      ValueError: If `data` is something else.
+    """
+    try:
+        ((kind, content),) = data.items()
+        return _space(kind, content)
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no space: {data!r:.100}") from error
+
+
+def _space(kind: str, content: Any) -> gymnasium.Space:
+    match kind:
+        case "Dict":
+            return spaces.Dict({key: from_json(part) for key, part in content.items()})
+        case "Tuple":
+            return spaces.Tuple([from_json(part) for part in content])
+        case "Discrete":
+            return spaces.Discrete(content["n"], start=content["start"])
+        case "MultiDiscrete":
+            nvec, start = np.array(content["nvec"]), np.array(content["start"])
+            return spaces.MultiDiscrete(nvec, content["dtype"], start=start)
+        case "MultiBinary":
+            return spaces.MultiBinary(content["n"])
+        case "Box":
+            shape, dtype = tuple(content["shape"]), np.dtype(content["dtype"])
+            low, high = (np.full(shape, content[end], dtype) for end in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype.type)
+    return spaces.Text(1)  # agents see no other spaces, but they keep the places of the others
+
+
+def _shortest(bound: np.ndarray) -> Any:
+    """Returns a number if all numbers of the bound are equal, otherwise nested lists."""
+    flat = bound.reshape(-1)
+    return flat[0].item() if flat.size and (flat == flat[0]).all() else bound.tolist()

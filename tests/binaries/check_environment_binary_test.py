@@ -1,0 +1,92 @@
+"""Tests of python -m pipeline.check_environment."""
+
+import itertools
+import os
+
+import gymnasium
+import numpy as np
+from conftest import TESTS, run_binary, user_environment
+from gymnasium.spaces import Box, Dict, Discrete, Space, Text
+
+
+class FaultyEnv(gymnasium.Env):
+    """Has a clock of its own, no end, large rewards, and a text."""
+
+    observation_space: Space = Dict(clock=Box(0, np.inf, (), np.float64), mission=Text(9))
+    action_space: Space = Box(-np.inf, np.inf, (2,), np.float32)
+    clock = itertools.count(1_700_000_000)  # goes on from reset to reset
+
+    def observe(self):
+        return {"clock": np.float64(next(self.clock)), "mission": "go"}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), -1e6, False, False, {}
+
+
+class SaneEnv(FaultyEnv):
+    """Ends after 50 steps."""
+
+    observation_space = Discrete(50)
+    action_space = Discrete(2)
+
+    def observe(self):
+        return self.time
+
+    def reset(self, **kwargs):
+        self.time = 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.time += 1
+        return min(self.time, 49), 0.5, self.time == 50, False, {}
+
+
+gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
+gymnasium.register("Sane-v0", entry_point=f"{__name__}:SaneEnv")
+
+
+def check(name):
+    binding = f"gymnasium_environment.name = '{__name__}:{name}-v0'"
+    path = os.pathsep.join([str(TESTS / "binaries"), str(TESTS)])
+    environment = user_environment(PYTHONPATH=path)
+    ended = run_binary("check_environment", f"--gin_bindings={binding}", env=environment)
+    return ended, " ".join(ended.stdout.split())
+
+
+def test_a_sane_environment():
+    ended, said = check("Sane")
+    assert ended.returncode == 0, ended.stderr
+    for text in (
+        "observation Discrete(50)",
+        "OneHot (50,)",
+        "agents DQN, n-step Q-learning, PPO, A2C, A3C, TRPO",
+        "episodes 19 in 981 random steps (19 terminated), 52 steps each; rewards from 0.5 to 0.5",
+        "exact resume yes",
+        "advice",
+    ):
+        assert text in said, said
+
+
+def test_a_faulty_environment():
+    ended, said = check("Faulty")
+    assert ended.returncode == 0, ended.stderr
+    for text in (
+        "agents PPO, A2C, A3C, TRPO",
+        "exact resume no",
+        "observation['clock'] reaches 1.7e+09: bind ActorCritic.normalize_observations",
+        "agents do not see observation['mission']",
+        "rewards reach 1e+06",
+        "no episode has ended",
+        "actions without bounds",
+    ):
+        assert text in said, said
+
+
+def test_an_environment_that_does_not_exist_is_named():
+    ended, _ = check("Absent")
+    assert ended.returncode == 2
+    assert "Absent-v0" in ended.stderr and "Traceback" not in ended.stderr
