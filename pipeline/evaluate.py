@@ -168,7 +168,8 @@ def _record(
 
 def _play(evaluator: Evaluator, stop: StopSignal, progress: Progress) -> dict[str, Any] | None:
     def look_around(episodes: int) -> bool:
-        progress.update({}, EVALUATING, (episodes, _NUM_EPISODES.value))
+        steps = {"episode_steps": evaluator.episode_steps}
+        progress.update(steps, EVALUATING, (episodes, _NUM_EPISODES.value))
         return stop.requested
 
     return evaluator.run(_NUM_EPISODES.value, 0, look_around)

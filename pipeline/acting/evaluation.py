@@ -84,6 +84,7 @@ class Evaluator:
         # Overrides the binding of training, because evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
+        self._tally = self._new_tally(0)
 
     def _play_steps(self, carry: Carry):
         carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
@@ -98,6 +99,11 @@ class Evaluator:
     def policy(self) -> tf_policy.TFPolicy:
         """Returns the policy that is evaluated."""
         return self._policy
+
+    @property
+    def episode_steps(self) -> int:
+        """Returns the steps so far of the longest episode that is being played."""
+        return self._tally.longest
 
     def length(self, num_episodes: int) -> int:
         """Returns the length of an evaluation: `num_env_steps` if that is set, else `num_episodes`.
@@ -127,7 +133,7 @@ class Evaluator:
         Raises:
           UserError: If the environment fails.
         """
-        tally = self._new_tally(num_episodes)
+        tally = self._tally = self._new_tally(num_episodes)
         truncated_before = self._environment.episodes.truncations
         self._environment.episodes.choose(index)
         with named_failures(self._environment):
@@ -176,6 +182,7 @@ class EpisodeTally:
     def __init__(self, quota: np.ndarray):
         self._quota = quota
         self._in_flight = np.zeros(len(quota), np.float64)
+        self._lengths = np.zeros(len(quota), np.int64)
         self._returns: list[list[float]] = [[] for _ in quota]
 
     @property
@@ -188,12 +195,18 @@ class EpisodeTally:
         """Returns the number of episodes that count so far."""
         return len(self.returns())
 
+    @property
+    def longest(self) -> int:
+        """Returns the number of steps of the longest unfinished episode."""
+        return int(self._lengths.max(initial=0))
+
     def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
         """Adds rows [T, N] in time order. Boundary rows are ignored."""
         for valid, ends, rewards in zip(
             step_type != StepType.LAST, next_step_type == StepType.LAST, reward, strict=True
         ):
             self._in_flight += np.where(valid, rewards, 0.0)
+            self._lengths = np.where(ends, 0, self._lengths + valid)
             for env in np.flatnonzero(valid & ends):
                 self._returns[env].append(float(self._in_flight[env]))
                 self._in_flight[env] = 0.0

@@ -82,9 +82,12 @@ def _run(layer: tf.keras.layers.Layer, inputs: Any) -> list[_Row]:
 def _run_each(layer: EncodeArrays, inputs: Any) -> Iterator[_Row]:
     arrays = zip(tree.flatten_with_path(inputs), layer.encoders, strict=True)
     for (path, array), encoder in arrays:
-        yield _Row(".".join(map(str, path)), _shape(array), "")
-        for row in _run(encoder, array):
-            yield row._replace(name=f"  {row.name}")
+        name, rows = ".".join(map(str, path)), _run(encoder, array)
+        if not encoder.trainable_variables:
+            yield _Row(name, f"{_shape(array)} -> {_shape(encoder(array))}", "")
+            continue
+        yield _Row(name, _shape(array), "")
+        yield from (row._replace(name=f"  {row.name}") for row in rows)
 
 
 def _weights(layer: tf.keras.layers.Layer) -> list[_Row]:

@@ -293,7 +293,8 @@ class HostLoop:
         length = self._parts.evaluator.length(num_episodes)
 
         def look_around(done: int) -> bool:
-            self._progress.update({}, EVALUATING, (done, length))
+            steps = {"episode_steps": self._parts.evaluator.episode_steps}
+            self._progress.update(steps, EVALUATING, (done, length))
             return self._stop.requested
 
         with hinting(self._resume_hint):

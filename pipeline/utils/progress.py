@@ -24,6 +24,7 @@ EVALUATING = "evaluating"
 _GAP = "  "
 _MIN_BAR, _MAX_BAR = 10, 40  # characters
 _REFRESHES_PER_SECOND = 2.0
+_LONG = 1_000  # steps of an evaluation's episode from which they are shown
 
 
 class _Field(NamedTuple):
@@ -38,6 +39,7 @@ class Progress:
         env_steps, env_steps_per_second, return_mean_100: As in metrics.jsonl.
         epsilon, entropy: Values of the schedule or of the policy.
         evaluation_return_mean: Mean return of the last evaluation.
+        episode_steps: Steps so far of the longest episode that an evaluation is playing.
         environment_share, policy_share, update_share: Shares of wall time, in [0, 1].
 
     Args:
@@ -170,7 +172,13 @@ class Progress:
             *self._known(0, "policy_share", "policy {:.0%}"),
             *self._known(0, "update_share", "update {:.0%}"),
         ]
+        is_long = self._phase == EVALUATING and self._state.get("episode_steps", 0) >= _LONG
         return [
+            *(
+                self._known(0, "episode_steps", "an episode of {:,} steps so far")
+                if is_long
+                else []
+            ),
             *self._known(0, "return_mean_100", "return {:,.1f}"),
             *self._known(1, "evaluation_return_mean", "evaluation {:,.1f}"),
             *self._known(2, "epsilon", "epsilon {:.3f}"),

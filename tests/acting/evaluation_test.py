@@ -137,6 +137,14 @@ def test_tally_forgets_what_is_beyond_the_quota():
     assert (tally.returns(), tally.complete) == ([1], True)
 
 
+def test_tally_knows_how_long_the_longest_unfinished_episode_is():
+    tally = EpisodeTally(np.array([1, 1]))
+    rows = np.array([[FIRST, FIRST], [MID, MID], [LAST, MID], [FIRST, LAST], [MID, FIRST]])
+    for row, following, longest in zip(rows[:-1], rows[1:], [1, 2, 0, 1], strict=True):
+        tally.add(row[None], following[None], np.zeros((1, 2), np.float32))
+        assert tally.longest == longest
+
+
 def test_tally_adds_in_double_precision():
     tally = EpisodeTally(np.array([1]))
     rows = np.full((1000, 1), MID)

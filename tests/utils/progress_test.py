@@ -52,6 +52,19 @@ def plain(clock: Clock, **kwargs: Any) -> tuple[progress.Progress, io.StringIO]:
     return progress.Progress(50_000, console=console, clock=clock, **kwargs), file
 
 
+@pytest.mark.parametrize(
+    ("phase", "steps", "is_shown"),
+    [
+        (progress.EVALUATING, 12_400, True),
+        (progress.EVALUATING, 999, False),
+        (progress.TRAINING, 12_400, False),
+    ],
+)
+def test_a_long_episode_of_an_evaluation_is_shown(phase: str, steps: int, is_shown: bool) -> None:
+    _, body = panel(80, RECORD | {"episode_steps": steps}, phase)
+    assert body.startswith("an episode of 12,400 steps so far") == is_shown
+
+
 def test_panel_at_80_columns() -> None:
     head, body = panel(80, RECORD)
     assert re.fullmatch(
