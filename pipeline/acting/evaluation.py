@@ -198,7 +198,7 @@ class EpisodeTally:
     @property
     def longest(self) -> int:
         """Returns the number of steps of the longest unfinished episode."""
-        return int(self._lengths.max(initial=0))
+        return max(self._lengths.tolist(), default=0)
 
     def add(self, step_type: np.ndarray, next_step_type: np.ndarray, reward: np.ndarray) -> None:
         """Adds rows [T, N] in time order. Boundary rows are ignored."""
