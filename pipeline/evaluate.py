@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,26 +94,31 @@ def _evaluate(
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
     restored = restore_agent(run)
-    create_environment = bound("create_environment")
-    environment = build_evaluation_environment(seed, create_environment)
-    _check_spaces(environment, restored)
-    policies = restored.agent.policy, restored.agent.collect_policy
-    # --num_episodes sets the length, however long the evaluations during training were.
-    evaluator = Evaluator(environment, *policies, seed=seed, num_env_steps=None)
-    watchdog = Watchdog([environment], str, stop)
-    with contextlib.closing(evaluator), contextlib.closing(watchdog), Progress(0) as progress:
+
+    @contextlib.contextmanager
+    def watched(**kwargs: Any) -> Iterator[Evaluator]:
+        environment = build_evaluation_environment(seed, bound("create_environment"), **kwargs)
+        watchdog = Watchdog([environment], str, stop)
+        with contextlib.closing(environment), contextlib.closing(watchdog):
+            _check_spaces(environment, restored)
+            policies = restored.agent.policy, restored.agent.collect_policy
+            # --num_episodes sets the length, however long the evaluations in training were.
+            yield Evaluator(environment, *policies, seed=seed, num_env_steps=None)
+
+    with Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
-        if ignored := configuration.ignored(is_complete=False):
-            progress.message(f"warning: {ignored}")
-        if video:
+        if video:  # before the episodes, because some simulators allow one environment at a time
             with warnings.catch_warnings():
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
-                filmed = build_evaluation_environment(seed, create_environment, render=True)
-            if not _record(filmed, evaluator, video, seed, stop, progress):
-                return False
-        result = _play(evaluator, stop, progress)
+                with watched(render=True) as evaluator:
+                    if not _record(evaluator, video, seed, stop, progress):
+                        return False
+        with watched() as evaluator:
+            if ignored := configuration.ignored(is_complete=False):
+                progress.message(f"warning: {ignored}")
+            result = _play(evaluator, stop, progress)
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
@@ -132,7 +137,6 @@ def _check_spaces(environment: VectorEnvironment, restored: RestoredAgent) -> No
     for kind in ("observation", "action"):
         space, trained = (getattr(x, f"{kind}_space") for x in (environment, restored))
         if to_json(space) != to_json(trained):
-            environment.close()
             raise UserError(
                 f"{environment.name} has the {kind} space {space}, but the run was trained with "
                 f"{trained}. Evaluate it in an environment with the same spaces."
@@ -140,7 +144,6 @@ def _check_spaces(environment: VectorEnvironment, restored: RestoredAgent) -> No
 
 
 def _record(
-    environment: VectorEnvironment,
     evaluator: Evaluator,
     path: pathlib.Path,
     seed: int,
@@ -148,18 +151,19 @@ def _record(
     progress: Progress,
 ) -> bool:
     from pipeline.acting.evaluation import record_video
-    from pipeline.environments import Watchdog
 
     # pygame complains if there is no sound or no desktop, but a recording needs neither.
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     progress.message(f"recording an episode to {path} ...")
-    environment.episodes.max_steps = evaluator.environment.episodes.max_steps
-    watchdog = Watchdog([environment], str, stop)
-    with contextlib.closing(environment), contextlib.closing(watchdog):
-        episode_return = record_video(
-            environment, evaluator.policy, path, seed, lambda _: stop.requested
-        )
+    episode_return = record_video(
+        evaluator.environment,
+        evaluator.policy,
+        path,
+        seed,
+        lambda _: stop.requested,
+        evaluator.max_episode_steps,
+    )
     if episode_return is None:
         return False
     progress.message(f"wrote {path}: an episode of return {episode_return:.1f}")

@@ -27,9 +27,16 @@ from pipeline.utils.errors import UserError
 STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
 
 
-@gin.configurable(denylist=["environment", "policy", "stochastic_policy", "seed"])
+# Number of the first reset of evaluations in the environments of training, which never reset so
+# often.
+_SHARED = 2**32
+
+
+@gin.configurable(
+    denylist=["environment", "policy", "stochastic_policy", "seed", "shares_environment"]
+)
 class Evaluator:
-    """Plays whole episodes in environments of its own, with unclipped rewards.
+    """Plays whole episodes, usually in environments of its own, with unclipped rewards.
 
     Each environment plays a quota of episodes. Counting the first episodes to finish in any
     environment instead would favour short episodes.
@@ -47,6 +54,7 @@ class Evaluator:
         stochastic_policy: tf_policy.TFPolicy,
         *,
         seed: int,
+        shares_environment: bool = False,
         greedy: bool = True,
         epsilon: float | None = None,
         num_env_steps: PositiveInt | None = None,
@@ -55,10 +63,12 @@ class Evaluator:
         """Initializes the evaluator.
 
         Args:
-          environment: Environment that nothing else steps.
+          environment: Environment in which the episodes are played.
           policy: The agent's greedy policy.
           stochastic_policy: The agent's collect policy.
           seed: Seed of the evaluated policy's random draws.
+          shares_environment: True if the environment is that of training. Its episodes are then
+            abandoned at each evaluation, and new ones begin afterwards.
           greedy: Whether to evaluate `policy` instead of `stochastic_policy`.
           epsilon: Probability of a uniformly random action instead of the greedy one, or None for
             no random actions.
@@ -73,8 +83,8 @@ class Evaluator:
             continuous actions, or a number of steps is not a whole number of at least 1.
         """
         check_arguments(Evaluator, locals())
-        environment.episodes.keep_no_actions()  # evaluations start anew and are never resumed
-        environment.episodes.max_steps = max_episode_steps
+        self.shares_environment = shares_environment
+        self.max_episode_steps = max_episode_steps
         self._environment = environment
         self._policy = policy if greedy else stochastic_policy
         if epsilon is not None:
@@ -135,18 +145,27 @@ class Evaluator:
         """
         tally = self._tally = self._new_tally(num_episodes)
         truncated_before = self._environment.episodes.truncations
-        self._environment.episodes.choose(index)
+        number = index + (_SHARED if self.shares_environment else 0)
+        with self._environment.episodes.unrecorded(number, self.max_episode_steps):
+            if not self._play_all(tally, index, look_around):
+                return None
+        truncated = self._environment.episodes.truncations - truncated_before
+        return summarize(tally.returns()) | ({"truncated": truncated} if truncated else {})
+
+    def _play_all(
+        self, tally: EpisodeTally, index: int, look_around: Callable[[int], bool]
+    ) -> bool:
+        """Plays until the tally is complete; returns False if interrupted."""
         with named_failures(self._environment):
             carry = initial_carry(self._environment, self._policy)
         carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
         while not tally.complete:
             if look_around(tally.done):
-                return None
+                return False
             with named_failures(self._environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
-        truncated = self._environment.episodes.truncations - truncated_before
-        return summarize(tally.returns()) | ({"truncated": truncated} if truncated else {})
+        return True
 
     def _new_tally(self, num_episodes: int) -> EpisodeTally:
         num_envs = self._environment.batch_size
@@ -262,6 +281,7 @@ def record_video(
     path: pathlib.Path,
     seed: int,
     look_around: Callable[[int], bool] = lambda _: False,
+    max_episode_steps: int | None = None,
 ) -> float | None:
     """Plays one episode and writes it as an H.264 MP4 file, which browsers can play.
 
@@ -272,6 +292,7 @@ def record_video(
       seed: Seed of the policy's random draws.
       look_around: Function that is called at every environment step with the number of steps taken
         so far. If it returns True, the recording stops.
+      max_episode_steps: Steps after which the episode is truncated; None for no limit.
 
     Returns:
       The episode's return, or None if interrupted.
@@ -279,10 +300,10 @@ def record_video(
     Raises:
       UserError: If the environment fails or cannot render, or if the file cannot be written.
     """
-    environment.episodes.keep_no_actions()
     temporary = path.with_name(f".tmp-{path.name}")
+    unrecorded = environment.episodes.unrecorded(0, max_episode_steps)
     try:
-        with named_failures(environment):
+        with unrecorded, named_failures(environment):
             episode_return = _film(environment, policy, temporary, seed, look_around)
         if episode_return is not None:
             temporary.replace(path)

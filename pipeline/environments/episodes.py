@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,6 @@ class Episodes:
       log: Actions since each environment's anchor.
       name: Name of the environment in messages.
       resets: Number of resets of all environments so far.
-      max_steps: Steps after which an episode that is not recorded is truncated; None for no limit.
       truncations: Number of episodes that were truncated for this reason.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
       error: Exception that an environment raised last, or None.
@@ -72,7 +72,7 @@ class Episodes:
         self.vector = vector
         self.name = name
         self.resets = 0
-        self.max_steps: int | None = None
+        self._max_steps: int | None = None
         self.truncations = 0
         self.divergence = ""
         self.error: BaseException | None = None
@@ -94,13 +94,22 @@ class Episodes:
         self._is_overdue = np.zeros(self._num_envs, np.bool_)
         self._lengths = np.zeros(self._num_envs, np.int64)
 
-    def choose(self, number: int) -> None:
-        """Sets the number of the next reset, counted from 0, which determines its seeds."""
-        self.resets = number
+    @contextlib.contextmanager
+    def unrecorded(self, number: int, max_steps: int | None) -> Iterator[None]:
+        """Within the context, plays episodes that are not recorded and not continued afterwards.
 
-    def keep_no_actions(self) -> None:
-        """Stops recording actions, for environments that are never saved."""
-        self._is_recorded = False
+        Args:
+          number: Number of their first reset, counted from 0, which determines their seeds.
+          max_steps: Steps after which an episode is truncated; None for no limit.
+        """
+        resets = self.resets
+        self.resets, self._max_steps, self._is_recorded = number, max_steps, False
+        self.abandon()
+        try:
+            yield
+        finally:
+            self.resets, self._max_steps, self._is_recorded = resets, None, True
+            self.abandon()
 
     def abandon(self) -> None:
         """Abandons the current episodes, so that the next `step` or `reset` starts new ones."""
@@ -266,15 +275,15 @@ class Episodes:
         return self._reset_some(mask, rows)
 
     def _bounded(self, action: np.ndarray) -> Rows:
-        """Steps like `_advance`, and truncates episodes of `max_steps` steps."""
-        if self.max_steps is None:
+        """Steps like `_advance`, and truncates episodes that `unrecorded` limits."""
+        if self._max_steps is None:
             return self._advance(action)
         rows = self._advance(action, ~self._is_overdue)
         if self._is_overdue.any():
             self.log.numbers[self._is_overdue] += 1
             rows = self._reset_some(self._is_overdue, rows)
         self._lengths = np.where(rows[0] == ts.StepType.FIRST, 0, self._lengths + 1)
-        self._is_overdue = ~self._last & (self._lengths >= self.max_steps)
+        self._is_overdue = ~self._last & (self._lengths >= self._max_steps)
         if not self._is_overdue.any():
             return rows
         self.truncations += int(self._is_overdue.sum())

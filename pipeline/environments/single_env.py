@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from pipeline.environments.vectors import Arrays, Description, frames_per_second
 from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
+_MAIN_THREAD = (
+    ". In a process of its own, the environment has a main thread: bind "
+    'gymnasium_environment.vectorization_mode = "async".'
+)
 _RESET = "gymnasium's reset takes seed=... and options=... and returns (observation, info)"
 
 
@@ -212,16 +217,26 @@ def _is_raised_by_gymnasium(error: Exception) -> bool:
 def describe(error: Exception) -> str:
     """Describes an exception of an environment: its type, its message and its place.
 
-    The place is that of the innermost cause because gymnasium rephrases some exceptions.
+    The place is that of the innermost cause, because gymnasium rephrases some exceptions, but not
+    one inside Python's own library.
     """
     if isinstance(error, RemoteError):
         return str(error)
     innermost: BaseException = error
     while innermost.__cause__ and innermost.__cause__.__traceback__:
         innermost = innermost.__cause__
-    frame = traceback.extract_tb(innermost.__traceback__)[-1]
+    frames = traceback.extract_tb(innermost.__traceback__)
+    frame = next((x for x in reversed(frames) if not _is_pythons_own(x.filename)), frames[-1])
     message = str(error).split("\n  In call to configurable ")[0]  # gin appends the rest
-    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno}, in {frame.name})"
+    place = f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    advice = _MAIN_THREAD if "only works in main thread" in message else ""
+    return f"{type(error).__name__}: {message} ({place}){advice}"
+
+
+def _is_pythons_own(filename: str) -> bool:
+    """Returns True for files of Python's standard library, and for code without a file."""
+    is_library = filename.startswith(sysconfig.get_path("stdlib"))
+    return filename.startswith("<") or (is_library and "site-packages" not in filename)
 
 
 class RemoteError(Exception):

@@ -110,7 +110,7 @@ def build(
     agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
     compile_update(agent)
     experience = build_experience(agent, environment.batch_size, seed, create_experience)
-    evaluator = build_evaluator(agent, seed, create_environment)
+    evaluator = build_evaluator(agent, seed, create_environment, environment)
     driver = CollectDriver(environment, seed=seed)
     runner = Iterations(agent, experience, driver, env_steps)
     return Components(environment, agent, experience, runner, evaluator, env_steps)
@@ -195,13 +195,42 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
         )
 
 
+@gin.configurable(denylist=["agent", "seed", "create_environment", "environment"])
 def build_evaluator(
-    agent: Agent, seed: int, create_environment: Callable[..., VectorEnvironment]
+    agent: Agent,
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    environment: VectorEnvironment | None,
+    share_environment: bool = False,
 ) -> Evaluator:
-    """Builds the evaluator of an agent, with separate environments."""
-    environment = build_evaluation_environment(seed, create_environment)
+    """Builds the evaluator of an agent.
+
+    Args:
+      agent: Agent to evaluate.
+      seed: Seed of the run.
+      create_environment: Factory of the environments.
+      environment: Environment of training, or None if there are several.
+      share_environment: True to evaluate in the environment of training, for simulators of which a
+        machine can run only one. Every evaluation then truncates the episodes of training. False to
+        evaluate in an environment that is built for it.
+
+    Raises:
+      UserError: If asynchronous actors would share their environments.
+    """
+    check_arguments(build_evaluator, locals())
+    if share_environment and environment is None:
+        raise UserError(
+            "build_evaluator.share_environment = True does not suit asynchronous actors, which "
+            "have an environment each. Bind it to False."
+        )
+    if not share_environment or environment is None:
+        environment = build_evaluation_environment(seed, create_environment)
     return Evaluator(
-        environment, agent.policy, agent.collect_policy, seed=stream_key(seed, EVALUATION)
+        environment,
+        agent.policy,
+        agent.collect_policy,
+        seed=stream_key(seed, EVALUATION),
+        shares_environment=share_environment,
     )
 
 
@@ -217,6 +246,6 @@ def build_evaluation_environment(
             raise
         raise UserError(
             f"{error}\nThis was the environment for evaluation. If a process can have only one of "
-            'its kind, bind evaluation/gymnasium_environment.vectorization_mode = "async", which '
-            "builds it in a process of its own."
+            'its kind, bind gymnasium_environment.vectorization_mode = "async", which gives each a '
+            "process of its own; if a machine can, build_evaluator.share_environment = True."
         ) from error

@@ -94,7 +94,8 @@ class HostLoop:
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [driver.environment for driver in self._runner.drivers]
-        environments.append(components.evaluator.environment)
+        if not components.evaluator.shares_environment:
+            environments.append(components.evaluator.environment)
         self._watchdog = Watchdog(environments, self._resume_hint, stop)
         # Two, because a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
@@ -125,14 +126,18 @@ class HostLoop:
             self._folder.check_none_lost()
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
-        if self._parts.environment.divergence:  # episodes in flight end here, as if truncated
-            for driver in self._runner.drivers:
-                driver.environment.episodes.abandon()
-            self._parts.experience.truncate()
-            self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
+        if self._parts.environment.divergence:
+            self._begin_new_episodes()
         self._calls.restart_timing(self._state)
         self._clock = time.monotonic()
         return restored is not None
+
+    def _begin_new_episodes(self) -> None:
+        """Ends the episodes in flight here, as if they were truncated."""
+        for driver in self._runner.drivers:
+            driver.environment.episodes.abandon()
+        self._parts.experience.truncate()
+        self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
 
     def cut_logs(self) -> None:
         """Removes the records that were logged after the restored checkpoint."""
@@ -299,6 +304,8 @@ class HostLoop:
 
         with hinting(self._resume_hint):
             result = self._parts.evaluator.run(num_episodes, index, look_around)
+        if self._parts.evaluator.shares_environment:
+            self._begin_new_episodes()
         self._check_stop()
         assert result is not None  # it is None only if a stop was requested
         if truncated := result.get("truncated"):

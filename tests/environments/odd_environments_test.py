@@ -151,6 +151,13 @@ def test_any_folder_can_be_resumed_although_the_environment_moves(tmp_path):
     assert evaluated.returncode == 0, evaluated.stderr
 
 
+def test_a_mistake_ends_a_run_whose_environments_have_processes(tmp_path):
+    mode = 'gymnasium_environment.vectorization_mode = "async"'
+    code, output = finish(start(tmp_path, "Strict", mode, "ReplayBuffer.capacity = 1"), 30)
+    assert code == 2
+    assert "ReplayBuffer.capacity = 1" in output
+
+
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path):
     process = start(tmp_path, "Hanging")
     assert process.stdout is not None

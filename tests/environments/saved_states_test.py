@@ -124,7 +124,7 @@ def test_a_get_state_of_another_form_is_not_used(env_class, capsys):
 
 def test_what_evaluates_keeps_no_actions():
     env = build(interval=INTERVAL)
-    env.episodes.keep_no_actions()
-    play(env, drawn_actions(env, 50))
+    with env.episodes.unrecorded(0, None):
+        play(env, drawn_actions(env, 50))
     assert env.episodes.log.steps == 0
     np.testing.assert_array_equal(env.episodes.log.numbers, 0)

@@ -108,7 +108,7 @@ def test_the_number_of_a_reset_chooses_the_episodes():
     env = environment(scripted)
     for _ in range(3):
         env.reset()
-    env.episodes.choose(1)
+    env.episodes.resets = 1
     env.reset()
     first, second, third, fourth = scripted.seeds
     assert fourth == second

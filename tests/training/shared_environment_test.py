@@ -1,0 +1,97 @@
+"""Runs whose simulator allows one instance at a time."""
+
+import gymnasium
+import pytest
+from host_loops import PLAN, Run
+from run_processes import Records, assert_same_end
+from tiny_runs import Walk
+
+from pipeline.utils.errors import UserError
+from pipeline.utils.progress import EVALUATING
+from pipeline.utils.shutdown import Stopped
+
+
+class OnlyWalk(Walk):
+    """Refuses to be built while there is another one."""
+
+    number = 0
+
+    def __init__(self, **kwargs):
+        if OnlyWalk.number:
+            raise RuntimeError("a simulator is already active")
+        OnlyWalk.number += 1
+        super().__init__(**kwargs)
+
+    def close(self):
+        OnlyWalk.number -= 1
+
+
+gymnasium.register("OnlyWalk-v0", entry_point=f"{__name__}:OnlyWalk")
+ONE = {
+    "gymnasium_environment__name": f"{__name__}:OnlyWalk-v0",
+    "gymnasium_environment__num_envs": 1,
+}
+SHARED = {**ONE, "build_evaluator__share_environment": True}
+
+
+@pytest.fixture(autouse=True)
+def no_simulator():
+    OnlyWalk.number = 0
+
+
+def test_a_run_that_is_stopped_in_a_shared_environment_ends_as_its_twin(tmp_path):
+    runs = {}
+    for name in ("twin", "run"):
+        run = Run(tmp_path / name, PLAN, **SHARED)
+        if name == "run":
+            run.stop_at(130, EVALUATING)
+            with pytest.raises(Stopped):
+                run.train()
+            run.close()
+            run = Run(tmp_path / name, PLAN, **SHARED)
+        run.folder.write_json("result.json", run.train())
+        run.close()
+        assert OnlyWalk.number == 0
+        runs[name] = Records(run.folder.path)
+    assert len(runs["twin"].evaluations) == 2
+    assert_same_end(runs["run"], runs["twin"])
+
+
+def test_evaluations_do_not_repeat_the_episodes_of_training(tmp_path):
+    plan = PLAN._replace(num_env_steps=60, eval_interval=20)
+    run = Run(tmp_path / "run", plan, "ppo", **SHARED)
+    environment = run.parts.environment
+    starts = []
+    reset = environment.episodes.reset
+
+    def note():
+        rows = reset()
+        starts.append(rows[3][0, 2])
+        return rows
+
+    environment.episodes.reset = note
+    run.train()
+    run.close()
+    assert len(starts) == len(set(starts)) >= 4
+
+
+def test_two_instances_are_refused_with_both_ways_out(tmp_path):
+    with pytest.raises(UserError) as error:
+        Run(tmp_path / "run", PLAN, "dqn", **ONE)
+    assert "a simulator is already active" in str(error.value)
+    assert 'gymnasium_environment.vectorization_mode = "async"' in str(error.value)
+    assert "build_evaluator.share_environment = True" in str(error.value)
+
+
+def test_processes_are_one_way_out(tmp_path):
+    overrides = ONE | {"gymnasium_environment__vectorization_mode": "async"}
+    run = Run(
+        tmp_path / "run", PLAN._replace(num_env_steps=80, eval_interval=0), "dqn", **overrides
+    )
+    run.train()
+    run.close()
+
+
+def test_actors_do_not_share(tmp_path):
+    with pytest.raises(UserError, match="does not suit asynchronous actors"):
+        Run(tmp_path / "run", PLAN, "a3c", build_evaluator__share_environment=True)
