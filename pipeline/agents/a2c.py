@@ -58,7 +58,7 @@ class A2CAgent(OnPolicyAgent):
           UserError: If the agent normalises observations or rewards, because every actor would
             have statistics of its own.
         """
-        if self._reward_scaler or self.actor_critic.normalizer is not None:
+        if self._reward_scaler or self.normalizer is not None:
             raise UserError(
                 "Asynchronous actors share weights but not statistics of observations and rewards. "
                 "Bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "

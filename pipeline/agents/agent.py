@@ -40,7 +40,7 @@ class Agent(tf_agent.TFAgent):
     trained: Mapping[str, tf.Module]
     #: Schedules whose values are logged together with the losses.
     schedules: Mapping[str, Schedule] = {}
-    #: Normalises observations; `observe` updates its statistics.
+    #: Normalises observations, if the agent does so; `observe` updates its statistics.
     normalizer: ObservationNormalizer | None = None
     #: Sums the gradients of several batches. If None, every batch makes an update.
     accumulator: Accumulator | None = None

@@ -95,6 +95,7 @@ class OnPolicyAgent(Agent):
             train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
         self.trained = {"actor_critic": actor_critic}
+        self.normalizer = actor_critic.normalizer
         build_slots(optimizer, self.gradient_variables())
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
@@ -122,11 +123,12 @@ class OnPolicyAgent(Agent):
         info = info._replace(advantage=advantage, value_target=value_target)
         return rows.replace(policy_info=info)
 
+    def observe(self, rows: Trajectory) -> None:
+        """Does nothing, because `finish` updates the normaliser."""
+
     def finish(self, rows: Trajectory) -> None:
         """Updates the observation statistics.
 
         All updates of the rollout therefore use the same statistics as the collect policy.
         """
-        normalizer = self.actor_critic.normalizer
-        if normalizer is not None:
-            normalizer.update(rows.observation, valid_mask(rows.step_type))
+        super().observe(rows)

@@ -11,6 +11,8 @@ from pipeline.ops.observations import CategoricalSpec, action_mask
 from pipeline.ops.returns import discounted_returns
 from pipeline.ops.sums import ordered_sum
 
+_PRECISE = (tf.float64, tf.int32, tf.int64, tf.uint32, tf.uint64)  # more precise than float32
+
 
 class RunningMoments(tf.Module):
     """Mean and variance of all values seen, merged batch by batch (Chan et al. 1979).
@@ -43,8 +45,11 @@ class RunningMoments(tf.Module):
 
     def normalize(self, values: tf.Tensor, clip: float) -> tf.Tensor:
         """Returns (values - mean) / std as float32, clipped to [-clip, clip]."""
-        mean, std = tf.cast(self.mean, tf.float32), self.standard_deviation()
-        return tf.clip_by_value((tf.cast(values, tf.float32) - mean) / std, -clip, clip)
+        # float32 would lose the differences of a clock, for example.
+        dtype = tf.float64 if values.dtype in _PRECISE else tf.float32
+        centred = tf.cast(values, dtype) - tf.cast(self.mean, dtype)
+        scaled = tf.cast(centred, tf.float32) / self.standard_deviation()
+        return tf.clip_by_value(scaled, -clip, clip)
 
     def standard_deviation(self) -> tf.Tensor:
         """Returns the standard deviation as float32, in the shape of one value."""

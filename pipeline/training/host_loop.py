@@ -111,6 +111,11 @@ class HostLoop:
         """Returns the number of environment steps taken so far, over all processes of the run."""
         return int(self._state.carry.statistics.env_steps)
 
+    @property
+    def observation(self) -> Any:
+        """Returns the observations [N, ...] that the next actions respond to."""
+        return self._state.carry.time_step.observation
+
     def restore(self) -> bool:
         """Restores the newest intact checkpoint.
 

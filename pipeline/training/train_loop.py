@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import gin
+import numpy as np
+import tensorflow as tf
+import tree
 
 from pipeline import configuration
 from pipeline.agents.agent import Agent
@@ -25,6 +28,7 @@ from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
 from pipeline.networks.summary import summarize
+from pipeline.ops.observations import CategoricalSpec, without_mask
 from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
@@ -37,6 +41,7 @@ from pipeline.utils.progress import Progress
 from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import StopSignal
 
+_LARGE = 1_000.0  # numbers of observations beyond it deserve a note
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
 
@@ -133,6 +138,7 @@ def train(
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
                 _restore(loop, components, folder, progress, circumstances, start)
+                _note_large_numbers(loop, components.agent, progress)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
 
@@ -207,6 +213,23 @@ def _begin_anew(agent: Agent) -> None:
     for module in agent.submodules:
         if hasattr(module, "begin_anew"):
             module.begin_anew()
+
+
+def _note_large_numbers(loop: HostLoop, agent: Agent, progress: Progress) -> None:
+    """Says that observations are large, if the agent does not normalise them."""
+    spec = without_mask(agent.time_step_spec.observation)
+    arrays = tree.flatten_with_path(without_mask(loop.observation))
+    for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
+        if agent.normalizer is not None or isinstance(of_one, CategoricalSpec):
+            continue
+        largest = np.abs(array.numpy().astype(np.float64)).max(initial=0)
+        if largest > _LARGE:
+            name = "".join(f"[{key!r}]" for key in path)
+            progress.message(
+                f"note: the observation{name} reaches {largest:.3g}. Agents learn badly from such "
+                "numbers: bind ActorCritic.normalize_observations = True, or normalize_observations"
+                " = True of an agent without an ActorCritic."
+            )
 
 
 def _restore(

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import gymnasium
+import numpy as np
 import pytest
 from conftest import ROOT, TESTS
+from gymnasium.spaces import Box
 from scripted_environments import PlainEnv
 
 HERE = os.path.dirname(__file__)
@@ -75,7 +77,16 @@ class HangingEnv(LongerEnv):
         return super().reset(**kwargs)
 
 
-for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv):
+class ClockEnv(LongerEnv):
+    """Observes a clock."""
+
+    observation_space = Box(0, np.inf, (1,), np.float64)
+
+    def observe(self):
+        return np.array([1.7e9 + self.time])
+
+
+for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv, ClockEnv):
     name = env_class.__name__.removesuffix("Env")
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{env_class.__name__}")
 
@@ -108,6 +119,9 @@ def start(folder, name, *bindings, root_dir="run"):
 SHORT = ["train.num_env_steps = 40", "train.eval_interval = 0", "train.num_final_episodes = 1"]
 
 
+WARM = "initialize_replay_buffer.num_env_steps = 20"
+
+
 def finish(process, seconds=100):
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -121,13 +135,23 @@ def finish(process, seconds=100):
     [
         ("Strict", []),
         ("Endless", ["Evaluator.max_episode_steps = 50"]),
-        ("Keras", [*SHORT, "initialize_replay_buffer.num_env_steps = 20"]),
+        ("Keras", [*SHORT, WARM]),
     ],
 )
 def test_it_trains_to_the_end(tmp_path, name, bindings):
     code, output = finish(start(tmp_path, name, *bindings))
     assert code == 0, output
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_large_observations_are_told_unless_they_are_normalised(tmp_path):
+    code, output = finish(start(tmp_path, "Clock", *SHORT, WARM))
+    assert code == 0, output
+    assert "the observation reaches 1.7e+09" in " ".join(output.split())
+    binding = "create_dqn_agent.normalize_observations = True"
+    code, output = finish(start(tmp_path, "Clock", *SHORT, WARM, binding, root_dir="normalised"))
+    assert code == 0, output
+    assert "reaches" not in output
 
 
 def test_any_folder_can_be_resumed_although_the_environment_moves(tmp_path):

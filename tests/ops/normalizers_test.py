@@ -52,6 +52,15 @@ def test_normalize() -> None:
     assert_close(moments.normalize(tf.constant([-100.0]), 5.0), [-5.0])
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
+def test_a_clock_keeps_its_precision(dtype: type) -> None:
+    clock: Array = 1_700_000_000 + np.arange(64).astype(dtype)
+    moments = RunningMoments((), "moments")
+    moments.update(tf.constant(clock), tf.ones(64))
+    expected = (np.arange(64) - 31.5) / np.arange(64).std()
+    assert_close(moments.normalize(tf.constant(clock), clip=10.0), expected)
+
+
 def test_a_constant_observation_is_not_blown_up() -> None:
     moments = RunningMoments((), "moments")
     moments.update(tf.fill([100], 7.0), tf.ones(100))
