@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -197,6 +198,11 @@ class ProcessVector:
         )
 
 
+_TENSORFLOW_SECONDS = 5
+_NO_TENSORFLOW = (
+    "it uses TensorFlow, which does not work in a process of its own. Bind "
+    'gymnasium_environment.vectorization_mode = "sync".'
+)
 _OK, _USER_ERROR, _ERROR = "ok", "user error", "error"
 
 
@@ -210,7 +216,8 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
 
 def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: int) -> None:
     """Runs an environment in its process: answers one message after the other."""
-    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    asked = [0]  # number of the message that is being answered
+    threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: None)
     # Children of the environment end at a SIGTERM as usual, also at one that arrives at once.
@@ -219,14 +226,14 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
         after_in_parent=_unblock,
         after_in_child=_end_at_sigterm,
     )
-    number, command = 0, ""
+    command = ""
     try:
         env = SingleEnv(make)
         arrays = new_observations(env.env.observation_space, 1)
         observation = [array[0, ...] for array in arrays]
-        connection.send((number, _OK, env.description, ()))
+        connection.send((0, _OK, env.description, ()))
     except Exception as error:
-        connection.send((number, *_failure(error)))
+        connection.send((0, *_failure(error)))
         return
     commands: dict[str, Callable[[Any], Any]] = {
         "reset": lambda seed: env.reset(seed, observation),
@@ -238,18 +245,18 @@ def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: in
     }
     while command != "close":
         try:
-            number, command, argument = connection.recv()
+            asked[0], command, argument = connection.recv()
         except (EOFError, OSError):
             return
         try:
             answer = commands[command](argument)
             observes = command in ("reset", "step")
             sent = [array.tobytes() for array in observation] if observes else ()
-            connection.send((number, _OK, answer, sent))
+            connection.send((asked[0], _OK, answer, sent))
         except BrokenPipeError:
             return
         except Exception as error:
-            connection.send((number, *_failure(error)))
+            connection.send((asked[0], *_failure(error)))
 
 
 def _failure(error: Exception) -> tuple[str, str, Sent]:
@@ -267,8 +274,17 @@ def _end_at_sigterm() -> None:
     _unblock()
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process as soon as its parent has ended."""
-    while os.getppid() == parent:
+def _watch(parent: int, connection: Connection, asked: Sequence[int]) -> None:
+    """Ends this process as soon as its parent has ended, or its environment waits for TensorFlow.
+
+    The threads that TensorFlow waits for are not those of a forked process.
+    """
+    seconds = 0
+    while os.getppid() == parent and seconds < _TENSORFLOW_SECONDS:
         time.sleep(1.0)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        is_waiting = frame and "/tensorflow/python/" in frame.f_code.co_filename
+        seconds = seconds + 1 if is_waiting else 0
+    if seconds:
+        connection.send((asked[0], _USER_ERROR, _NO_TENSORFLOW, ()))
     os._exit(1)
