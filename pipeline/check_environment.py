@@ -1,4 +1,4 @@
-"""Says what training in an environment will be like, before it is trained in.
+"""Reports how an environment suits training, from random steps.
 
 python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name = 'Taxi-v3'"
 """
@@ -6,6 +6,7 @@ python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name 
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import tempfile
 import textwrap
@@ -39,14 +40,14 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
 
-_MOST_SECONDS = 20.0  # of random steps
-_CALL_STEPS = 20  # vector steps of a graph call
-_LARGE = 100.0  # numbers beyond it slow the learning down
-_FAST = 1_000.0  # steps per second that need no processes
+_MOST_SECONDS = 20.0  # Time limit of the random steps.
+_CALL_STEPS = 20  # Vector steps in one graph call.
+_LARGE = 100.0  # Larger values slow learning down.
+_FAST = 1_000.0  # Above this number of steps per second, separate processes are not worthwhile.
 
 
 class _Rows(NamedTuple):
-    """What random steps have given, as NumPy arrays [T, N, ...]."""
+    """Holds the results of random steps, as NumPy arrays [T, N, ...]."""
 
     step_type: np.ndarray
     next_step_type: np.ndarray
@@ -77,7 +78,7 @@ def main(_: Sequence[str]) -> int:
 
 
 def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterator[tuple[str, str]]:
-    """Yields titles and texts."""
+    """Yields the title and the text of each finding."""
     yield "environment", f"{environment.name}, {environment.batch_size} at once"
     yield "observation", str(environment.observation_space)
     yield "encoder", _encoder(environment)
@@ -125,7 +126,7 @@ def _gymnasiums_view() -> str:
 
     values = configuration.in_force("", "gymnasium_environment")
     if not values.get("name"):
-        return "its checker is for environments of gymnasium_environment"
+        return "not checked: its checker applies only to gymnasium_environment"
     names = ("name", "kwargs", "wrappers", "max_episode_steps", "render")
     env = maker(*(values[name] for name in names))()
     with contextlib.closing(env), warnings.catch_warnings(record=True) as caught:
@@ -135,9 +136,9 @@ def _gymnasiums_view() -> str:
         try:
             env_checker.check_env(env, skip_render_check=True, skip_close_check=True)
         except Exception as error:  # the checker and the environment raise what they like
-            return f"its checker fails: {type(error).__name__}: {error}"
+            return f"check failed: {type(error).__name__}: {error}"
     said = dict.fromkeys(str(warning.message) for warning in caught)
-    return "\n".join(_without_colours(text) for text in said) or "its checker finds no fault"
+    return "\n".join(_without_colours(text) for text in said) or "no problems found"
 
 
 def _without_colours(text: str) -> str:
@@ -186,7 +187,7 @@ def _episodes(rows: _Rows) -> str:
     terminated = int((ends & (rows.discount == 0)).sum())
     text = f"{int(ends.sum())} in {steps:,} random steps ({terminated} terminated)"
     if ends.any():
-        text += f", {steps / ends.sum():.0f} steps each"
+        text += f", {steps / ends.sum():.0f} steps on average"
     return f"{text}; rewards from {rewards.min():g} to {rewards.max():g}"
 
 
@@ -219,7 +220,7 @@ def _resume(
                 first, second = environment.step(action), other.step(action)
                 pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True)
                 if not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
-                    return f"no: {environment.name} goes on differently after it was restored"
+                    return f"no: {environment.name} takes other steps after it is restored"
                 carry = carry._replace(time_step=first, vector_steps=carry.vector_steps + 1)
     return "yes: seeds and actions determine the episodes"
 
@@ -231,42 +232,44 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
         specs.arrays(environment.observation_space), rows.observation, strict=True
     ):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            yield f"{leaf.name} holds NaN or infinity, which ends a training: mend the environment"
+            yield f"{leaf.name} contains NaN or infinity, which stops training. Fix the environment"
         elif array.dtype.kind in "if" and not specs.categories(leaf.space):
             largest = np.abs(array.astype(np.float64)).max(initial=0)
             if largest > _LARGE:
                 yield (
-                    f"{leaf.name} reaches {largest:.3g}: bind ActorCritic.normalize_observations "
-                    "(PPO, A2C, TRPO) or the agent's normalize_observations to True"
+                    f"{leaf.name} reaches {largest:.3g}. Bind ActorCritic.normalize_observations = "
+                    "True (PPO, A2C, TRPO), or normalize_observations = True of create_dqn_agent, "
+                    "create_nstep_q_agent or create_sac_agent"
                 )
     if np.abs(rows.reward).max(initial=0) > _LARGE:
         yield (
-            f"rewards reach {np.abs(rows.reward).max():.3g}: bind normalize_returns of the agent "
-            "to True (PPO, A2C, TRPO), or scale them with gymnasium.wrappers:TransformReward"
+            f"rewards reach {np.abs(rows.reward).max():.3g}. Bind normalize_returns = True of "
+            "create_ppo_agent, create_a2c_agent or create_trpo_agent, or scale the rewards with a "
+            "wrapper"
         )
     if (rows.discount == 1).all() and (rows.next_step_type == 1).all():
         yield (
-            "no episode has ended: bind gymnasium_environment.max_episode_steps if there is no end"
+            "no episode ended. If episodes never end, bind gymnasium_environment.max_episode_steps"
         )
     if isinstance(environment.action_space, gymnasium.spaces.Box):
         yield from _advice_on_bounds(environment.action_spec())
     if rate < _FAST:
         yield (
-            'steps are slow: bind gymnasium_environment.vectorization_mode = "async" and '
-            "num_envs to the number of cores"
+            'steps are slow. Bind gymnasium_environment.vectorization_mode = "async", and '
+            f"gymnasium_environment.num_envs = {os.cpu_count()} or more"
         )
 
 
 def _advice_on_bounds(spec: Any) -> Iterator[str]:
     if not spec.dtype.is_integer and not np.isfinite(spec.maximum - spec.minimum).all():
         yield (
-            "actions without bounds: PPO and its kind explore within about ±1 at the start "
-            "(GaussianHead.initial_log_std); SAC needs bounds"
+            "the actions have no finite bounds. PPO, A2C, A3C and TRPO start with a standard "
+            "deviation of about 1; bind GaussianHead.initial_log_std to change it"
         )
 
 
 def run() -> None:
-    """Entry point of `pipeline-check-environment`."""
+    """Runs `pipeline-check-environment`."""
     cli.run(main)
 
 

@@ -139,7 +139,7 @@ def _check_spaces(environment: VectorEnvironment, restored: RestoredAgent) -> No
         if to_json(space) != to_json(trained):
             raise UserError(
                 f"{environment.name} has the {kind} space {space}, but the run was trained with "
-                f"{trained}. Evaluate it in an environment with the same spaces."
+                f"{trained}. Bind the environment that the run was trained with, and its wrappers."
             )
 
 

@@ -57,10 +57,11 @@ class SavedPolicy:
         """Returns the action for an observation, or the actions for a batch of them.
 
         Args:
-          observation: One observation, or a batch of them on a leading axis (of each array, for
-            Dict and Tuple spaces). It must come from the space that the agent was trained on,
-            wrappers included. Any dtype is allowed that converts to the space's dtype without a
-            change of kind: integers convert to floats, but floats do not convert to integers.
+          observation: One observation, or a batch of them with a leading axis. For Dict and Tuple
+            spaces, every array has that axis. It must come from the space that the agent was
+            trained on, wrappers included. Any dtype is allowed that converts to the space's dtype
+            without a change of kind: integers convert to floats, but floats do not convert to
+            integers.
           seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
             from the collect policy instead, exploration included. The same number samples the same
             actions, so pass a different number at each step.
@@ -101,7 +102,7 @@ class SavedPolicy:
         return act
 
     def _batch(self, observation: Any) -> tuple[Any, bool]:
-        """Returns a batch of the observation spec, and True if `observation` was a batch."""
+        """Returns the observation as a batch, and True if it was a batch before."""
         tensors, batch_shapes = [], set()
         for leaf, spec in zip(
             specs.arrays(self.observation_space),
@@ -111,14 +112,19 @@ class SavedPolicy:
             try:
                 array = np.asarray(leaf.of(observation))
             except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(f"the observation has no part {leaf.name}.") from error
+                raise ValueError(
+                    f"{leaf.name} is missing. Pass an observation of {self.observation_space}."
+                ) from error
             _check_array(array, spec, leaf.name)
             batch_shape = array.shape[: array.ndim - spec.shape.rank]
             batch_shapes.add(batch_shape)
             array = array if batch_shape else array[np.newaxis]
             tensors.append(tf.constant(array.astype(spec.dtype.as_numpy_dtype)))
         if len(batch_shapes) > 1:
-            raise ValueError(f"the observation's arrays have different batches: {batch_shapes}.")
+            raise ValueError(
+                "the arrays of the observation have different batch sizes. Pass arrays with the "
+                "same leading dimension, or all without one."
+            )
         return tf.nest.pack_sequence_as(self.observation_spec, tensors), batch_shapes != {()}
 
 
@@ -127,7 +133,8 @@ def _check_array(array: np.ndarray, spec: tf.TensorSpec, name: str) -> None:
     if array.shape not in (shape, array.shape[:1] + shape):
         sizes = "".join(f", {n}" for n in shape)
         raise ValueError(
-            f"{name} has shape {array.shape}; the agent takes {shape}, or a batch (any{sizes})."
+            f"{name} has shape {array.shape}. Pass shape {shape}, or (batch size{sizes}) for a "
+            "batch."
         )
     if not np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
@@ -151,13 +158,15 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
       run: Run that the checkpoint belongs to.
 
     Raises:
-      UserError: If the checkpoint or the file of the spaces is damaged, or the config does not fit.
+      UserError: If the checkpoint or run.json is damaged, or the config does not fit.
     """
     create_agent = bound("create_agent")
     try:
         observation_space, action_space = map(from_json, run.spaces)
     except ValueError as error:
-        raise UserError(f"{run.path / 'run.json'} is damaged ({error}).") from error
+        raise UserError(
+            f"{run.path / 'run.json'} is damaged ({error}). Restore the file, or train again."
+        ) from error
     name = str(run.path)
     time_step_spec = ts.time_step_spec(specs.observation_spec(observation_space, name))
     action_spec = specs.action_spec(action_space, name)

@@ -53,7 +53,9 @@ _EXACT_GRAPH = flags.DEFINE_bool(
 )
 _LIST_CONFIGS = flags.DEFINE_bool("list_configs", False, "List the shipped configs and exit.")
 _EXPLAIN = flags.DEFINE_bool(
-    "explain", False, "List every operative binding with its place, and the networks, and exit."
+    "explain",
+    False,
+    "List every binding in force and where it is set, summarise the networks, and exit.",
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."

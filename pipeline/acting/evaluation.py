@@ -27,8 +27,8 @@ from pipeline.utils.errors import UserError
 STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
 
 
-# Number of the first reset of evaluations in the environments of training, which never reset so
-# often.
+# Training never reaches this number of resets, so that evaluations in the training environment have
+# seeds of their own.
 _SHARED = 2**32
 
 
@@ -112,7 +112,7 @@ class Evaluator:
 
     @property
     def episode_steps(self) -> int:
-        """Returns the steps so far of the longest episode that is being played."""
+        """Returns the number of steps taken in the longest unfinished episode."""
         return self._tally.longest
 
     def length(self, num_episodes: int) -> int:
@@ -190,7 +190,8 @@ def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> 
     spec = policy.action_spec
     if not greedy or not tensor_spec.is_discrete(spec) or spec.shape.rank:
         raise UserError(
-            f"Evaluator.epsilon = {epsilon} needs a discrete action and Evaluator.greedy = True; "
+            f"Evaluator.epsilon = {epsilon} needs a single discrete action and Evaluator.greedy = "
+            "True; "
             "otherwise, bind Evaluator.epsilon to None."
         )
 

@@ -89,7 +89,9 @@ class EpsilonGreedyPolicy(_DerivedPolicy):
 
 
 class RandomPolicy(tf_policy.TFPolicy):
-    """Samples actions uniformly within their bounds, if observations have a mask, allowed ones.
+    """Samples actions uniformly within their bounds.
+
+    If observations have an action mask, only allowed actions are sampled.
 
     If the distance between any of the bounds is infinite, actions are instead drawn from a standard
     normal distribution and clipped to the bounds. The distance of finite bounds is also infinite if

@@ -110,7 +110,7 @@ class NStepQAgent(Agent):
         """
         if self.normalizer is not None:
             raise UserError(
-                "Asynchronous actors share weights but not statistics of observations. Bind "
+                "Asynchronous actors do not share observation statistics. Bind "
                 "create_nstep_q_agent.normalize_observations to False."
             )
         assert isinstance(shared, NStepQAgent)

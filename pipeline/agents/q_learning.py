@@ -53,7 +53,7 @@ def need_discrete_actions(action_spec: tensor_spec.BoundedTensorSpec, algorithm:
       algorithm: Name of the algorithm, for the error message.
 
     Raises:
-      UserError: If the action is continuous, or more than one number.
+      UserError: If the action is continuous or has more than one element.
     """
     if tensor_spec.is_discrete(action_spec) and action_spec.shape.rank:
         raise UserError(

@@ -179,7 +179,7 @@ class Circumstances:
         """
         saved = files.read_object(folder / _FILE)
         if not all(isinstance(value, str) for value in saved.values()):
-            raise ValueError(f"{_FILE} contains values that are not strings")
+            raise ValueError(f"{_FILE} is damaged: all its values must be strings")
         now = self._now()
         self.differences = [
             f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "

@@ -145,7 +145,7 @@ def _verify_file(folder: pathlib.Path, name: str, seal: dict[str, Any]) -> None:
     with _missing_is_damage(name):
         size = (folder / name).stat().st_size
         if size != seal["size"]:
-            raise Damaged(f"{name} has {size:,} bytes, not {seal['size']:,}")
+            raise Damaged(f"{name} has {size:,} bytes, but {seal['size']:,} were written")
         if _file_sha256(folder / name) != seal["sha256"]:
             raise Damaged(f"{name} has changed since it was written")
 

@@ -64,8 +64,9 @@ def check_parameter(configurable: gin_config.Configurable, binding: Binding) -> 
     known = parameters(configurable)
     if configurable.selector.startswith(TF_AGENTS):
         raise UserError(
-            f"{binding.origin}: {binding.name} cannot be bound: it belongs to TF-Agents, whose "
-            "bindings are not used. Bind the function that train.create_agent refers to."
+            f"{binding.origin}: {binding.name} cannot be bound, because this program does not use "
+            "TF-Agents' own configurables. Bind the same parameter of the function that "
+            "train.create_agent refers to, such as create_dqn_agent."
         )
     if not _is_open(configurable, name):
         how = f"use {FLAGS[name]}" if name in FLAGS else "the program sets it"

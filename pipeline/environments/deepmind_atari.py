@@ -194,7 +194,7 @@ class DeepMindAtariEnv(gymnasium.Env):
 
 
 class DeepMindAtariVector(SyncVector):
-    """Cuts the return at a lost life (discount 0), while the game continues."""
+    """Steps games, and returns a discount of 0 when a life is lost. The game continues."""
 
     def _discount(self, terminated: np.ndarray) -> np.ndarray:
         games = [cast(DeepMindAtariEnv, single.env) for single in self.envs]

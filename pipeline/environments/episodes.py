@@ -44,7 +44,7 @@ class Episodes:
       log: Actions since each environment's anchor.
       name: Name of the environment in messages.
       resets: Number of resets of all environments so far.
-      truncations: Number of episodes that were truncated for this reason.
+      truncations: Number of episodes that were truncated by the limit of `unrecorded`.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
       error: Exception that an environment raised last, or None.
       seconds: Time spent in steps and resets so far.
@@ -96,7 +96,9 @@ class Episodes:
 
     @contextlib.contextmanager
     def unrecorded(self, number: int, max_steps: int | None) -> Iterator[None]:
-        """Within the context, plays episodes that are not recorded and not continued afterwards.
+        """Disables recording within the context.
+
+        The current episodes are abandoned on entry, and those of the context on exit.
 
         Args:
           number: Number of their first reset, counted from 0, which determines their seeds.
@@ -275,7 +277,7 @@ class Episodes:
         return self._reset_some(mask, rows)
 
     def _bounded(self, action: np.ndarray) -> Rows:
-        """Steps like `_advance`, and truncates episodes that `unrecorded` limits."""
+        """Steps like `_advance`, and truncates episodes after the limit of `unrecorded`."""
         if self._max_steps is None:
             return self._advance(action)
         rows = self._advance(action, ~self._is_overdue)

@@ -179,8 +179,8 @@ def _refuse_statistics(env: gymnasium.Env) -> None:
       UserError: If there is such a wrapper. The message names the parameter that replaces it.
     """
     replacements = {
-        gymnasium.wrappers.NormalizeObservation: "ActorCritic.normalize_observations = True, or "
-        "normalize_observations = True of an agent that has no ActorCritic",
+        gymnasium.wrappers.NormalizeObservation: "normalize_observations = True of the agent or of "
+        "its ActorCritic",
         gymnasium.wrappers.NormalizeReward: "normalize_returns = True of the agent",
     }
     for layer in saved_states.layers(env):

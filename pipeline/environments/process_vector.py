@@ -22,7 +22,7 @@ from pipeline.environments.single_env import RemoteError, SingleEnv, describe, s
 from pipeline.environments.vectors import Arrays, Outcome, new_observations
 from pipeline.utils.errors import UserError
 
-Sent = Sequence[bytes]  # arrays of an observation
+Sent = Sequence[bytes]  # bytes of each array of an observation
 
 _CLOSE_SECONDS = 5.0  # after which a process that does not end is killed
 
@@ -198,9 +198,10 @@ class ProcessVector:
         )
 
 
+# A call of TensorFlow that lasts longer is taken to wait for threads that do not exist.
 _TENSORFLOW_SECONDS = 5
 _NO_TENSORFLOW = (
-    "it uses TensorFlow, which does not work in a process of its own. Bind "
+    "the environment uses TensorFlow, which does not work in a forked process. Bind "
     'gymnasium_environment.vectorization_mode = "sync".'
 )
 _OK, _USER_ERROR, _ERROR = "ok", "user error", "error"
@@ -216,7 +217,7 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
 
 def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: int) -> None:
     """Runs an environment in its process: answers one message after the other."""
-    asked = [0]  # number of the message that is being answered
+    asked = [0]  # A list, because the watching thread reads the number of the current message.
     threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -275,9 +276,10 @@ def _end_at_sigterm() -> None:
 
 
 def _watch(parent: int, connection: Connection, asked: Sequence[int]) -> None:
-    """Ends this process as soon as its parent has ended, or its environment waits for TensorFlow.
+    """Ends this process when its parent ends, or its environment waits for TensorFlow for seconds.
 
-    The threads that TensorFlow waits for are not those of a forked process.
+    In the latter case, it sends an error first. A forked process does not have TensorFlow's
+    threads, so a call of TensorFlow may never return.
     """
     seconds = 0
     while os.getppid() == parent and seconds < _TENSORFLOW_SECONDS:

@@ -10,7 +10,10 @@ from gymnasium import spaces
 
 
 def to_json(space: gymnasium.Space) -> dict[str, Any]:
-    """Returns a space as a JSON object. Spaces that agents do not see keep only their place."""
+    """Returns a space as a JSON object.
+
+    For spaces that agents do not use, such as Text, only the name of the type is stored.
+    """
     match space:
         case spaces.Dict():
             return {"Dict": {key: to_json(part) for key, part in space.spaces.items()}}
@@ -30,16 +33,16 @@ def to_json(space: gymnasium.Space) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> gymnasium.Space:
-    """Returns the space that `to_json` has converted.
+    """Creates a space from the output of `to_json`.
 
     Raises:
-      ValueError: If `data` is something else.
+      ValueError: If `data` is not such an output.
     """
     try:
         ((kind, content),) = data.items()
         return _space(kind, content)
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no space: {data!r:.100}") from error
+        raise ValueError(f"not a saved gymnasium space: {data!r:.100}") from error
 
 
 def _space(kind: str, content: Any) -> gymnasium.Space:
@@ -59,7 +62,8 @@ def _space(kind: str, content: Any) -> gymnasium.Space:
             shape, dtype = tuple(content["shape"]), np.dtype(content["dtype"])
             low, high = (np.full(shape, content[end], dtype) for end in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
-    return spaces.Text(1)  # agents see no other spaces, but they keep the places of the others
+    # A placeholder: agents ignore this space, but the indices of a Tuple must not change.
+    return spaces.Text(1)
 
 
 def _shortest(bound: np.ndarray) -> Any:

@@ -18,8 +18,8 @@ from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
 _MAIN_THREAD = (
-    ". In a process of its own, the environment has a main thread: bind "
-    'gymnasium_environment.vectorization_mode = "async".'
+    '. Bind gymnasium_environment.vectorization_mode = "async", which runs the environment in the '
+    "main thread of its own process."
 )
 _RESET = "gymnasium's reset takes seed=... and options=... and returns (observation, info)"
 
@@ -124,10 +124,10 @@ class SingleEnv:
         self.env.close()
 
     def _notes(self) -> list[str]:
-        """Returns sentences about what a user may not expect."""
+        """Returns notes about behaviour that may surprise users."""
         notes = [
-            f"agents do not see {leaf.name}, because {type(leaf.space).__name__} is no space of "
-            "numbers"
+            f"agents do not see {leaf.name}, because a {type(leaf.space).__name__} space is not "
+            "numeric"
             for leaf in specs.omitted(self.env.observation_space)
         ]
         layers = saved_states.layers(self.env)
@@ -217,8 +217,8 @@ def _is_raised_by_gymnasium(error: Exception) -> bool:
 def describe(error: Exception) -> str:
     """Describes an exception of an environment: its type, its message and its place.
 
-    The place is that of the innermost cause, because gymnasium rephrases some exceptions, but not
-    one inside Python's own library.
+    The place is the innermost frame outside of Python's standard library. It belongs to the
+    innermost cause, because gymnasium rephrases some exceptions.
     """
     if isinstance(error, RemoteError):
         return str(error)

@@ -1,4 +1,4 @@
-"""Converts gymnasium's spaces to TensorFlow's specs, and a policy's actions to the spaces."""
+"""Converts gymnasium spaces to TensorFlow specs, and policy actions to actions of a space."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ ActionConverter = Callable[[np.ndarray], np.ndarray]
 
 # Fraction of an action's range by which float arithmetic may exceed a bound.
 _ROUNDING = 1e-5
-# Most categories of an action or of an array of an observation. Networks have an output or an input
-# for each.
+# Maximum number of categories, because networks have an input or an output for each.
 _MOST_CATEGORIES = 10_000
 
 
 class Leaf(NamedTuple):
-    """Part of an observation that is neither a Dict nor a Tuple.
+    """Describes a part of an observation space that is neither a Dict nor a Tuple.
 
     Attributes:
-      path: Keys and indices that lead to it; () if it is the whole observation.
+      path: Keys and indices of the part; () if it is the whole observation.
       space: Its space.
     """
 
@@ -65,7 +64,7 @@ def arrays(space: gymnasium.Space) -> list[Leaf]:
 
 
 def omitted(space: gymnasium.Space) -> list[Leaf]:
-    """Returns the leaves that are no arrays, such as texts. Agents do not see them."""
+    """Returns the leaves that are not arrays, such as Text. Agents do not see them."""
     return [leaf for leaf in _leaves(space) if not leaf.is_array]
 
 
@@ -98,14 +97,14 @@ def observation_spec(space: gymnasium.Space, environment: str) -> Any:
       environment: Name of the environment, for messages.
 
     Raises:
-      UserError: If the space has no array of numbers, or one with too many categories.
+      UserError: If the space contains no array of numbers, or an array with too many categories.
     """
     parts = arrays(space)
     if not parts:
         raise UserError(
-            f"{environment}: the observation space {space} is not supported, only Box, Discrete, "
-            "MultiDiscrete, MultiBinary, and Dict and Tuple of them are. Convert it with a wrapper "
-            "(gymnasium_environment.wrappers)."
+            f"{environment}: the observation space {space} is not supported. Supported spaces are "
+            "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Convert it "
+            "with a wrapper (gymnasium_environment.wrappers)."
         )
     specs = [_array_spec(leaf, environment) for leaf in parts]
     return tf.nest.pack_sequence_as(_nest(space, only_arrays=True), specs)
@@ -146,7 +145,7 @@ def categories(space: gymnasium.Space) -> tuple[Any, Any] | None:
 def _check_number(number: Any, what: str) -> None:
     if number > _MOST_CATEGORIES:
         raise UserError(
-            f"{what} has {int(number):_} categories, more than {_MOST_CATEGORIES:_}. Convert it "
+            f"{what} has {int(number):,} categories; the limit is {_MOST_CATEGORIES:,}. Convert it "
             "with a wrapper (gymnasium_environment.wrappers), for example to a Box."
         )
 
@@ -155,8 +154,8 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
     """Returns the spec of one environment's action.
 
     Discrete becomes one int32 in [0, n - 1]. MultiDiscrete, MultiBinary and a Box of integers
-    become an array of such numbers. A Box of floats becomes float32, because networks compute in
-    it, and keeps its shape and bounds.
+    become an int32 array of this kind. A Box of floats becomes float32, in which networks compute,
+    and keeps its shape and bounds.
 
     Args:
       space: Action space of one environment.
@@ -172,9 +171,9 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
     choices = _choices(space)
     if choices is None:
         raise UserError(
-            f"{environment}: the action space {space} is not supported, only Discrete, "
-            "MultiDiscrete, MultiBinary and Box of floats or integers are. Convert it with a "
-            "wrapper (gymnasium_environment.wrappers)."
+            f"{environment}: the action space {space} is not supported. Supported spaces are "
+            "Discrete, MultiDiscrete, MultiBinary, and Box of floats or integers. Convert it with "
+            "a wrapper (gymnasium_environment.wrappers)."
         )
     _, counts = choices
     _check_number(np.sum(counts), f"{environment}: the action space {space}")
@@ -204,12 +203,18 @@ def check_mask(observation: Any, action: tensor_spec.BoundedTensorSpec, environm
     if mask is None:
         return
     is_one_action = action.dtype.is_integer and action.shape.rank == 0
-    needed = (int(action.maximum) + 1,) if is_one_action else None
-    if not isinstance(mask, tf.TensorSpec) or tuple(mask.shape) != needed or mask.dtype.is_floating:
+    if not is_one_action:
         raise UserError(
-            f"{environment}: observation['action_mask'] is {mask}, but a mask has one integer or "
-            f"bool for each action of a Discrete space, and the action is {action}. Change the "
-            "space or rename the key."
+            f"{environment}: observation['action_mask'] needs a Discrete action space. Change the "
+            "action space, or rename the key if it is not a mask."
+        )
+    count = int(action.maximum) + 1
+    is_mask = isinstance(mask, tf.TensorSpec) and not mask.dtype.is_floating
+    if not is_mask or tuple(mask.shape) != (count,):
+        raise UserError(
+            f"{environment}: observation['action_mask'] must be an array of integers or bools with "
+            f"one entry for each of the {count} actions. Change its space, or rename the key if it "
+            "is not a mask."
         )
 
 

@@ -20,13 +20,13 @@ Arrays = Sequence[np.ndarray]
 
 
 class Description(NamedTuple):
-    """What a vector says about its environments, which are alike.
+    """Describes the environments of a vector, which all have the same spaces.
 
     Attributes:
       observation_space: Observation space of one environment.
       action_space: Action space of one environment.
       renders: True if `Vector.render` can be used.
-      render_fps: Frames per second at which one frame for each step shows natural speed.
+      render_fps: Frame rate at which a video with one frame per step plays at natural speed.
       offers_states: True if `Vector.get_states` and `Vector.set_states` can be used.
       notes: Sentences that a user should read before training.
     """

@@ -37,7 +37,8 @@ class ActorCritic(tf.Module):
 
         Args:
           observation_spec: Unbatched spec of the observations.
-          action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
+          action_spec: Spec of one or several discrete actions, each in [0, n-1], or of continuous
+            actions.
           share_encoder: Whether policy and value share one encoder. If None, they share it for
             images only.
           policy_initializer: Initialiser of the policy head's kernel.

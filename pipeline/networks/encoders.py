@@ -7,7 +7,7 @@
 | any other observation of rank 3 | small CNN with 3x3 filters, on channels-last |
 | stack of colour images, rank 4 | small CNN with 3x3 filters, on all frames' channels |
 | any other rank | multilayer perceptron on the flattened observation |
-| nest of arrays (Dict, Tuple) | multilayer perceptron on all arrays, images encoded as above |
+| several arrays (Dict, Tuple) | images as above, then multilayer perceptron on the concatenation |
 
 Bytes with the whole range, 0 to 255, are scaled to [0, 1] first, and categories are encoded
 one-hot. Action masks are not encoded.
@@ -265,17 +265,17 @@ def create_encoder(
 ) -> tf.keras.Sequential:
     """Creates the encoder for an observation spec: [B, *observation] -> [B, features] float32.
 
-    If the spec is a nest, images in it have encoders of their own, whose features are concatenated
-    with all other arrays, flattened. The encoder of vectors follows.
+    If the spec is a nest, each image has its own encoder. The features of the images and the other
+    arrays, flattened, are concatenated and passed to the layers of `layers` or `of_vectors`.
 
     Args:
       observation_spec: Spec of one observation, without the batch dimension.
       normalizer: Normalises the observations. Its statistics do not belong to the encoder.
-      layers: Function that creates the layers of the encoder, which receive float32 observations,
-        or the concatenation if the spec is a nest. None chooses `nature_cnn_encoder` for stacks of
-        grey frames, `small_cnn_encoder` for other images and the encoder of the agent for all else,
-        which is `mlp_encoder` unless the agent is SAC.
-      of_vectors: Function that creates the layers for observations that are no images, if `layers`
+      layers: Function that creates the layers of the encoder. Their input is the float32
+        observation, or the concatenation for a nest. None chooses `nature_cnn_encoder` for stacks
+        of grey frames, `small_cnn_encoder` for other images, and otherwise the encoder of the
+        agent, which is `mlp_encoder` unless the agent is SAC.
+      of_vectors: Function that creates the layers for observations that are not images, if `layers`
         is None.
 
     Raises:
@@ -414,9 +414,9 @@ class CategoricalHead(tf.keras.layers.Layer):
 
 
 class MultiCategoricalHead(tf.keras.layers.Layer):
-    """Policy head for several discrete actions at once, [B, features] -> a distribution.
+    """Policy head for several discrete actions: [B, features] -> a distribution.
 
-    The action's numbers are independent of each other, each with logits of its own.
+    The actions are independent of each other. Each has its own logits.
     """
 
     def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
@@ -424,7 +424,7 @@ class MultiCategoricalHead(tf.keras.layers.Layer):
         self._dtype_of_action = action_spec.dtype
         sizes = np.broadcast_to(action_spec.maximum + 1, action_spec.shape)
         self._shape = [*action_spec.shape, int(sizes.max(initial=1))]
-        # Numbers with fewer values than others have logits that no value belongs to.
+        # All actions have as many logits as the largest one. The unused logits are masked.
         self._exists = np.arange(self._shape[-1]) < sizes[..., np.newaxis]
         self.logits = tf.keras.layers.Dense(
             int(np.prod(self._shape)), **layer_initializers(kernel_initializer)
@@ -453,8 +453,8 @@ class GaussianHead(tf.keras.layers.Layer):
       action_spec: Spec of the actions.
       kernel_initializer: Initialiser of the kernel of the mean.
       initial_log_std: Logarithm of the standard deviation at the start.
-      scale_actions: Whether mean and standard deviation are in units of half of the distance
-        between the bounds of the action, around its middle, where that distance is finite.
+      scale_actions: Whether to scale the mean and the standard deviation to the bounds of the
+        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled.
     """
 
     def __init__(
@@ -492,7 +492,7 @@ def _units(action_spec: tensor_spec.BoundedTensorSpec) -> tuple[np.ndarray, np.n
 
     Returns:
       float32 arrays that broadcast to the action, with 1 and 0 where the distance is infinite or 0.
-      None if they have no other values.
+      None if no action is scaled.
     """
     low, high = action_spec.minimum, action_spec.maximum
     with np.errstate(over="ignore", invalid="ignore"):

@@ -20,8 +20,8 @@ Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="O
 class TorchUniform(tf.keras.initializers.Initializer):
     """Draws a layer's kernel and biases uniformly within +-1 / sqrt(inputs of a unit).
 
-    Lua Torch's `nn.Linear:reset` and `nn.SpatialConvolution:reset` do the same. Each layer needs an
-    instance of its own, because the biases have the range of the kernel that was drawn last.
+    Lua Torch's `nn.Linear:reset` and `nn.SpatialConvolution:reset` do the same. Do not share an
+    instance between layers: it draws biases from the range of the last kernel that it drew.
     """
 
     def __init__(self) -> None:

@@ -22,8 +22,8 @@ def summarize(networks: Mapping[str, tf.Module], observation_spec: Any) -> str:
     """Returns a table with the layers of networks: names, output shapes and numbers of weights.
 
     Args:
-      networks: Networks by their names. The encoders among their layers are called with an
-        observation of zeros, to find out the shapes.
+      networks: Networks by their names. Their encoders are called with an observation of zeros to
+        determine the output shapes.
       observation_spec: Spec of one observation.
     """
     observation = tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1])
@@ -91,7 +91,10 @@ def _run_each(layer: EncodeArrays, inputs: Any) -> Iterator[_Row]:
 
 
 def _weights(layer: tf.keras.layers.Layer) -> list[_Row]:
-    """Returns a row for each layer with weights, for layers whose inputs are not known here."""
+    """Returns a row for each layer with weights.
+
+    The output shape is read from the weights, because the inputs of these layers are unknown.
+    """
     parts = [part for _, part in _parts(layer)]
     rows = [row for part in parts for row in _weights(part)]
     of_parts = {id(variable) for part in parts for variable in part.trainable_variables}

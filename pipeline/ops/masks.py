@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# So low that no action is chosen with it, and so high that its square is finite in float32.
+# Low enough that a forbidden action is never chosen. It is not lower, because its square must be
+# finite in float32.
 _FORBIDDEN = -1e9
 
 

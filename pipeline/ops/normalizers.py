@@ -45,7 +45,7 @@ class RunningMoments(tf.Module):
 
     def normalize(self, values: tf.Tensor, clip: float) -> tf.Tensor:
         """Returns (values - mean) / std as float32, clipped to [-clip, clip]."""
-        # float32 would lose the differences of a clock, for example.
+        # Large numbers that differ little, such as timestamps, would be equal in float32.
         dtype = tf.float64 if values.dtype in _PRECISE else tf.float32
         centred = tf.cast(values, dtype) - tf.cast(self.mean, dtype)
         scaled = tf.cast(centred, tf.float32) / self.standard_deviation()
@@ -81,7 +81,7 @@ class ObservationNormalizer(tf.Module):
         ]
 
     def __call__(self, observation: Any) -> Any:
-        """Returns the nest of observations [B, ...] normalised, as float32."""
+        """Normalises observations [B, ...]. Numbers become float32."""
         arrays = [
             moments.normalize(array, self._clip) if moments else array
             for moments, array in zip(self.moments, tf.nest.flatten(observation), strict=True)

@@ -20,7 +20,7 @@ class CategoricalSpec(tensor_spec.BoundedTensorSpec):
 
 
 def num_categories(spec: CategoricalSpec) -> np.ndarray:
-    """Returns the number of categories of each number of an observation, int64 [*spec.shape]."""
+    """Returns how many categories each element of an observation has, int64 [*spec.shape]."""
     sizes = spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64) + 1
     return np.broadcast_to(sizes, spec.shape)
 
@@ -38,7 +38,7 @@ def action_mask(observation: Any) -> Any:
 
 
 def without_mask(observation: Any) -> Any:
-    """Returns the part of an observation that networks encode, all but an `action_mask`."""
+    """Returns the observation without its action mask."""
     return observation["observation"] if _has_mask(observation) else observation
 
 

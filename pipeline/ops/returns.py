@@ -210,6 +210,6 @@ def _linear_recurrence(a: tf.Tensor, b: tf.Tensor, final: tf.Tensor) -> tf.Tenso
 
 
 def _check_shapes(final: tf.Tensor, *rows: tf.Tensor | None) -> None:
-    """Rejects arguments that would otherwise broadcast silently: batch-major or [T, 1] ones."""
+    """Raises an error for shapes [B, T] or [T, 1], which would otherwise broadcast silently."""
     shapes = [(x, ("T", "B")) for x in rows if x is not None]
     tf.debugging.assert_shapes([(final, ("B",)), *shapes])

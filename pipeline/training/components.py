@@ -129,7 +129,7 @@ def build_agent(
     create_agent: Callable[..., Agent],
     env_steps: tf.Variable,
 ) -> Agent:
-    """Builds the agent for the specs of an environment; `num_envs` is that of training."""
+    """Builds the agent for the specs of `num_envs` training environments."""
     with tf.device(accelerator()):
         return create_agent(
             time_step_spec,
@@ -210,18 +210,17 @@ def build_evaluator(
       seed: Seed of the run.
       create_environment: Factory of the environments.
       environment: Environment of training, or None if there are several.
-      share_environment: True to evaluate in the environment of training, for simulators of which a
-        machine can run only one. Every evaluation then truncates the episodes of training. False to
-        evaluate in an environment that is built for it.
+      share_environment: Whether to evaluate in the training environment, for a machine that can
+        run only one simulator. Each evaluation then truncates the training episodes.
 
     Raises:
-      UserError: If asynchronous actors would share their environments.
+      UserError: If `share_environment` is True and the actors are asynchronous.
     """
     check_arguments(build_evaluator, locals())
     if share_environment and environment is None:
         raise UserError(
-            "build_evaluator.share_environment = True does not suit asynchronous actors, which "
-            "have an environment each. Bind it to False."
+            "build_evaluator.share_environment = True is not supported with asynchronous actors, "
+            "because each actor has its own environment. Bind it to False."
         )
     if not share_environment or environment is None:
         environment = build_evaluation_environment(seed, create_environment)
@@ -245,7 +244,8 @@ def build_evaluation_environment(
         if " raised " not in str(error):
             raise
         raise UserError(
-            f"{error}\nThis was the environment for evaluation. If a process can have only one of "
-            'its kind, bind gymnasium_environment.vectorization_mode = "async", which gives each a '
-            "process of its own; if a machine can, build_evaluator.share_environment = True."
+            f"{error}\nThe error occurred while the evaluation environment was built. If a process "
+            "can run only one such simulator, bind gymnasium_environment.vectorization_mode = "
+            '"async" to give each environment its own process. If the machine can run only one, '
+            "bind build_evaluator.share_environment = True."
         ) from error

@@ -113,7 +113,7 @@ class HostLoop:
 
     @property
     def observation(self) -> Any:
-        """Returns the observations [N, ...] that the next actions respond to."""
+        """Returns the current observations [N, ...]."""
         return self._state.carry.time_step.observation
 
     def restore(self) -> bool:
@@ -138,7 +138,7 @@ class HostLoop:
         return restored is not None
 
     def _begin_new_episodes(self) -> None:
-        """Ends the episodes in flight here, as if they were truncated."""
+        """Truncates the unfinished episodes. The next step starts new ones."""
         for driver in self._runner.drivers:
             driver.environment.episodes.abandon()
         self._parts.experience.truncate()

@@ -83,6 +83,7 @@ class WarmUp:
         """
         if self.num_env_steps and not experience.keeps_rows:
             raise UserError(
-                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_}, but a rollout "
-                "is not a replay buffer: bind it to 0 for an on-policy agent."
+                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_}, but this agent "
+                "uses a rollout, which has no warm-up. Bind initialize_replay_buffer.num_env_steps "
+                "to 0."
             )

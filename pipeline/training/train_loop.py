@@ -7,6 +7,7 @@ logs, evaluates and saves between them.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ from pipeline.utils.progress import Progress
 from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import StopSignal
 
-_LARGE = 1_000.0  # numbers of observations beyond it deserve a note
+_LARGE = 1_000.0  # Observations with larger values cause a note.
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
 
@@ -93,7 +94,7 @@ def train(
 
     Returns:
       The contents of result.json, also for a run that was already finished. If `dry_run` is True, a
-      dict with a summary of the networks instead, by the key "networks".
+      dict with the key "networks", whose value summarises the networks.
 
     Raises:
       UserError: If a binding is wrong or not used, if the folder holds another run, or if
@@ -138,7 +139,7 @@ def train(
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
                 _restore(loop, components, folder, progress, circumstances, start)
-                _note_large_numbers(loop, components.agent, progress)
+                _note_large_numbers(loop, components.agent, progress, create_agent)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
 
@@ -215,8 +216,12 @@ def _begin_anew(agent: Agent) -> None:
             module.begin_anew()
 
 
-def _note_large_numbers(loop: HostLoop, agent: Agent, progress: Progress) -> None:
-    """Says that observations are large, if the agent does not normalise them."""
+def _note_large_numbers(
+    loop: HostLoop, agent: Agent, progress: Progress, create_agent: Callable[..., Agent]
+) -> None:
+    """Prints a note if observations are large and the agent does not normalise them."""
+    takes_it = "normalize_observations" in inspect.signature(create_agent).parameters
+    owner = create_agent.__name__ if takes_it else "ActorCritic"
     spec = without_mask(agent.time_step_spec.observation)
     arrays = tree.flatten_with_path(without_mask(loop.observation))
     for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
@@ -224,11 +229,10 @@ def _note_large_numbers(loop: HostLoop, agent: Agent, progress: Progress) -> Non
             continue
         largest = np.abs(array.numpy().astype(np.float64)).max(initial=0)
         if largest > _LARGE:
-            name = "".join(f"[{key!r}]" for key in path)
+            name = "observation" + "".join(f"[{key!r}]" for key in path)
             progress.message(
-                f"note: the observation{name} reaches {largest:.3g}. Agents learn badly from such "
-                "numbers: bind ActorCritic.normalize_observations = True, or normalize_observations"
-                " = True of an agent without an ActorCritic."
+                f"note: {name} reaches {largest:.3g}. Agents learn poorly from values this large. "
+                f"Bind {owner}.normalize_observations = True."
             )
 
 

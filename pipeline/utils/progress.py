@@ -24,7 +24,7 @@ EVALUATING = "evaluating"
 _GAP = "  "
 _MIN_BAR, _MAX_BAR = 10, 40  # characters
 _REFRESHES_PER_SECOND = 2.0
-_LONG = 1_000  # steps of an evaluation's episode from which they are shown
+_LONG = 1_000  # The steps of an evaluation's episode are shown from this number on.
 
 
 class _Field(NamedTuple):

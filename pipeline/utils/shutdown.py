@@ -89,7 +89,8 @@ class StopSignal:
             signal.signal(number, handler)
         self._previous.clear()
         signal.set_wakeup_fd(self._previous_fd)
-        self._writer.shutdown(socket.SHUT_WR)  # forked children still hold copies of the writer
+        # close() alone would not end the thread, because forked children hold copies of the writer.
+        self._writer.shutdown(socket.SHUT_WR)
         self._writer.close()
         self._thread.join()
         self._reader.close()

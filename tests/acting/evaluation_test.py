@@ -229,7 +229,7 @@ def test_epsilon_needs_a_greedy_choice():
     with pytest.raises(UserError, match="Evaluator.greedy = True"):
         evaluator(env, epsilon=0.5, greedy=False)
     continuous = environment(ScriptedEnv([(5, "terminated")], gymnasium.spaces.Box(-1, 1, (1,))))
-    with pytest.raises(UserError, match="needs a discrete action"):
+    with pytest.raises(UserError, match="needs a single discrete action"):
         Evaluator(
             continuous, random_policy(continuous), random_policy(continuous), seed=1, epsilon=0.5
         )

@@ -238,7 +238,7 @@ def test_traced_once_for_all_batches():
 @pytest.mark.parametrize(
     ("observation", "message"),
     [
-        (np.zeros(3), r"shape \(3,\); the agent takes \(4,\), or a batch \(any, 4\)"),
+        (np.zeros(3), r"shape \(3,\)\. Pass shape \(4,\), or \(batch size, 4\)"),
         (np.zeros((2, 3)), r"shape \(2, 3\)"),
         (np.zeros((1, 1, 4)), r"shape \(1, 1, 4\)"),
         (np.float32(1), r"shape \(\)"),

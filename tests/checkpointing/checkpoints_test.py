@@ -406,7 +406,7 @@ def test_if_none_is_intact_each_fault_is_named(
         run.checkpoints.restore()
     text = str(error.value)
     assert "step-0000000002 is damaged: carry/tensors.npz has changed" in text
-    assert "step-0000000001 is damaged: state/state.json has 0 bytes, not" in text
+    assert "step-0000000001 is damaged: state/state.json has 0 bytes, but" in text
     assert "--restart_behavior=restart" in text
     assert run.get() == [0, 0, 0, 0]
 

@@ -148,7 +148,7 @@ def test_tensorflow_in_a_process_is_named(tmp_path):
     mode = 'gymnasium_environment.vectorization_mode = "async"'
     code, output = finish(start(tmp_path, "Keras", *SHORT, WARM, mode))
     assert code == 2
-    assert "uses TensorFlow, which does not work in a process of its own" in output
+    assert "uses TensorFlow, which does not work in a forked process" in output
 
 
 def test_large_observations_are_told_unless_they_are_normalised(tmp_path):

@@ -54,5 +54,5 @@ def test_parts_that_agents_do_not_see_keep_their_places():
     ],
 )
 def test_other_data_is_no_space(data):
-    with pytest.raises(ValueError, match="no space"):
+    with pytest.raises(ValueError, match="not a saved gymnasium space"):
         from_json(data)
