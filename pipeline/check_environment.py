@@ -84,13 +84,13 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     yield "encoder", _encoder(environment)
     yield "action", str(environment.action_space)
     yield "agents", _agents(environment)
-    yield "gymnasium", _gymnasiums_view()
     driver, policy = _collector(environment)
     carry, rows = _random_steps(driver, policy)
     yield "episodes", _episodes(rows)
     rate = _rate(environment, rows)
     yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
     yield "exact resume", _resume(environment, create_environment, driver, policy, carry)
+    yield "gymnasium", _gymnasiums_view(environment)
     advice = [*environment.notes, *_advice(environment, rows, rate)]
     yield "advice", "\n".join(f"* {line}" for line in advice) or "none"
 
@@ -120,15 +120,21 @@ def _agents(environment: VectorEnvironment) -> str:
     return "SAC, PPO, A2C, A3C, TRPO"
 
 
-def _gymnasiums_view() -> str:
+def _gymnasiums_view(environment: VectorEnvironment) -> str:
     """Returns what gymnasium's checker says about one environment."""
     from pipeline.environments.gymnasium_envs import maker
+    from pipeline.ops.observations import action_mask
 
+    if action_mask(environment.observation_spec()) is not None:
+        return "not checked: its checker does not know action masks"
     values = configuration.in_force("", "gymnasium_environment")
     if not values.get("name"):
         return "not checked: its checker applies only to gymnasium_environment"
     names = ("name", "kwargs", "wrappers", "max_episode_steps", "render")
-    env = maker(*(values[name] for name in names))()
+    try:
+        env = maker(*(values[name] for name in names))()
+    except UserError as error:
+        return f"not checked: {_second(error)}"
     with contextlib.closing(env), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # It asks for environments without wrappers, but those of gymnasium.make have some.
@@ -139,6 +145,14 @@ def _gymnasiums_view() -> str:
             return f"check failed: {type(error).__name__}: {error}"
     said = dict.fromkeys(str(warning.message) for warning in caught)
     return "\n".join(_without_colours(text) for text in said) or "no problems found"
+
+
+def _second(error: UserError) -> str:
+    return (
+        f"a second environment cannot be built: {error} Bind "
+        'gymnasium_environment.vectorization_mode = "async" or build_evaluator.share_environment = '
+        "True for training"
+    )
 
 
 def _without_colours(text: str) -> str:
@@ -209,7 +223,10 @@ def _resume(
 
     with tempfile.TemporaryDirectory() as folder:
         environment.save(pathlib.Path(folder))
-        other = create_environment(_SEED.value)
+        try:
+            other = create_environment(_SEED.value)
+        except UserError as error:
+            return f"unknown: {_second(error)}"
         with contextlib.closing(other), named_failures(other), named_failures(environment):
             other.restore(pathlib.Path(folder))
             if other.divergence:

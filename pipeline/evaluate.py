@@ -22,8 +22,6 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.acting.evaluation import Evaluator
-    from pipeline.environments.vector_environment import VectorEnvironment
-    from pipeline.saved_policy import RestoredAgent
 
 _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
 _NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Number of episodes.", lower_bound=1)
@@ -100,7 +98,7 @@ def _evaluate(
         environment = build_evaluation_environment(seed, bound("create_environment"), **kwargs)
         watchdog = Watchdog([environment], str, stop)
         with contextlib.closing(environment), contextlib.closing(watchdog):
-            _check_spaces(environment, restored)
+            environment.check_spaces(restored.observation_space, restored.action_space)
             policies = restored.agent.policy, restored.agent.collect_policy
             # --num_episodes sets the length, however long the evaluations in training were.
             yield Evaluator(environment, *policies, seed=seed, num_env_steps=None)
@@ -124,23 +122,6 @@ def _evaluate(
     if result:
         print(_summary(result["returns"], restored.checkpoint.env_steps))
     return result is not None
-
-
-def _check_spaces(environment: VectorEnvironment, restored: RestoredAgent) -> None:
-    """Checks that an environment has the spaces that the agent was trained on.
-
-    Raises:
-      UserError: If it does not.
-    """
-    from pipeline.environments.saved_spaces import to_json
-
-    for kind in ("observation", "action"):
-        space, trained = (getattr(x, f"{kind}_space") for x in (environment, restored))
-        if to_json(space) != to_json(trained):
-            raise UserError(
-                f"{environment.name} has the {kind} space {space}, but the run was trained with "
-                f"{trained}. Bind the environment that the run was trained with, and its wrappers."
-            )
 
 
 def _record(

@@ -115,11 +115,10 @@ class SavedPolicy:
                 raise ValueError(
                     f"{leaf.name} is missing. Pass an observation of {self.observation_space}."
                 ) from error
-            _check_array(array, spec, leaf.name)
+            array = _converted(array, spec, leaf)
             batch_shape = array.shape[: array.ndim - spec.shape.rank]
             batch_shapes.add(batch_shape)
-            array = array if batch_shape else array[np.newaxis]
-            tensors.append(tf.constant(array.astype(spec.dtype.as_numpy_dtype)))
+            tensors.append(tf.constant(array if batch_shape else array[np.newaxis]))
         if len(batch_shapes) > 1:
             raise ValueError(
                 "the arrays of the observation have different batch sizes. Pass arrays with the "
@@ -128,16 +127,28 @@ class SavedPolicy:
         return tf.nest.pack_sequence_as(self.observation_spec, tensors), batch_shapes != {()}
 
 
-def _check_array(array: np.ndarray, spec: tf.TensorSpec, name: str) -> None:
-    shape = tuple(spec.shape)
+def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.ndarray:
+    """Converts an array, or a batch of them, to the dtype of its spec, and checks it.
+
+    Raises:
+      ValueError: If the shape or the dtype does not fit, or a category is not in the space.
+    """
+    shape, name = tuple(spec.shape), leaf.name
     if array.shape not in (shape, array.shape[:1] + shape):
         sizes = "".join(f", {n}" for n in shape)
         raise ValueError(
             f"{name} has shape {array.shape}. Pass shape {shape}, or (batch size{sizes}) for a "
             "batch."
         )
-    if not np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind"):
+    dtype = spec.dtype.as_numpy_dtype
+    fits = np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits and not (array.dtype.kind in "uib" and np.array_equal(array.astype(dtype), array)):
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
+    if values := specs.categories(leaf.space):
+        first, count = values
+        if not ((array >= first) & (array < first + count)).all():
+            raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
+    return array.astype(dtype)
 
 
 class RestoredAgent(NamedTuple):

@@ -36,7 +36,7 @@ class Agent(tf_agent.TFAgent):
 
     #: Names of the scalars in `LossInfo.extra` to log.
     loss_names: tuple[str, ...] = ()
-    #: Networks whose weights are trained; `weights_sha256` hashes them.
+    #: Networks whose weights are trained, and the normaliser; `weights_sha256` hashes them.
     trained: Mapping[str, tf.Module]
     #: Schedules whose values are logged together with the losses.
     schedules: Mapping[str, Schedule] = {}
@@ -149,6 +149,10 @@ class Agent(tf_agent.TFAgent):
         """Updates the normaliser, if there is one, with collected rows [T, N]."""
         if self.normalizer is not None:
             self.normalizer.update(rows.observation, valid_mask(rows.step_type))
+
+    def normalizers(self) -> dict[str, tf.Module]:
+        """Returns the normaliser by its name in `trained`, or an empty dict if there is none."""
+        return {} if self.normalizer is None else {"normalizer": self.normalizer}
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Converts a collected rollout [T, N] to training rows; by default returns it unchanged."""

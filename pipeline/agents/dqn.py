@@ -79,7 +79,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
             **kwargs,
         )
         self.initialize()
-        self.trained = {"q_network": self._q_network}
+        self.trained = {"q_network": self._q_network} | self.normalizers()
         build_slots(optimizer, self._q_network.trainable_weights)
 
     @property

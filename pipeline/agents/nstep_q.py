@@ -92,7 +92,7 @@ class NStepQAgent(Agent):
             ),
             train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
-        self.trained = {"q_network": self.q_network}
+        self.trained = {"q_network": self.q_network} | self.normalizers()
         self._periodic_target = PeriodicTarget(
             self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
         )

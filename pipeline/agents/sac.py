@@ -116,7 +116,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
             "critic_2": self._critic_network_2.layers_on_features,
             "actor": head,
             "alpha": _module_of(self._log_alpha),
-        }
+        } | self.normalizers()
         for name, optimizer in self._optimizers().items():
             build_slots(optimizer, self.gradient_variables()[name])
 

@@ -281,12 +281,14 @@ def _watch(parent: int, connection: Connection, asked: Sequence[int]) -> None:
     In the latter case, it sends an error first. A forked process does not have TensorFlow's
     threads, so a call of TensorFlow may never return.
     """
-    seconds = 0
+    seconds, before = 0, None
     while os.getppid() == parent and seconds < _TENSORFLOW_SECONDS:
         time.sleep(1.0)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        is_waiting = frame and "/tensorflow/python/" in frame.f_code.co_filename
-        seconds = seconds + 1 if is_waiting else 0
+        is_in_tensorflow = frame and "/tensorflow/python/" in frame.f_code.co_filename
+        now = (asked[0], frame, frame.f_lasti if frame else 0)
+        seconds = seconds + 1 if is_in_tensorflow and now == before else 0
+        before = now
     if seconds:
         connection.send((asked[0], _USER_ERROR, _NO_TENSORFLOW, ()))
     os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -20,7 +21,8 @@ def to_json(space: gymnasium.Space) -> dict[str, Any]:
         case spaces.Tuple():
             return {"Tuple": [to_json(part) for part in space.spaces]}
         case spaces.Discrete():
-            return {"Discrete": {"n": space.n.item(), "start": space.start.item()}}
+            n, start, dtype = space.n.item(), space.start.item(), space.dtype.name
+            return {"Discrete": {"n": n, "start": start, "dtype": dtype}}
         case spaces.MultiDiscrete():
             nvec, start, dtype = space.nvec.tolist(), space.start.tolist(), space.dtype.name
             return {"MultiDiscrete": {"nvec": nvec, "start": start, "dtype": dtype}}
@@ -52,7 +54,7 @@ def _space(kind: str, content: Any) -> gymnasium.Space:
         case "Tuple":
             return spaces.Tuple([from_json(part) for part in content])
         case "Discrete":
-            return spaces.Discrete(content["n"], start=content["start"])
+            return spaces.Discrete(content["n"], start=content["start"], dtype=content["dtype"])
         case "MultiDiscrete":
             nvec, start = np.array(content["nvec"]), np.array(content["start"])
             return spaces.MultiDiscrete(nvec, content["dtype"], start=start)
@@ -67,6 +69,15 @@ def _space(kind: str, content: Any) -> gymnasium.Space:
 
 
 def _shortest(bound: np.ndarray) -> Any:
-    """Returns a number if all numbers of the bound are equal, otherwise nested lists."""
-    flat = bound.reshape(-1)
-    return flat[0].item() if flat.size and (flat == flat[0]).all() else bound.tolist()
+    """Returns one entry if all numbers of the bound are equal, otherwise nested lists.
+
+    Infinite numbers become text, because JSON has no infinity.
+    """
+    are_equal = bound.size and (bound == bound.flat[0]).all()
+    return _without_infinity(bound.flat[0].item() if are_equal else bound.tolist())
+
+
+def _without_infinity(entries: Any) -> Any:
+    if isinstance(entries, list):
+        return [_without_infinity(entry) for entry in entries]
+    return entries if math.isfinite(entries) else str(entries)

@@ -202,7 +202,7 @@ def shared_description(descriptions: Sequence[Description]) -> Description:
     for name in ("observation_space", "action_space"):
         first, *others = (getattr(description, name) for description in descriptions)
         for other in others:
-            if other != first:
+            if not specs.look_the_same(first, other):
                 raise UserError(
                     f"the environments of a vector have different spaces ({name}): {first} and "
                     f"{other}. Make them the same, or use one environment."

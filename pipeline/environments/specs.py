@@ -12,7 +12,7 @@ import tree
 from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 
-from pipeline.ops.observations import CategoricalSpec, action_mask
+from pipeline.ops.observations import CategoricalSpec, action_mask, without_mask
 from pipeline.utils.errors import UserError
 
 ActionConverter = Callable[[np.ndarray], np.ndarray]
@@ -63,6 +63,11 @@ def arrays(space: gymnasium.Space) -> list[Leaf]:
     return [leaf for leaf in _leaves(space) if leaf.is_array]
 
 
+def look_the_same(space: gymnasium.Space, other: gymnasium.Space) -> bool:
+    """Returns True if two spaces differ at most in parts that agents do not see."""
+    return arrays(space) == arrays(other)
+
+
 def omitted(space: gymnasium.Space) -> list[Leaf]:
     """Returns the leaves that are not arrays, such as Text. Agents do not see them."""
     return [leaf for leaf in _leaves(space) if not leaf.is_array]
@@ -73,13 +78,19 @@ def _leaves(space: gymnasium.Space) -> list[Leaf]:
 
 
 def _nest(space: gymnasium.Space, only_arrays: bool) -> Any:
-    """Converts Dict and Tuple spaces to dicts and tuples of spaces."""
+    """Converts Dict and Tuple spaces to dicts and tuples of spaces.
+
+    Raises:
+      UserError: If a key of a Dict is not a string.
+    """
 
     def is_kept(part: gymnasium.Space) -> bool:
         is_nested = isinstance(part, spaces.Dict | spaces.Tuple)
         return is_nested or not only_arrays or Leaf((), part).is_array
 
     if isinstance(space, spaces.Dict):
+        if not all(isinstance(key, str) for key in space.spaces):
+            raise UserError(f"the keys of the observation space {space} must be strings.")
         items = space.spaces.items()
         return {key: _nest(part, only_arrays) for key, part in items if is_kept(part)}
     if isinstance(space, spaces.Tuple):
@@ -189,7 +200,7 @@ def _choices(space: gymnasium.Space) -> tuple[Any, Any] | None:
 
 
 def check_mask(observation: Any, action: tensor_spec.BoundedTensorSpec, environment: str) -> None:
-    """Checks that an action mask, if the observation has one, has an entry for each action.
+    """Checks that an action mask, if there is one, suits the observation and the action.
 
     Args:
       observation: Spec of one observation.
@@ -203,6 +214,10 @@ def check_mask(observation: Any, action: tensor_spec.BoundedTensorSpec, environm
     if mask is None:
         return
     is_one_action = action.dtype.is_integer and action.shape.rank == 0
+    if not tf.nest.flatten(without_mask(observation)):
+        raise UserError(
+            f"{environment}: the observation has an action mask, but no other array of numbers."
+        )
     if not is_one_action:
         raise UserError(
             f"{environment}: observation['action_mask'] needs a Discrete action space. Change the "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Protocol
 
+import gymnasium
+
 
 class TrainingEnvironment(Protocol):
     """Interface of a run's environments: a `VectorEnvironment`, or several of them."""
@@ -20,6 +22,14 @@ class TrainingEnvironment(Protocol):
     @property
     def batch_size(self) -> int:
         """Returns the number of environments, N."""
+
+    @property
+    def observation_space(self) -> gymnasium.Space:
+        """Returns the gymnasium observation space of one environment."""
+
+    @property
+    def action_space(self) -> gymnasium.Space:
+        """Returns the gymnasium action space of one environment."""
 
     def failure_message(self) -> str:
         """Returns what environments raised, one line for each, or "" if none raised."""

@@ -94,6 +94,25 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         """Returns the gymnasium action space of one environment."""
         return self.episodes.vector.description.action_space
 
+    def check_spaces(
+        self, observation_space: gymnasium.Space, action_space: gymnasium.Space
+    ) -> None:
+        """Checks that the spaces are those of an agent, except for parts that agents do not see.
+
+        Raises:
+          UserError: If they are not.
+        """
+        pairs = {
+            "observation": (self.observation_space, observation_space),
+            "action": (self.action_space, action_space),
+        }
+        for kind, (space, trained) in pairs.items():
+            if not specs.look_the_same(space, trained):
+                raise UserError(
+                    f"{self.name} has the {kind} space {space}, but the agent is trained with "
+                    f"{trained}. Bind an environment with the same spaces, wrappers included."
+                )
+
     @property
     def notes(self) -> Sequence[str]:
         """Returns sentences about the environments that a user should read before training."""

@@ -207,11 +207,13 @@ class OneHot(tf.keras.layers.Layer):
 
     def __init__(self, observation_spec: CategoricalSpec):
         super().__init__(autocast=False)
-        self._first = np.broadcast_to(observation_spec.minimum, observation_spec.shape)
+        first = observation_spec.minimum.astype(np.int64)
+        self._first = np.broadcast_to(first, observation_spec.shape)
         self._sizes = num_categories(observation_spec).ravel().tolist()
 
     def call(self, categories: tf.Tensor) -> tf.Tensor:
-        places = tf.reshape(categories - self._first, [-1, len(self._sizes)])
+        places = tf.cast(categories, tf.int64) - self._first
+        places = tf.reshape(places, [-1, len(self._sizes)])
         if len(set(self._sizes)) == 1:
             width = len(self._sizes) * self._sizes[0]
             return tf.reshape(tf.one_hot(places, self._sizes[0]), [-1, width])

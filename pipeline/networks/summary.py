@@ -30,6 +30,8 @@ def summarize(networks: Mapping[str, tf.Module], observation_spec: Any) -> str:
     rows: list[_Row] = []
     shown: dict[int, str] = {}
     for name, network in networks.items():
+        if not network.trainable_variables:
+            continue
         rows.append(_Row(name, "", f"{_size(network.trainable_variables):,}"))
         for part, layer in _layers(network):
             if id(layer) in shown:

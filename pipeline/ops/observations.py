@@ -28,22 +28,21 @@ def num_categories(spec: CategoricalSpec) -> np.ndarray:
 def action_mask(observation: Any) -> Any:
     """Returns the part of an observation that says which actions are allowed, or None.
 
-    By PettingZoo's convention, an observation with such a mask is a dict with exactly the keys
-    "observation" and "action_mask".
+    By PettingZoo's convention, an observation with such a mask is a dict with the key
+    "action_mask". The other key is usually "observation".
 
     Args:
       observation: Nest of tensors or of specs.
     """
-    return observation["action_mask"] if _has_mask(observation) else None
+    return observation.get("action_mask") if isinstance(observation, Mapping) else None
 
 
 def without_mask(observation: Any) -> Any:
     """Returns the observation without its action mask."""
-    return observation["observation"] if _has_mask(observation) else observation
-
-
-def _has_mask(observation: Any) -> bool:
-    return isinstance(observation, Mapping) and set(observation) == {"observation", "action_mask"}
+    if action_mask(observation) is None:
+        return observation
+    others = {key: part for key, part in observation.items() if key != "action_mask"}
+    return others["observation"] if others.keys() == {"observation"} else others
 
 
 def is_image(spec: tf.TensorSpec) -> bool:

@@ -6,6 +6,7 @@ This module does not import TensorFlow, so that a wrong folder or checkpoint is 
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 from pipeline import configuration
 from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored
@@ -22,7 +23,6 @@ class SavedRun:
     Attributes:
       seed: Seed of the run.
       num_envs: Number of environments that the run trains with.
-      spaces: Observation and action space, as JSON (see `environments.saved_spaces`).
     """
 
     def __init__(self, root_dir: str | pathlib.Path, checkpoint: str | int = "latest"):
@@ -39,17 +39,28 @@ class SavedRun:
         self._folder = RunFolder(root_dir)
         if not self._config_path.is_file():
             raise UserError(_no_run(self._folder.path))
-        description = self._folder.read_json("run.json")
+        self._description = self._folder.read_json("run.json")
+        self.seed, self.num_envs = int(self._described("seed")), int(self._described("num_envs"))
+        self._checkpoint = self._find(str(checkpoint))
+
+    def _described(self, key: str) -> Any:
         try:
-            self.seed, self.num_envs = int(description["seed"]), int(description["num_envs"])
-            self.spaces = description["observation_space"], description["action_space"]
+            return self._description[key]
         except KeyError as error:
             path = self._folder.path / "run.json"
             raise UserError(
                 f"{path} lacks {error}: it is damaged, or another version of the program wrote it. "
                 "Train again with --restart_behavior=restart."
             ) from error
-        self._checkpoint = self._find(str(checkpoint))
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Returns observation and action space as JSON (see `environments.saved_spaces`).
+
+        Raises:
+          UserError: If run.json does not hold them.
+        """
+        return self._described("observation_space"), self._described("action_space")
 
     @property
     def path(self) -> pathlib.Path:

@@ -278,7 +278,7 @@ def asynchronous_runner(
         shared,
         cast(Experience, ActorExperience(actors)),  # it has all that the host calls
         Actors(actors, env_steps, scheduler, seed),
-        build_evaluator(shared, seed, create_environment, None),
+        build_evaluator(shared, seed, create_environment, environments[0], may_share=False),
         env_steps,
     )
 

@@ -141,6 +141,8 @@ class ActorEnvironments(_Together):
         super().__init__(environments)
         self._environments = environments
         self.batch_size = len(environments)
+        self.observation_space = environments[0].observation_space
+        self.action_space = environments[0].action_space
 
     @property
     def seconds(self) -> float:

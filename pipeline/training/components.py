@@ -110,7 +110,7 @@ def build(
     agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
     compile_update(agent)
     experience = build_experience(agent, environment.batch_size, seed, create_experience)
-    evaluator = build_evaluator(agent, seed, create_environment, environment)
+    evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=True)
     driver = CollectDriver(environment, seed=seed)
     runner = Iterations(agent, experience, driver, env_steps)
     return Components(environment, agent, experience, runner, evaluator, env_steps)
@@ -195,12 +195,13 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
         )
 
 
-@gin.configurable(denylist=["agent", "seed", "create_environment", "environment"])
+@gin.configurable(denylist=["agent", "seed", "create_environment", "environment", "may_share"])
 def build_evaluator(
     agent: Agent,
     seed: int,
     create_environment: Callable[..., VectorEnvironment],
-    environment: VectorEnvironment | None,
+    environment: VectorEnvironment,
+    may_share: bool,
     share_environment: bool = False,
 ) -> Evaluator:
     """Builds the evaluator of an agent.
@@ -209,21 +210,29 @@ def build_evaluator(
       agent: Agent to evaluate.
       seed: Seed of the run.
       create_environment: Factory of the environments.
-      environment: Environment of training, or None if there are several.
+      environment: Training environment.
+      may_share: Whether the training environment may be used for evaluations.
       share_environment: Whether to evaluate in the training environment, for a machine that can
         run only one simulator. Each evaluation then truncates the training episodes.
 
     Raises:
-      UserError: If `share_environment` is True and the actors are asynchronous.
+      UserError: If `share_environment` is True and the actors are asynchronous, or the environment
+        that is built for evaluation has other spaces.
     """
     check_arguments(build_evaluator, locals())
-    if share_environment and environment is None:
+    if share_environment and not may_share:
         raise UserError(
             "build_evaluator.share_environment = True is not supported with asynchronous actors, "
             "because each actor has its own environment. Bind it to False."
         )
-    if not share_environment or environment is None:
+    if not share_environment:
+        trained = environment.observation_space, environment.action_space
         environment = build_evaluation_environment(seed, create_environment)
+        try:
+            environment.check_spaces(*trained)
+        except UserError:
+            environment.close()
+            raise
     return Evaluator(
         environment,
         agent.policy,

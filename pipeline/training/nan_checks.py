@@ -15,7 +15,7 @@ _ADVICE = "lower the learning rate, or clip gradients or rewards"
 
 
 def _bad_weights(agent: Agent) -> list[str]:
-    """Names the first trained variable of each network that holds NaN or infinity."""
+    """Names the first variable of each network that holds NaN or infinity."""
     first = {name: _first_bad(network) for name, network in agent.trained.items()}
     return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
 
@@ -77,5 +77,6 @@ def _not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
 
 
 def _first_bad(module: tf.Module) -> str:
-    bad = (v.name for v in module.trainable_variables if not tf.reduce_all(tf.math.is_finite(v)))
+    numbers = (v for v in module.variables if v.dtype.is_floating)
+    bad = (v.name for v in numbers if not tf.reduce_all(tf.math.is_finite(v)))
     return next(bad, "")

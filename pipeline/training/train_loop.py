@@ -132,14 +132,14 @@ def train(
             for note in components.evaluator.environment.notes:
                 progress.message(f"note: {note}")
             settings |= {
-                "observation_space": to_json(components.evaluator.environment.observation_space),
-                "action_space": to_json(components.evaluator.environment.action_space),
+                "observation_space": to_json(components.environment.observation_space),
+                "action_space": to_json(components.environment.action_space),
             }
             circumstances = Circumstances(settings, seed, folder.path, exactness)
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
                 _restore(loop, components, folder, progress, circumstances, start)
-                _note_large_numbers(loop, components.agent, progress, create_agent)
+                _note_large_numbers(loop, components, progress, create_agent)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
 
@@ -217,11 +217,18 @@ def _begin_anew(agent: Agent) -> None:
 
 
 def _note_large_numbers(
-    loop: HostLoop, agent: Agent, progress: Progress, create_agent: Callable[..., Agent]
+    loop: HostLoop,
+    components: Components,
+    progress: Progress,
+    create_agent: Callable[..., Agent],
 ) -> None:
     """Prints a note if observations are large and the agent does not normalise them."""
+    agent = components.agent
     takes_it = "normalize_observations" in inspect.signature(create_agent).parameters
     owner = create_agent.__name__ if takes_it else "ActorCritic"
+    advice = f"Bind {owner}.normalize_observations = True"
+    if len(components.runner.drivers) > 1:  # asynchronous actors share no statistics
+        advice = "Scale them with a wrapper (gymnasium_environment.wrappers)"
     spec = without_mask(agent.time_step_spec.observation)
     arrays = tree.flatten_with_path(without_mask(loop.observation))
     for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
@@ -232,7 +239,7 @@ def _note_large_numbers(
             name = "observation" + "".join(f"[{key!r}]" for key in path)
             progress.message(
                 f"note: {name} reaches {largest:.3g}. Agents learn poorly from values this large. "
-                f"Bind {owner}.normalize_observations = True."
+                f"{advice}."
             )
 
 

@@ -38,6 +38,7 @@ from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
 from pipeline.agents.trpo import create_trpo_agent
+from pipeline.checkpointing.saveables import weights_sha256
 from pipeline.networks.encoders import (
     GaussianHead,
     MultiCategoricalHead,
@@ -47,6 +48,7 @@ from pipeline.networks.encoders import (
 from pipeline.networks.initializers import GlorotUniform
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import CategoricalSpec
+from pipeline.training.nan_checks import unsound_weights
 from pipeline.utils.errors import UserError
 
 ACTIONS = 5
@@ -68,12 +70,6 @@ MASKED_AGENTS = {
     "a2c": create_a2c_agent,
     "trpo": create_trpo_agent,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_networks():
-    with bound({"mlp_encoder.units": (6,)}):
-        yield
 
 
 def create(creator: Any, observation_spec: Any, action_spec: Any = ONE_ACTION, **kwargs: Any):
@@ -142,9 +138,12 @@ def test_a_nest_is_encoded_as_all_its_arrays() -> None:
     assert_close(encoder(tensors(x)), expected)
 
 
-def test_categories_of_the_same_sizes_are_one_hot() -> None:
-    spec = CategoricalSpec((2, 2), tf.uint8, 1, 3)
-    x = np.random.default_rng(0).integers(1, 4, (5, 2, 2)).astype(np.uint8)
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
+def test_categories_of_the_same_sizes_are_one_hot(dtype: str) -> None:
+    spec = CategoricalSpec((2, 2), dtype, 1, 3)
+    x = np.random.default_rng(0).integers(1, 4, (5, 2, 2)).astype(dtype)
     flat = create_encoder(spec, of_vectors=lambda: [tf.keras.layers.Flatten()])
     assert_same(flat(tf.constant(x)), one_hot(x, 1, 3).reshape(5, 12))
 
@@ -164,6 +163,17 @@ def test_layers_of_the_user_follow_the_concatenation() -> None:
     encoder = create_encoder(NESTED, layers=lambda: [tf.keras.layers.Dense(9)])
     encoder(tensor_spec.zero_spec_nest(NESTED, outer_dims=[1]))
     assert encoder.trainable_variables[0].shape == (17, 9)
+
+
+def test_a_mask_beside_several_arrays_is_not_encoded_either() -> None:
+    encoder = create_encoder(MASKED | {"speed": NUMBERS})
+    x = masked_observation(np.random.default_rng(0), (4,))
+    x["speed"] = x["observation"]
+    encoder(tensors(x))
+    assert encoder.trainable_variables[0].shape[0] == 2 + 2
+    agent = create(create_dqn_agent, MASKED | {"speed": NUMBERS})
+    actions = agent.policy.action(restart(tensors(x), 4), (), tf.constant([1, 2])).action
+    assert is_allowed(x["action_mask"], actions.numpy()).all()
 
 
 def test_the_mask_is_not_encoded() -> None:
@@ -418,14 +428,31 @@ def test_agents_without_rollouts_normalise_what_they_collect(name: str) -> None:
     assert_close(agent.normalizer(tf.constant(x)), z_scores, 1e-4)
 
     plain = create(creator, NUMBERS, action_spec, **kwargs)
-    for network, other in zip(agent.trained.values(), plain.trained.values(), strict=True):
-        for ours, theirs in zip(network.variables, other.variables, strict=True):
+    for name, network in plain.trained.items():
+        for theirs, ours in zip(network.variables, agent.trained[name].variables, strict=True):
             theirs.assign(ours)
     time_step = restart(tf.constant(x), 5)
     normalised = restart(tf.constant(as_float32(z_scores)), 5)
     found = agent.policy.action(time_step, (), tf.constant([1, 2])).action
     expected = plain.policy.action(normalised, (), tf.constant([1, 2])).action
     assert_close(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize("name", [*OFF_POLICY, "ppo"])
+def test_the_digest_and_the_check_of_the_weights_know_the_normaliser(name: str) -> None:
+    if name == "ppo":
+        with bound({"ActorCritic.normalize_observations": True}):
+            agent = create(create_ppo_agent, NUMBERS)
+    else:
+        creator, action_spec, kwargs = OFF_POLICY[name]
+        agent = create(creator, NUMBERS, action_spec, normalize_observations=True, **kwargs)
+    before = weights_sha256(agent.trained)
+    mean = agent.normalizer.moments[0].mean
+    mean.assign([0.5, 0.5])
+    assert weights_sha256(agent.trained) != before
+    assert unsound_weights(agent) == ""
+    mean.assign([0.5, np.nan])
+    assert "NaN" in unsound_weights(agent)
 
 
 def test_updates_of_a_target_network_leave_the_statistics_alone() -> None:

@@ -6,7 +6,7 @@ import os
 import gymnasium
 import numpy as np
 from conftest import TESTS, run_binary, user_environment
-from gymnasium.spaces import Box, Dict, Discrete, Space, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space, Text
 
 
 class FaultyEnv(gymnasium.Env):
@@ -30,7 +30,7 @@ class FaultyEnv(gymnasium.Env):
 class SaneEnv(FaultyEnv):
     """Ends after 50 steps."""
 
-    observation_space = Discrete(50)
+    observation_space: Space = Discrete(50)
     action_space = Discrete(2)
 
     def observe(self):
@@ -45,6 +45,30 @@ class SaneEnv(FaultyEnv):
         return min(self.time, 49), 0.5, self.time == 50, False, {}
 
 
+class MaskedEnv(SaneEnv):
+    """Allows one action, and at most one instance at a time."""
+
+    observation_space: Space = Dict(observation=Discrete(50), action_mask=MultiBinary(2))
+    number = 0
+
+    def __init__(self):
+        if MaskedEnv.number:
+            raise RuntimeError("the licence is in use")
+        MaskedEnv.number += 1
+
+    def observe(self):
+        return {"observation": self.time, "action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        assert action == 0
+        self.time += 1
+        return self.observe(), 0.5, self.time == 49, False, {}
+
+    def close(self):
+        MaskedEnv.number -= 1
+
+
+gymnasium.register("Masked-v0", entry_point=f"{__name__}:MaskedEnv")
 gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
 gymnasium.register("Sane-v0", entry_point=f"{__name__}:SaneEnv")
 
@@ -83,6 +107,18 @@ def test_a_faulty_environment():
         "rewards reach 1e+06",
         "no episode ended",
         "the actions have no finite bounds",
+    ):
+        assert text in said, said
+
+
+def test_a_masked_simulator_of_which_there_is_one():
+    ended, said = check("Masked")
+    assert ended.returncode == 0, ended.stderr
+    for text in (
+        "gymnasium not checked: its checker does not know action masks",
+        "exact resume unknown: a second environment cannot be built",
+        "the licence is in use",
+        "build_evaluator.share_environment = True",
     ):
         assert text in said, said
 

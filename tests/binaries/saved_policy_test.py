@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT, user_environment
-from gymnasium.spaces import Box, Discrete
-from scripted_environments import EchoEnv, environment
+from gymnasium.spaces import Box, Dict, Discrete
+from scripted_environments import EchoEnv, SamplingEnv, environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
 import pipeline
 from pipeline import configuration
+from pipeline.acting.policies import RandomPolicy
 from pipeline.checkpointing import manifest
 from pipeline.saved_policy import SavedPolicy
 from pipeline.utils.errors import UserError
@@ -54,6 +55,27 @@ def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
     return SavedPolicy(policy, policy, observation_space, action_space, env_steps=0), policy
+
+
+def test_categories_and_integers_are_taken_as_the_environment_gives_them():
+    space = Dict(place=Discrete(4, start=1), bytes=Box(0, 255, (2,), np.uint8))
+    env = environment(SamplingEnv(space))
+    constant = RandomPolicy(env.time_step_spec(), env.action_spec())
+    policy = SavedPolicy(constant, constant, space, env.action_space, env_steps=0)
+    one = {"place": 4, "bytes": np.array([3, 255]), "text": "is not seen"}
+    assert np.shape(policy.predict(one)) == ()
+    two = {"place": np.array([1, 4]), "bytes": np.zeros((2, 2), np.int32)}
+    assert np.shape(policy.predict(two)) == (2,)
+    for part, message in (
+        ({"place": 5}, "'place'.* holds a value that is not in its space"),
+        ({"bytes": np.array([3, 256])}, "'bytes'.* has dtype int64"),
+        ({"bytes": np.zeros(2)}, "'bytes'.* has dtype float64"),
+        ({"place": np.array([1, 2])}, "different batch sizes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy.predict(one | part)
+    with pytest.raises(ValueError, match="'place'.* is missing"):
+        policy.predict({"bytes": np.array([3, 255])})
 
 
 # Policies of a run.

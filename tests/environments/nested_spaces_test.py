@@ -161,6 +161,22 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused(mask, action_space):
         environment(SamplingEnv(space, action_space))
 
 
+@pytest.mark.parametrize("others", [{}, {"observation": Text(3)}, {"observation": Dict()}])
+def test_a_mask_without_an_observation_is_refused(others):
+    space = Dict(action_mask=MultiBinary(2), **others)
+    with pytest.raises(UserError, match="no other array of numbers"):
+        environment(SamplingEnv(space))
+
+
+@pytest.mark.parametrize(
+    "spaces", [{1: Discrete(2)}, {1: Discrete(2), "a": Discrete(3)}, {("a", 0): Discrete(2)}]
+)
+@pytest.mark.parametrize("vector_class", [SyncVector, ProcessVector])
+def test_keys_that_are_not_strings_are_refused(spaces, vector_class):
+    with pytest.raises(UserError, match="must be strings"):
+        vector_class([lambda: SamplingEnv(Dict(spaces))])
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_])
 def test_masks_of_integers_and_of_truth_values_are_taken(dtype):
     mask = Box(0, 1, (2,), dtype)

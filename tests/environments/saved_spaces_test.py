@@ -13,7 +13,7 @@ from pipeline.environments.saved_spaces import from_json, to_json
 
 
 def through_json(space):
-    return from_json(json.loads(json.dumps(to_json(space))))
+    return from_json(json.loads(json.dumps(to_json(space), allow_nan=False)))
 
 
 @given(any_spaces)
@@ -29,6 +29,7 @@ def test_a_space_is_the_same_afterwards(space):
         Box(0, 1, (2,), np.dtype("bool")),  # type: ignore[arg-type]
         Box(0, 2**63 - 1, (1,), np.int64),
         Box(0, 255, (0,), np.uint8),
+        Discrete(5, start=2, dtype=np.uint8),
     ],
 )
 def test_bounds_are_the_same_to_the_bit(space):

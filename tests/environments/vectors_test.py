@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scripted_environments import PlainEnv
 from tiny_benchmarks import is_alive
 
-from pipeline.environments import thread_vector
+from pipeline.environments import process_vector, thread_vector
 from pipeline.environments.process_vector import ProcessDied, ProcessVector
 from pipeline.environments.single_env import describe
 from pipeline.environments.sync_vector import SyncVector
@@ -300,6 +300,28 @@ def test_a_process_that_dies_is_named_and_the_others_end():
         vector.step(np.ones(2, np.int64))
     vector.close()
     assert not any(process.is_alive() for process in vector.processes)
+
+
+class TensorEnv(PlainEnv):
+    """Computes its rewards with TensorFlow, in many short calls."""
+
+    def step(self, action):
+        import tensorflow as tf
+
+        end = time.monotonic() + 0.01
+        while time.monotonic() < end:
+            tf.raw_ops.Add(x=1.0, y=2.0)
+        return super().step(action)
+
+
+def test_a_process_that_uses_tensorflow_without_waiting_is_left_alone(monkeypatch):
+    monkeypatch.setattr(process_vector, "_TENSORFLOW_SECONDS", 1)
+    vector = ProcessVector([TensorEnv])
+    vector.reset([1])
+    start = time.monotonic()
+    while time.monotonic() - start < 4:
+        vector.step(np.ones(1, np.int64))
+    vector.close()
 
 
 def test_processes_die_with_their_parent():

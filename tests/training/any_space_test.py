@@ -1,13 +1,19 @@
 """Runs with every kind of space: they train, resume bit for bit, and are loaded as policies."""
 
+import os
+
 import gymnasium
 import numpy as np
 import pytest
+from conftest import TESTS, run_binary, user_environment
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 from scripted_environments import SamplingEnv
+from tiny_runs import bindings
 
+import pipeline
+from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped
 
 NUM_ACTIONS = 12
@@ -61,6 +67,20 @@ class NestedEnv(SamplingEnv):
         super().__init__(NESTED, action_spaces[actions])
 
 
+class Mission(gymnasium.Space):
+    """A space that agents do not see."""
+
+    def sample(self, mask=None, probability=None):
+        return "go"
+
+
+class MissionEnv(SamplingEnv):
+    def __init__(self, bound=1.0):
+        space = Dict(numbers=Box(-bound, bound, (2,)), mission=Mission())
+        super().__init__(space, Box(-bound, bound, (2,), np.float32))
+
+
+gymnasium.register("Mission-v0", entry_point=f"{__name__}:MissionEnv")
 gymnasium.register("MaskedGame-v0", entry_point=f"{__name__}:MaskedGame")
 gymnasium.register("Nested-v0", entry_point=f"{__name__}:NestedEnv")
 
@@ -113,6 +133,30 @@ def test_a_run_with_nested_observations_ends_as_its_twin(tmp_path, algorithm, ac
         run.close()
         runs[name] = Records(run.folder.path)
     assert_same_end(runs["run"], runs["twin"])
-    assert set(runs["run"].result["evaluation"]["returns"]) == {
-        5.0
-    }  # every action was one of the space
+    returns = runs["run"].result["evaluation"]["returns"]
+    assert set(returns) == {5.0}  # every action was one of the space
+
+
+def test_an_evaluation_environment_with_other_spaces_is_refused(tmp_path):
+    other = {"evaluation/gymnasium_environment__kwargs": {"bound": 2.0}}
+    with pytest.raises(UserError, match="has the observation space .* but the agent is trained"):
+        Run(tmp_path / "run", PLAN, "ppo", **of("Mission"), **other)
+
+
+def test_a_run_with_a_part_that_agents_do_not_see_is_loaded_and_evaluated(tmp_path):
+    flags = [f"--gin_bindings={line}" for line in bindings("ppo", **of("Mission"))]
+    flags += ["--gin_bindings=train.num_env_steps = 100", "--gin_file=agents/ppo"]
+    path = os.pathsep.join([str(TESTS / "training"), str(TESTS)])
+    environment = user_environment(PYTHONPATH=path)
+    root_dir = f"--root_dir={tmp_path / 'run'}"
+    trained = run_binary(
+        "train", root_dir, "--gin_file=environments/gymnasium", *flags, env=environment
+    )
+    assert trained.returncode == 0, trained.stderr
+    said = " ".join(trained.stdout.split())
+    assert "agents do not see observation['mission'], because a Mission space is not" in said
+    evaluated = run_binary("evaluate", root_dir, "--num_episodes=2", env=environment)
+    assert evaluated.returncode == 0, evaluated.stderr
+    policy = pipeline.load_policy(tmp_path / "run")
+    action = policy.predict({"numbers": np.zeros(2, np.float32), "mission": "go"})
+    assert policy.action_space.contains(action)
