@@ -55,6 +55,7 @@ class SingleEnv:
             render_fps=frames_per_second(self.env.metadata),
             offers_states=saved_states.are_offered(self.env),
             notes=self._notes(),
+            source=self._source(),
         )
 
     def reset(self, seed: int, observation: Arrays) -> None:
@@ -183,14 +184,16 @@ class SingleEnv:
                 f"space {leaf.space} without a change"
             )
 
-    def _fault(self, message: str) -> UserError:
+    def _source(self) -> str:
         env_class = type(self.env.unwrapped)
         name = f"{env_class.__module__}.{env_class.__qualname__}"
         try:
-            place = f" in {inspect.getsourcefile(env_class)}"
+            return f"{name} in {inspect.getsourcefile(env_class)}"
         except (TypeError, OSError):  # a built-in class, or one without a file
-            place = ""
-        return UserError(f"{message}. Change the environment's class {name}{place}, or wrap it.")
+            return name
+
+    def _fault(self, message: str) -> UserError:
+        return UserError(f"{message}. Change the environment's class {self._source()}, or wrap it.")
 
 
 def shared_description(descriptions: Sequence[Description]) -> Description:

@@ -114,6 +114,11 @@ class VectorEnvironment(tf_environment.TFEnvironment):
                 )
 
     @property
+    def source(self) -> str:
+        """Returns the class of the environments and its file, or "" if they are not known."""
+        return self.episodes.vector.description.source
+
+    @property
     def notes(self) -> Sequence[str]:
         """Returns sentences about the environments that a user should read before training."""
         return self.episodes.vector.description.notes

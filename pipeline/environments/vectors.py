@@ -29,6 +29,7 @@ class Description(NamedTuple):
       render_fps: Frame rate at which a video with one frame per step plays at natural speed.
       offers_states: True if `Vector.get_states` and `Vector.set_states` can be used.
       notes: Sentences that a user should read before training.
+      source: Class of the environments and its file, or "" if they are not known.
     """
 
     observation_space: gymnasium.Space
@@ -37,6 +38,7 @@ class Description(NamedTuple):
     render_fps: float
     offers_states: bool
     notes: Sequence[str]
+    source: str = ""
 
 
 class Outcome(NamedTuple):

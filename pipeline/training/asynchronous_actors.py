@@ -20,9 +20,9 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.iteration import Iterations, LoopState, clear_losses
+from pipeline.training.nan_checks import FROM_ENVIRONMENT
 
 _STALENESS_BINS = 64  # the last bin counts all larger values
-_FROM_ENVIRONMENT = ("observation", "reward")  # columns
 
 
 class Actor(Iterations):
@@ -182,7 +182,7 @@ class ActorExperience(_Together):
         preferred, because that may have caused the others.
         """
         bad = [columns for store in self._stores if (columns := store.bad_columns())]
-        return max(bad, key=lambda columns: columns[0].startswith(_FROM_ENVIRONMENT), default=[])
+        return max(bad, key=lambda columns: columns[0].startswith(FROM_ENVIRONMENT), default=[])
 
 
 def split_state(state: LoopState) -> list[LoopState]:

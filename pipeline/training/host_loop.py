@@ -262,7 +262,8 @@ class HostLoop:
 
     def _check_losses(self) -> None:
         parts = self._parts
-        check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps)
+        source = self._runner.drivers[0].environment.source
+        check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps, source)
 
     def _due(self, name: str, interval: int) -> bool:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval

@@ -11,6 +11,8 @@ from pipeline.agents.agent import Agent
 from pipeline.replay import Experience
 from pipeline.utils.errors import UserError
 
+#: Beginnings of the names of columns that the environment fills.
+FROM_ENVIRONMENT = ("observation", "reward")
 _ADVICE = "lower the learning rate, or clip gradients or rewards"
 
 
@@ -35,16 +37,32 @@ def unsound_weights(agent: Agent) -> str:
 
 
 def check_losses(
-    loss_sums: Mapping[str, tf.Tensor], agent: Agent, experience: Experience, env_steps: int
+    loss_sums: Mapping[str, tf.Tensor],
+    agent: Agent,
+    experience: Experience,
+    env_steps: int,
+    source: str,
 ) -> None:
     """Checks that all losses are finite.
+
+    Args:
+      loss_sums: Sums of the losses.
+      agent: Agent that the losses belong to.
+      experience: Rows that the agent learns from.
+      env_steps: Environment steps that the run has taken.
+      source: Class of the environments and its file, or "" if they are not known.
 
     Raises:
       UserError: If a loss is NaN or infinite. The message lists the causes before the losses.
     """
     bad = [name for name, total in loss_sums.items() if not math.isfinite(float(total))]
     if bad:
-        raise _not_finite([*experience.bad_columns(), *bad, *_bad_weights(agent)], agent, env_steps)
+        columns = experience.bad_columns()
+        is_from_environment = bool(columns) and columns[0].startswith(FROM_ENVIRONMENT)
+        advice = f"If the environment's observations and rewards are sound, {_ADVICE}"
+        if is_from_environment and source:
+            advice = f"Check the environment's class {source}. {advice}"
+        raise _not_finite([*columns, *bad, *_bad_weights(agent)], agent, env_steps, advice)
 
 
 def check_weights(agent: Agent, env_steps: int) -> None:
@@ -56,23 +74,23 @@ def check_weights(agent: Agent, env_steps: int) -> None:
       UserError: If a weight is NaN or infinite.
     """
     if bad := _bad_weights(agent):
-        raise _not_finite(bad, agent, env_steps)
+        raise _not_finite(bad, agent, env_steps, _ADVICE.capitalize())
 
 
-def _not_finite(bad: list[str], agent: Agent, env_steps: int) -> UserError:
+def _not_finite(bad: list[str], agent: Agent, env_steps: int, advice: str) -> UserError:
     """Returns the error that ends a run.
 
     Args:
       bad: Names of the tensors that are not finite. Each is a cause of the next.
       agent: Counts the updates.
       env_steps: Environment steps that the run has taken.
+      advice: What to do, without a full stop.
     """
     first, *others = bad
     then = f", then {', '.join(others)}" if others else ""
     return UserError(
         f"NaN or infinite after {env_steps:_} environment steps and "
-        f"{int(agent.train_step_counter):_} updates: {first}{then}. If the environment's "
-        f"observations and rewards are sound, {_ADVICE}."
+        f"{int(agent.train_step_counter):_} updates: {first}{then}. {advice}."
     )
 
 

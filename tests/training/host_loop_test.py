@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import TESTS
 from host_loops import PLAN, WARM_UP, Run
 from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
@@ -210,6 +211,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     message = str(error.value)
     assert message.startswith(f"NaN or infinite after {run.loop.env_steps:_} environment steps")
     assert "updates: reward of the rows collected, then loss, gradient_norm" in message
+    assert f"Check the environment's class tiny_runs.Walk in {TESTS / 'tiny_runs.py'}" in message
     assert f"The checkpoint {newest} is intact" in message
     assert steps_of(run.metrics)[-1] < run.loop.env_steps
 
