@@ -43,6 +43,9 @@ class SingleEnv:
             raise UserError("the constructor of the environment called sys.exit().") from error
         self._arrays = specs.arrays(self.env.observation_space)
         self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
+        # Most observations are a single array of numbers, which need no loop.
+        is_plain = len(self._arrays) == 1 and not self._arrays[0].path and not self._categories[0]
+        self._plain = self._arrays[0] if is_plain else None
         self._is_over = False
 
     @property
@@ -153,6 +156,9 @@ class SingleEnv:
         self._is_over = False
 
     def _store(self, received: Any, observation: Arrays) -> None:
+        if self._plain:
+            self._store_array(self._plain, received, observation[0])
+            return
         for leaf, values, array in zip(self._arrays, self._categories, observation, strict=True):
             try:
                 part = leaf.of(received)
