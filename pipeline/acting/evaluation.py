@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cv2
@@ -149,8 +149,9 @@ class Evaluator:
         with self._environment.episodes.unrecorded(number, self.max_episode_steps):
             if not self._play_all(tally, index, look_around):
                 return None
+            returns = tally.returns(self._environment.episodes.own_returns)
         truncated = self._environment.episodes.truncations - truncated_before
-        return summarize(tally.returns()) | ({"truncated": truncated} if truncated else {})
+        return summarize(returns) | ({"truncated": truncated} if truncated else {})
 
     def _play_all(
         self, tally: EpisodeTally, index: int, look_around: Callable[[int], bool]
@@ -231,9 +232,22 @@ class EpisodeTally:
                 self._returns[env].append(float(self._in_flight[env]))
                 self._in_flight[env] = 0.0
 
-    def returns(self) -> list[float]:
-        """Returns the return of each episode, environment by environment."""
-        return [x for r, q in zip(self._returns, self._quota, strict=True) for x in r[:q]]
+    def returns(self, own_returns: Iterable[tuple[int, float]] = ()) -> list[float]:
+        """Returns the return of each episode, environment by environment.
+
+        Args:
+          own_returns: Number of the environment and return of episodes, in the order of time. They
+            replace the sums of rewards of environments in which all episodes have one.
+        """
+        own: list[list[float]] = [[] for _ in self._returns]
+        for env, value in own_returns:
+            own[env].append(float(value))
+        counted = [r[:q] for r, q in zip(self._returns, self._quota, strict=True)]
+        return [
+            x
+            for summed, recorded in zip(counted, own, strict=True)
+            for x in (recorded[: len(summed)] if len(recorded) >= len(summed) else summed)
+        ]
 
 
 class StepTally(EpisodeTally):

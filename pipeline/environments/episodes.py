@@ -9,6 +9,7 @@ import pathlib
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from pipeline.utils import files
 from pipeline.utils.errors import UserError
 
 _STATE_FILE = "environment.json"
+_WINDOW = 100  # finished episodes
 
 Rows = tuple[np.ndarray, ...]
 """step_type int32 [N], reward float32 [N], discount float32 [N], and arrays of the observation."""
@@ -46,6 +48,8 @@ class Episodes:
       resets: Number of resets of all environments so far.
       truncations: Number of episodes that were truncated by the limit of `unrecorded`.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
+      own_returns: Number of the environment and return of the last 100 episodes (of all episodes
+        within `unrecorded`) of environments that record their returns themselves.
       error: Exception that an environment raised last, or None.
       seconds: Time spent in steps and resets so far.
       calls: Number of calls into the vector so far.
@@ -74,6 +78,7 @@ class Episodes:
         self.resets = 0
         self._max_steps: int | None = None
         self.truncations = 0
+        self.own_returns: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self.divergence = ""
         self.error: BaseException | None = None
         self.seconds = 0.0
@@ -104,13 +109,15 @@ class Episodes:
           number: Number of their first reset, counted from 0, which determines their seeds.
           max_steps: Steps after which an episode is truncated; None for no limit.
         """
-        resets = self.resets
+        resets, own_returns = self.resets, self.own_returns
         self.resets, self._max_steps, self._is_recorded = number, max_steps, False
+        self.own_returns = deque()
         self.abandon()
         try:
             yield
         finally:
             self.resets, self._max_steps, self._is_recorded = resets, None, True
+            self.own_returns = own_returns
             self.abandon()
 
     def abandon(self) -> None:
@@ -142,7 +149,13 @@ class Episodes:
     def save(self, folder: pathlib.Path) -> None:
         """Writes the seed, number of resets, action log and a digest of the current rows."""
         rows = None if self._pending_reset or self._rows is None else _sha256(self._rows)
-        state = {**self._identity(), "seed": self._seed, "resets": self.resets, "rows": rows}
+        state = {
+            **self._identity(),
+            "seed": self._seed,
+            "resets": self.resets,
+            "rows": rows,
+            "own_returns": [[index, float(value)] for index, value in self.own_returns],
+        }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self.log.save(folder)
 
@@ -156,7 +169,8 @@ class Episodes:
           ValueError: If `folder` holds no such state, or the state of another environment.
         """
         identity = self._identity()
-        state = files.read_object(folder / _STATE_FILE, *identity, "seed", "resets", "rows")
+        names = *identity, "seed", "resets", "rows", "own_returns"
+        state = files.read_object(folder / _STATE_FILE, *names)
         if type(state["seed"]) is not int:
             raise ValueError(
                 f"the seed in {_STATE_FILE} is not a whole number: {state['seed']!r:.100}"
@@ -164,11 +178,17 @@ class Episodes:
         saved = {name: state[name] for name in identity}
         if saved != identity:
             raise ValueError(f"the checkpoint's environment is {saved}, but this is {identity}")
+        try:
+            own_returns = [(int(index), float(value)) for index, value in state["own_returns"]]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the returns in {_STATE_FILE} are not pairs of numbers") from error
         self.log.restore(folder)
         self._check_actions()
         self._seed, self.resets = state["seed"], int(files.counts(state["resets"]))
         self._pending_reset = True
         self.divergence = "" if state["rows"] is None else self._repeat(state["rows"])
+        self.own_returns.clear()  # from the repeated steps
+        self.own_returns.extend(own_returns)
 
     def close(self) -> None:
         """Frees what the environments hold (processes, windows); warns if that fails."""
@@ -302,9 +322,10 @@ class Episodes:
             that checks its actions would raise.
         """
         live = None if live is None or live.all() else live
-        observation, reward, discount, last = self.cross(
+        observation, reward, discount, last, own_returns = self.cross(
             self.vector.step, self._convert_actions(action), live
         )
+        self.own_returns.extend(own_returns)
         # MID is 1. LAST is one more, where an episode ends; FIRST is one less, after such a row.
         step_type = self._mid + last - self._last
         self._last = last

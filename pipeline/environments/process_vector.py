@@ -93,10 +93,13 @@ class ProcessVector:
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         answers = self._receive(indices, observation)
+        own_returns = []
         for index, answer in zip(indices, answers, strict=True):
-            reward[index], terminated[index], truncated[index] = answer
+            reward[index], terminated[index], truncated[index], own_return = answer
+            if own_return is not None:
+                own_returns.append((index, own_return))
         discount = np.subtract(1, terminated, dtype=np.float32)
-        return Outcome(observation, reward, discount, terminated | truncated)
+        return Outcome(observation, reward, discount, terminated | truncated, own_returns)
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
@@ -47,6 +48,8 @@ class SingleEnv:
         is_plain = len(self._arrays) == 1 and not self._arrays[0].path and not self._categories[0]
         self._plain = self._arrays[0] if is_plain else None
         self._is_over = False
+        layers = saved_states.layers(self.env)
+        self._records_returns = any(isinstance(x, RecordEpisodeStatistics) for x in layers)
 
     @property
     def description(self) -> Description:
@@ -73,7 +76,7 @@ class SingleEnv:
         """
         self._reset(observation, seed=seed)
 
-    def step(self, action: Any, observation: Arrays) -> tuple[float, bool, bool]:
+    def step(self, action: Any, observation: Arrays) -> tuple[float, bool, bool, float | None]:
         """Steps the environment, or resets it if its episode is over.
 
         Args:
@@ -81,14 +84,15 @@ class SingleEnv:
           observation: Arrays that the observation is copied to; see `specs.arrays`.
 
         Returns:
-          The reward, whether the episode has terminated, and whether it was truncated.
+          The reward, whether the episode has terminated, whether it was truncated, and the return
+          that gymnasium's RecordEpisodeStatistics has recorded, at the end of an episode.
 
         Raises:
           UserError: If the environment does not have gymnasium's interface.
         """
         if self._is_over:
             self._reset(observation)
-            return 0.0, False, False
+            return 0.0, False, False, None
         try:
             results = self.env.step(action)
         except SystemExit as error:
@@ -98,7 +102,7 @@ class SingleEnv:
                 raise self._fault(f"step() does not return five values; {_STEP}") from error
             raise
         try:
-            received, reward, terminated, truncated, _ = results
+            received, reward, terminated, truncated, info = results
         except (TypeError, ValueError) as error:
             count = f"{len(results)} values" if isinstance(results, tuple) else repr(results)
             raise self._fault(f"step() returned {count:.80}; {_STEP}") from error
@@ -109,7 +113,8 @@ class SingleEnv:
             raise self._fault(f"the reward {reward!r:.80} is not a number") from error
         is_terminated, is_truncated = bool(terminated), bool(truncated)
         self._is_over = is_terminated or is_truncated
-        return number, is_terminated, is_truncated
+        own_return = info["episode"]["r"] if self._is_over and self._records_returns else None
+        return number, is_terminated, is_truncated, own_return
 
     def render(self) -> Any:
         """Returns the current frame, as the environment returned it."""
@@ -136,8 +141,11 @@ class SingleEnv:
         ]
         layers = saved_states.layers(self.env)
         names = [type(x).__name__ for x in layers if isinstance(x, gymnasium.RewardWrapper)]
+        if self._records_returns:
+            return [*notes, "the logged returns are those that RecordEpisodeStatistics records"]
         return notes + [
-            f"rewards pass through {name}: the logged returns are sums of what it returns"
+            f"rewards pass through {name}: the logged returns are sums of what it returns. Apply "
+            "gymnasium.wrappers:RecordEpisodeStatistics before it to log the environment's own"
             for name in names
         ]
 

@@ -68,6 +68,19 @@ def look_the_same(space: gymnasium.Space, other: gymnasium.Space) -> bool:
     return arrays(space) == arrays(other)
 
 
+def are_observed_alike(space: gymnasium.Space, other: gymnasium.Space) -> bool:
+    """Returns True if one network can take the observations of both spaces.
+
+    The bounds of Boxes may differ.
+    """
+
+    def signature(leaf: Leaf) -> tuple[Any, ...]:
+        is_box = isinstance(leaf.space, spaces.Box)
+        return leaf.path, leaf.space.shape, leaf.space.dtype, is_box or repr(leaf.space)
+
+    return [*map(signature, arrays(space))] == [*map(signature, arrays(other))]
+
+
 def omitted(space: gymnasium.Space) -> list[Leaf]:
     """Returns the leaves that are not arrays, such as Text. Agents do not see them."""
     return [leaf for leaf in _leaves(space) if not leaf.is_array]

@@ -45,13 +45,16 @@ class SyncVector:
         observation = self._observation = [new(array) for array in self._observation]
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        own_returns: list[tuple[int, float]] = []
         for index in range(self.num_envs) if live is None else np.flatnonzero(live).tolist():
             row = [array[index, ...] for array in observation]
-            reward[index], terminated[index], truncated[index] = self.envs[index].step(
+            reward[index], terminated[index], truncated[index], own_return = self.envs[index].step(
                 actions[index], row
             )
+            if own_return is not None:
+                own_returns.append((index, own_return))
         is_last = terminated | truncated
-        return Outcome(observation, reward, self._discount(terminated), is_last)
+        return Outcome(observation, reward, self._discount(terminated), is_last, own_returns)
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""

@@ -97,17 +97,17 @@ class VectorEnvironment(tf_environment.TFEnvironment):
     def check_spaces(
         self, observation_space: gymnasium.Space, action_space: gymnasium.Space
     ) -> None:
-        """Checks that the spaces are those of an agent, except for parts that agents do not see.
+        """Checks that an agent for these spaces can act in this environment.
 
         Raises:
-          UserError: If they are not.
+          UserError: If it cannot.
         """
-        pairs = {
-            "observation": (self.observation_space, observation_space),
-            "action": (self.action_space, action_space),
-        }
-        for kind, (space, trained) in pairs.items():
-            if not specs.look_the_same(space, trained):
+        checks = [
+            ("observation", specs.are_observed_alike, self.observation_space, observation_space),
+            ("action", specs.look_the_same, self.action_space, action_space),
+        ]
+        for kind, are_alike, space, trained in checks:
+            if not are_alike(space, trained):
                 raise UserError(
                     f"{self.name} has the {kind} space {space}, but the agent is trained with "
                     f"{trained}. Bind an environment with the same spaces, wrappers included."

@@ -50,12 +50,15 @@ class Outcome(NamedTuple):
       discount: float32 [N]; 0 where nothing that follows counts: the episode has terminated, or, in
         some environments, a life was lost.
       is_last: bool [N]; True where an episode has ended.
+      own_returns: Number of the environment and return of each episode that has ended, for
+        environments that record their returns themselves.
     """
 
     observation: Arrays
     reward: np.ndarray
     discount: np.ndarray
     is_last: np.ndarray
+    own_returns: Sequence[tuple[int, float]] = ()
 
 
 class Vector(Protocol):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.acting.collect_driver import interrupt_episodes
@@ -200,6 +201,8 @@ class HostLoop:
         state, count = self._state, float(self._state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._parts.env_steps
+        of_drivers = [driver.environment.episodes.own_returns for driver in self._runner.drivers]
+        own = [value for own_returns in of_drivers for _, value in own_returns]
         return metrics_record(
             state.carry.statistics,
             updates=int(self._parts.agent.train_step_counter),
@@ -209,6 +212,7 @@ class HostLoop:
             **{name: float(value(counter)) for name, value in self._parts.agent.schedules.items()},
             **self._calls.shares(state),
             **self._runner.measurements(),
+            **({"return_mean_100": float(np.mean(own))} if own else {}),
         )
 
     def close(self) -> None:

@@ -60,6 +60,8 @@ def test_run_json(finished_run):
         "command",
         "seed",
         "num_envs",
+        "observation_space",
+        "action_space",
         "execution",
         "threads",
         "onednn",

@@ -218,7 +218,10 @@ def test_rows_are_those_of_gymnasiums_vector_environment():
     ends = 0
     for action in actions:
         mine, theirs = ours.step(action), gymnasiums.step(action)
-        pairs = zip([*mine.observation, *mine[1:]], [*theirs.observation, *theirs[1:]], strict=True)
+        ours_now, theirs_now = (
+            [*x.observation, x.reward, x.discount, x.is_last] for x in (mine, theirs)
+        )
+        pairs = zip(ours_now, theirs_now, strict=True)
         for one, other in pairs:
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype
