@@ -22,6 +22,8 @@ PYTHONS := python3 $(NEWEST_FIRST)
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without bytecode, each of the hundreds of processes that tests start would compile this package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install train benchmark test test-pythons requirements test-crash test-learning test-peers tables docs format clean
