@@ -1,6 +1,6 @@
 """Reports how an environment suits training, from random steps.
 
-python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name = 'Taxi-v3'"
+python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name = 'Taxi-v4'"
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gin
 import gymnasium
 import numpy as np
 from absl import flags
@@ -32,7 +33,7 @@ _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", ["environments/gymnasium"], "Path or shipped config that binds the environment."
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "Bindings, as in 'gymnasium_environment.name = \"Taxi-v3\"'."
+    "gin_bindings", [], "Bindings, as in 'gymnasium_environment.name = \"Taxi-v4\"'."
 )
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 1_000, "Random steps to take.", lower_bound=100)
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of all random numbers.", lower_bound=0)
@@ -74,6 +75,8 @@ def main(_: Sequence[str]) -> int:
             print(f"{title:<14}{lines[0]}")
             for line in lines[1:]:
                 print(f"{'':<14}{line}")
+    if ignored := configuration.ignored(is_complete=False):
+        print(f"warning: {ignored}")
     return 0
 
 
@@ -127,7 +130,8 @@ def _gymnasiums_view(environment: VectorEnvironment) -> str:
 
     if action_mask(environment.observation_spec()) is not None:
         return "not checked: its checker does not know action masks"
-    values = configuration.in_force("", "gymnasium_environment")
+    name = "gymnasium_environment"
+    values = configuration.defaults(name) | gin.get_bindings(name)
     if not values.get("name"):
         return "not checked: its checker applies only to gymnasium_environment"
     names = ("name", "kwargs", "wrappers", "max_episode_steps", "render")

@@ -73,16 +73,21 @@ gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
 gymnasium.register("Sane-v0", entry_point=f"{__name__}:SaneEnv")
 
 
-def check(name):
+def check(name, *bindings):
     binding = f"gymnasium_environment.name = '{__name__}:{name}-v0'"
     path = os.pathsep.join([str(TESTS / "binaries"), str(TESTS)])
     environment = user_environment(PYTHONPATH=path)
-    ended = run_binary("check_environment", f"--gin_bindings={binding}", env=environment)
+    flags = [f"--gin_bindings={text}" for text in (binding, *bindings)]
+    ended = run_binary("check_environment", *flags, env=environment)
     return ended, " ".join(ended.stdout.split())
 
 
 def test_a_sane_environment():
-    ended, said = check("Sane")
+    time_limit = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
+    wrappers = f"gymnasium_environment.wrappers = {time_limit}"
+    ended, said = check("Sane", wrappers, "mlp_encoder.units = (16,)", "mlp_encoder.unit = 3")
+    assert ended.returncode == 2 and "mlp_encoder.unit" in ended.stderr
+    ended, said = check("Sane", wrappers, "mlp_encoder.units = (16,)")
     assert ended.returncode == 0, ended.stderr
     for text in (
         "observation Discrete(50)",
@@ -90,7 +95,9 @@ def test_a_sane_environment():
         "agents DQN, n-step Q-learning, PPO, A2C, A3C, TRPO",
         "episodes 19 in 981 random steps (19 terminated), 52 steps on average",
         "rewards from 0.5 to 0.5",
+        "Dense (16,)",
         "exact resume yes",
+        "gymnasium no problems found",
         "advice",
     ):
         assert text in said, said
