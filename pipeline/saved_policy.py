@@ -144,10 +144,8 @@ def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.n
     fits = np.can_cast(array.dtype, dtype, "same_kind")
     if not fits and not (array.dtype.kind in "uib" and np.array_equal(array.astype(dtype), array)):
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
-    if values := specs.categories(leaf.space):
-        first, count = values
-        if not ((array >= first) & (array < first + count)).all():
-            raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
+    if not specs.are_in(specs.categories(leaf.space), array):
+        raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
     return array.astype(dtype)
 
 

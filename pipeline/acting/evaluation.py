@@ -192,8 +192,7 @@ def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> 
     if not greedy or not tensor_spec.is_discrete(spec) or spec.shape.rank:
         raise UserError(
             f"Evaluator.epsilon = {epsilon} needs a single discrete action and Evaluator.greedy = "
-            "True; "
-            "otherwise, bind Evaluator.epsilon to None."
+            "True; otherwise, bind Evaluator.epsilon to None."
         )
 
 

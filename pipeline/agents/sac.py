@@ -294,6 +294,11 @@ def _minus_size(action_spec: tensor_spec.BoundedTensorSpec) -> float:
 
 
 def check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
+    """Checks that SAC can take the actions.
+
+    Raises:
+      UserError: If they are discrete, or their bounds are infinite or coincide.
+    """
     if tensor_spec.is_discrete(action_spec):
         raise UserError(
             "SAC needs continuous actions, but the environment's are discrete. Use an agent "

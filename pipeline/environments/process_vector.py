@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.environments.saved_states import State
 from pipeline.environments.single_env import RemoteError, SingleEnv, describe, shared_description
-from pipeline.environments.vectors import Arrays, Outcome, new_observations
+from pipeline.environments.vectors import Arrays, Outcome, gather, new_observations
 from pipeline.utils.errors import UserError
 
 Sent = Sequence[bytes]  # bytes of each array of an observation
@@ -90,14 +90,10 @@ class ProcessVector:
         for index in indices:
             self._send(index, "step", actions[index])
         observation = self._observation = [array.copy() for array in self._observation]
-        reward = np.zeros(self.num_envs, np.float32)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         answers = self._receive(indices, observation)
-        own_returns = []
-        for index, answer in zip(indices, answers, strict=True):
-            reward[index], terminated[index], truncated[index], own_return = answer
-            if own_return is not None:
-                own_returns.append((index, own_return))
+        reward, terminated, truncated, own_returns = gather(
+            self.num_envs, zip(indices, answers, strict=True)
+        )
         discount = np.subtract(1, terminated, dtype=np.float32)
         return Outcome(observation, reward, discount, terminated | truncated, own_returns)
 

@@ -175,7 +175,7 @@ class SingleEnv:
                     f"{leaf.name} is missing from the observation {received!r:.100}"
                 ) from error
             self._store_array(leaf, part, array)
-            if values and not ((array >= values[0]) & (array < values[0] + values[1])).all():
+            if not specs.are_in(values, array):
                 raise self._fault(f"{leaf.name} is {part}, which is not in its space {leaf.space}")
 
     def _store_array(self, leaf: specs.Leaf, received: Any, array: np.ndarray) -> None:

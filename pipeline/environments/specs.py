@@ -166,6 +166,14 @@ def categories(space: gymnasium.Space) -> tuple[Any, Any] | None:
     return None
 
 
+def are_in(categories: tuple[Any, Any] | None, array: np.ndarray) -> bool:
+    """Returns True if an array holds only these `categories`, or if there are none."""
+    if categories is None:
+        return True
+    first, count = categories
+    return bool(((array >= first) & (array < first + count)).all())
+
+
 def _check_number(number: Any, what: str) -> None:
     if number > _MOST_CATEGORIES:
         raise UserError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.environments.saved_states import State
 from pipeline.environments.single_env import SingleEnv, shared_description
-from pipeline.environments.vectors import Arrays, Outcome, new_observations
+from pipeline.environments.vectors import Arrays, Outcome, gather, new_observations
 
 
 class SyncVector:
@@ -43,16 +43,14 @@ class SyncVector:
         """Steps environments; see `Vector.step`."""
         new = np.empty_like if live is None else np.copy
         observation = self._observation = [new(array) for array in self._observation]
-        reward = np.zeros(self.num_envs, np.float32)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        own_returns: list[tuple[int, float]] = []
-        for index in range(self.num_envs) if live is None else np.flatnonzero(live).tolist():
-            row = [array[index, ...] for array in observation]
-            reward[index], terminated[index], truncated[index], own_return = self.envs[index].step(
-                actions[index], row
-            )
-            if own_return is not None:
-                own_returns.append((index, own_return))
+        indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
+        reward, terminated, truncated, own_returns = gather(
+            self.num_envs,
+            (
+                (i, self.envs[i].step(actions[i], [array[i, ...] for array in observation]))
+                for i in indices
+            ),
+        )
         is_last = terminated | truncated
         return Outcome(observation, reward, self._discount(terminated), is_last, own_returns)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -59,6 +59,34 @@ class Outcome(NamedTuple):
     discount: np.ndarray
     is_last: np.ndarray
     own_returns: Sequence[tuple[int, float]] = ()
+
+
+class Results(NamedTuple):
+    """Results of a step of all environments, 0 for those that were not stepped.
+
+    Attributes:
+      reward: float32 [N].
+      terminated: bool [N].
+      truncated: bool [N].
+      own_returns: See `Outcome`.
+    """
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    own_returns: Sequence[tuple[int, float]]
+
+
+def gather(num_envs: int, results: Iterable[tuple[int, Any]]) -> Results:
+    """Gathers what `SingleEnv.step` has returned, given with the number of each environment."""
+    reward = np.zeros(num_envs, np.float32)
+    terminated, truncated = np.zeros((2, num_envs), np.bool_)
+    own_returns = []
+    for index, result in results:
+        reward[index], terminated[index], truncated[index], own_return = result
+        if own_return is not None:
+            own_returns.append((index, own_return))
+    return Results(reward, terminated, truncated, own_returns)
 
 
 class Vector(Protocol):

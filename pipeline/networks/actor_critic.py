@@ -14,7 +14,7 @@ from tf_agents.typing import types
 
 from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_head
 from pipeline.networks.initializers import Initializer, Orthogonal
-from pipeline.ops.normalizers import ObservationNormalizer
+from pipeline.ops.normalizers import create_normalizer
 from pipeline.ops.observations import action_mask, has_pixels
 
 
@@ -49,10 +49,8 @@ class ActorCritic(tf.Module):
         super().__init__(name="actor_critic")
         has_images = any(map(has_pixels, tf.nest.flatten(observation_spec)))
         share = has_images if share_encoder is None else share_encoder
-        self.normalizer = (
-            ObservationNormalizer(observation_spec, observation_clip)
-            if normalize_observations
-            else None
+        self.normalizer = create_normalizer(
+            observation_spec, normalize_observations, clip=observation_clip
         )
         self.encoder = create_encoder(observation_spec, self.normalizer)
         self.value_encoder = (

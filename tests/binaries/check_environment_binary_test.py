@@ -5,6 +5,7 @@ import os
 
 import gymnasium
 import numpy as np
+import pytest
 from conftest import TESTS, run_binary, user_environment
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space, Text
 
@@ -82,49 +83,56 @@ def check(name, *bindings):
     return ended, " ".join(ended.stdout.split())
 
 
-def test_a_sane_environment():
-    time_limit = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
-    wrappers = f"gymnasium_environment.wrappers = {time_limit}"
-    ended, said = check("Sane", wrappers, "mlp_encoder.units = (16,)")
+TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
+
+
+@pytest.mark.parametrize(
+    ("name", "bindings", "texts"),
+    [
+        (
+            "Sane",
+            [f"gymnasium_environment.wrappers = {TIME_LIMIT}", "mlp_encoder.units = (16,)"],
+            [
+                "observation Discrete(50)",
+                "OneHot (50,)",
+                "agents DQN, n-step Q-learning, PPO, A2C, A3C, TRPO",
+                "episodes 19 in 981 random steps (19 terminated), 52 steps on average",
+                "rewards from 0.5 to 0.5",
+                "Dense (16,)",
+                "exact resume yes",
+                "gymnasium no problems found",
+                "advice",
+            ],
+        ),
+        (
+            "Faulty",
+            [],
+            [
+                "agents PPO, A2C, A3C, TRPO",
+                "exact resume no",
+                "observation['clock'] reaches 1.7e+09. Bind ActorCritic.normalize_observations",
+                "agents do not see observation['mission']",
+                "rewards reach 1e+06",
+                "no episode ended",
+                "the actions have no finite bounds",
+            ],
+        ),
+        (
+            "Masked",
+            [],
+            [
+                "gymnasium not checked: its checker does not know action masks",
+                "exact resume unknown: a second environment cannot be built",
+                "the licence is in use",
+                "build_evaluator.share_environment = True",
+            ],
+        ),
+    ],
+)
+def test_what_is_said_of_an_environment(name, bindings, texts):
+    ended, said = check(name, *bindings)
     assert ended.returncode == 0, ended.stderr
-    for text in (
-        "observation Discrete(50)",
-        "OneHot (50,)",
-        "agents DQN, n-step Q-learning, PPO, A2C, A3C, TRPO",
-        "episodes 19 in 981 random steps (19 terminated), 52 steps on average",
-        "rewards from 0.5 to 0.5",
-        "Dense (16,)",
-        "exact resume yes",
-        "gymnasium no problems found",
-        "advice",
-    ):
-        assert text in said, said
-
-
-def test_a_faulty_environment():
-    ended, said = check("Faulty")
-    assert ended.returncode == 0, ended.stderr
-    for text in (
-        "agents PPO, A2C, A3C, TRPO",
-        "exact resume no",
-        "observation['clock'] reaches 1.7e+09. Bind ActorCritic.normalize_observations",
-        "agents do not see observation['mission']",
-        "rewards reach 1e+06",
-        "no episode ended",
-        "the actions have no finite bounds",
-    ):
-        assert text in said, said
-
-
-def test_a_masked_simulator_of_which_there_is_one():
-    ended, said = check("Masked")
-    assert ended.returncode == 0, ended.stderr
-    for text in (
-        "gymnasium not checked: its checker does not know action masks",
-        "exact resume unknown: a second environment cannot be built",
-        "the licence is in use",
-        "build_evaluator.share_environment = True",
-    ):
+    for text in texts:
         assert text in said, said
 
 
