@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gin
+import preloaded
 import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -74,7 +75,9 @@ def user_environment(**variables: str) -> dict[str, str]:
     return kept | variables
 
 
-def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
+def start_binary(
+    binary: str, *flags: str, popen: type[subprocess.Popen] = preloaded.Popen, **kwargs
+) -> subprocess.Popen:
     """Starts `python -m pipeline.<binary>` as a user's shell would, with output in pipes."""
     settings: dict[str, Any] = {
         "cwd": ROOT,
@@ -85,7 +88,7 @@ def start_binary(binary: str, *flags: str, **kwargs) -> subprocess.Popen:
         "text": True,
     }
     command = [sys.executable, "-m", f"pipeline.{binary}", *flags]
-    return subprocess.Popen(command, **(settings | kwargs))
+    return popen(command, **(settings | kwargs))
 
 
 def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
@@ -100,7 +103,8 @@ def finished_run(tmp_path_factory) -> FinishedRun:
     """Trains DQN on CartPole for 1,200 environment steps, which are too few to play well."""
     root_dir = tmp_path_factory.mktemp("my runs") / "dqn_cartpole"
     started = time.monotonic()
-    process = start_binary("train", f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
+    flags = (f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
+    process = start_binary("train", *flags, popen=subprocess.Popen)
     assert process.stdout is not None
     first_line = process.stdout.readline()
     first_line_seconds = time.monotonic() - started

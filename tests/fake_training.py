@@ -1,4 +1,4 @@
-"""Replaces `pipeline.train` in tests of benchmarks: takes its flags and writes its files.
+"""Replaces `pipeline.train` in tests of benchmarks and searches: takes its flags, writes its files.
 
 Bindings `fake.x = value` choose what it does; see `main`.
 """
@@ -16,7 +16,8 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
     """Ends after `seconds`; the seeds in `failing` fail while the file `broken` exists.
 
     With `patience`, it takes half of its steps and waits for SIGTERM, then takes half a second to
-    write a checkpoint; started again, it finishes.
+    write a checkpoint; started again, it finishes. `quality` is the mean return of the evaluation
+    after half of the steps and of the final one, for seed 1; above 1, it is killed once.
     """
     print("started", seed, flush=True)
     with (root_dir.parent / "times.jsonl").open("a") as times:
@@ -26,6 +27,15 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
     (root_dir / "run.json").write_text(json.dumps(description(root_dir)))
     (root_dir / "operative_config.gin").write_text("Evaluator.greedy = True\n")
     log(root_dir, budget // 2)
+    if "quality" in fake:
+        quality = float(fake["quality"]) * seed
+        if quality > 1 and not (root_dir / "killed").exists():
+            (root_dir / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (root_dir / "eval.jsonl").exists():  # what a killed run has done is not lost
+            checkpoint.touch()
+        with (root_dir / "eval.jsonl").open("w") as file:
+            file.write(json.dumps({"env_steps": budget // 2, "return_mean": quality}) + "\n")
     if str(seed) in fake.get("failing", "") and pathlib.Path(fake["broken"]).exists():
         print("a line\nerror: the loss is NaN", file=sys.stderr)
         return 2
@@ -33,7 +43,7 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
         return wait_for_signal(root_dir, checkpoint)
     time.sleep(float(fake.get("seconds", 0)))
     log(root_dir, budget)
-    finish(root_dir, seed, budget)
+    finish(root_dir, seed, budget, float(fake.get("quality", 1.5)) * seed)
     with (root_dir.parent / "times.jsonl").open("a") as times:
         times.write(f'["{root_dir.name}", -1, {time.monotonic()}]\n')
     return int(fake.get("exit_code", 0))
@@ -65,9 +75,9 @@ def log(root_dir: pathlib.Path, env_steps: int) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def finish(root_dir: pathlib.Path, seed: int, budget: int) -> None:
+def finish(root_dir: pathlib.Path, seed: int, budget: int, return_mean: float) -> None:
     result = {
-        "evaluation": {"returns": [1.0 * seed, 2.0 * seed], "return_mean": 1.5 * seed},
+        "evaluation": {"returns": [1.0 * seed, 2.0 * seed], "return_mean": return_mean},
         "env_steps": budget + 3,
         "updates": budget // 2,
         "episodes": 4,
@@ -98,7 +108,7 @@ def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:
 
 if __name__ == "__main__":
     values = dict(re.findall(r"--(root_dir|seed)=(.*)", "\n".join(sys.argv)))
-    bindings = re.findall(r"--gin_bindings=fake\.(\w+) = '(.*)'", "\n".join(sys.argv))
+    bindings = re.findall(r"--gin_bindings=fake\.(\w+) = '?(.*?)'?$", "\n".join(sys.argv), re.M)
     steps = re.findall(r"train\.num_env_steps = ([\d_]+)", "\n".join(sys.argv))[-1]
     sys.exit(
         main(pathlib.Path(values["root_dir"]), int(values["seed"]), int(steps), dict(bindings))

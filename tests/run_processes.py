@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import preloaded
 from tiny_runs import bindings, gin_files, read_files, read_variables
 
 from pipeline.checkpointing.checkpoints import Checkpoints
@@ -96,7 +97,7 @@ class Run(Records):
         return self.at(path)
 
     def start(self, *flags):
-        return subprocess.Popen(
+        return preloaded.Popen(
             [*self.command, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -32,9 +32,9 @@ _AGENTS = ("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3")
 
 # Matplotlib needs colours of its own; the page's variables replace them in the SVG.
 _INK, _FAINT = "#000001", "#000002"
-_SERIES = tuple(f"#00001{index}" for index in range(len(_AGENTS)))
+SERIES = tuple(f"#00001{index}" for index in range(len(_AGENTS)))
 _PAGE_COLOURS = {_INK: "var(--ink)", _FAINT: "var(--faint)"} | {
-    colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES)
+    colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)
 }
 _STYLE = {
     "svg.fonttype": "none",
@@ -92,13 +92,13 @@ def learning_curves(group: Group, environment: str) -> Figure | None:
     pairs = [pair for pair in group.of(environment) if pair.curves]
     if not pairs:
         return None
-    with _canvas() as (canvas, axes):
+    with panel() as (canvas, axes):
         drawn = [_draw_pair(axes, pair, _colour(pair.algorithm)) for pair in pairs]
         drawn += [text for pair in pairs for text in _draw_published(axes, group, pair)]
         _steps_axis(axes, pairs)
         axes.set_ylabel("return")
         axes.yaxis.set_major_formatter(_SHORT)
-        svg = _inline(canvas, f"curves {environment} {group.key}")
+        svg = inline_svg(canvas, f"curves {environment} {group.key}")
     title = f"{environment}: return while training"
     return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
@@ -117,7 +117,7 @@ def normalized_curves(group: Group) -> Figure | None:
     if not per_agent:
         return None
     drawn = []
-    with _canvas() as (canvas, axes):
+    with panel() as (canvas, axes):
         for algorithm, pairs in per_agent.items():
             steps = _common_steps([curve for pair in pairs for curve in pair.curves])
             tasks = [
@@ -130,7 +130,7 @@ def normalized_curves(group: Group) -> Figure | None:
             drawn.append(f"{label}, ends at {band.point[-1]:.2f}")
         _steps_axis(axes, [pair for pairs in per_agent.values() for pair in pairs])
         axes.set_ylabel("human-normalized return")
-        svg = _inline(canvas, f"normalized {group.key}")
+        svg = inline_svg(canvas, f"normalized {group.key}")
     title = "All games: human-normalized return while training"
     return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
@@ -185,7 +185,7 @@ def _draw_profiles(
 ) -> tuple[str, list[str]]:
     """Draws a profile per agent; returns the SVG and the labels."""
     labels = []
-    with _canvas() as (canvas, axes):
+    with panel() as (canvas, axes):
         for algorithm, of in tasks.items():
             band = interval_estimates.estimate_profile(of, thresholds)
             label = f"{formatting.agent(algorithm)}, {formatting.count(band.n, 'run')}"
@@ -195,7 +195,7 @@ def _draw_profiles(
         axes.set_ylabel("fraction of runs with score > τ")
         axes.set_xlim(thresholds[0], thresholds[-1])
         axes.set_ylim(0, 1.02)
-        return _inline(canvas, name), labels
+        return inline_svg(canvas, name), labels
 
 
 def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
@@ -279,8 +279,8 @@ def _colour(algorithm: str) -> str:
     The agents in `_AGENTS` have colours of their own. Others get one of these by their names.
     """
     if algorithm in _AGENTS:
-        return _SERIES[_AGENTS.index(algorithm)]
-    return _SERIES[sum(algorithm.encode()) % len(_SERIES)]
+        return SERIES[_AGENTS.index(algorithm)]
+    return SERIES[sum(algorithm.encode()) % len(SERIES)]
 
 
 def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:
@@ -295,14 +295,14 @@ def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:
 
 
 @contextmanager
-def _canvas() -> Iterator[tuple[Canvas, Axes]]:
+def panel() -> Iterator[tuple[Canvas, Axes]]:
     """Yields a canvas with one panel, in a style that does not depend on the user's."""
     with matplotlib.style.context(["default", _STYLE]):
         canvas = Canvas((4.8, 3.6), layout="constrained")
         yield canvas, canvas.add_subplot()
 
 
-def _inline(canvas: Canvas, name: str) -> str:
+def inline_svg(canvas: Canvas, name: str) -> str:
     """Returns the `<svg>` of a panel with a legend below it; `name` makes its ids unique."""
     canvas.legend(loc="outside lower center", ncols=2, columnspacing=1.2, handlelength=1.8)
     file = io.StringIO()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich import progress
-from rich.console import Console
-from rich.text import Text
-
 from pipeline.benchmarks import records, results, train_process
+from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
@@ -25,8 +21,6 @@ from pipeline.utils.progress import duration
 from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.1
-_SHOW_SECONDS = 1.0
-_PLAIN_SECONDS = 60.0  # between lines without a terminal
 _STATES = (FINISHED, "running", FAILED, "left")
 
 
@@ -78,7 +72,7 @@ def run_suite(
     runs = plan(suite, output_dir, gin_bindings, flags)
     with SuiteFolder(output_dir, suite.name) as folder:
         folder.check_settings(runs)
-        with _Display(suite.name) as display:
+        with Display(suite.name) as display:
             return _Runner(runs, workers, folder, display, stop, train).run()
 
 
@@ -88,7 +82,7 @@ class _Runner:
         runs: Sequence[Run],
         workers: int,
         folder: SuiteFolder,
-        display: _Display,
+        display: Display,
         stop: StopSignal,
         train: Sequence[str],
     ) -> None:
@@ -109,7 +103,7 @@ class _Runner:
         try:
             while (self._waiting and not self._stop.requested) or self._running:
                 self._step()
-                self._display.show(self._runs, self._state)
+                self._display.show(self._progress)
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in self._running:
@@ -167,6 +161,18 @@ class _Runner:
         record = self._folder[run]
         return record["status"] if record and run not in self._waiting else "left"
 
+    def _progress(self) -> tuple[int, int, str]:
+        states = [self._state(run) for run in self._runs]
+        done = sum(
+            run.num_env_steps
+            if state == FINISHED
+            else min(train_process.env_steps(run), run.num_env_steps)
+            for run, state in zip(self._runs, states, strict=True)
+        )
+        total = sum(run.num_env_steps for run in self._runs)
+        counts = Counter(states)
+        return done, total, ", ".join(f"{counts[state]} {state}" for state in _STATES)
+
     def _outcome(self) -> Outcome:
         left = {run.name for run in self._waiting}
         over = [(run, self._folder[run]) for run in self._runs if run.name not in left]
@@ -183,56 +189,3 @@ def _ending(record: Record) -> str:
         return f"failed ({records.last_words(record)})"
     score = results.score_of(record)
     return "finished" if score is None else f"finished ({record['score']} {score:,.1f})"
-
-
-class _Display:
-    """Display of progress: a live line on a terminal, otherwise a plain line every minute."""
-
-    def __init__(self, title: str) -> None:
-        # Check the file itself, because rich takes a pipe for a terminal if FORCE_COLOR is set.
-        self._console = Console(force_terminal=sys.stdout.isatty())
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[counts]}"),
-            progress.TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._title = title
-        self._task = self._progress.add_task(title, counts="")
-        self._shown_at = 0.0
-        self._printed_at = time.monotonic()
-
-    def __enter__(self) -> _Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def message(self, text: str) -> None:
-        """Prints `text` on lines of its own, above the live line."""
-        self._console.print(Text(text), soft_wrap=True)
-
-    def show(self, runs: Sequence[Run], state_of: Callable[[Run], str]) -> None:
-        """Shows the numbers of runs and the share of environment steps, at most once a second."""
-        now = time.monotonic()
-        if now - self._shown_at < _SHOW_SECONDS:
-            return
-        self._shown_at = now
-        states = [state_of(run) for run in runs]
-        done = sum(
-            run.num_env_steps
-            if state == FINISHED
-            else min(train_process.env_steps(run), run.num_env_steps)
-            for run, state in zip(runs, states, strict=True)
-        )
-        total = sum(run.num_env_steps for run in runs)
-        counts = Counter(states)
-        text = ", ".join(f"{counts[state]} {state}" for state in _STATES)
-        self._progress.update(self._task, completed=done, total=total, counts=text)
-        if not self._console.is_terminal and now - self._printed_at >= _PLAIN_SECONDS:
-            self._printed_at = now
-            self.message(f"{self._title}: {text}, {100 * done // total}% of {total:,} steps")

@@ -11,7 +11,7 @@ from tiny_benchmarks import (
     waiting_processes,
 )
 
-from pipeline.benchmarks import runner
+from pipeline.benchmarks import display
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.utils.errors import UserError
 
@@ -144,8 +144,8 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
         def requested(self) -> bool:
             return len(list(tmp_path.glob("tiny/*/*/process_id"))) == 2
 
-    monkeypatch.setattr(runner, "_SHOW_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "_PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(display, "_SHOW_SECONDS", 0.0)
+    monkeypatch.setattr(display, "_PLAIN_SECONDS", 0.0)
     assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=StopLater()) == (0, [], 4)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 runs to do, 0 are done; 2 at a time"

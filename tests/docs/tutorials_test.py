@@ -13,10 +13,14 @@ PAGES = {  # pages, and the files in runs/ that they promise
     "network": ["residual/result.json"],
     "agent": ["reinforce/result.json"],
     "suite": ["my_suite/report.html", "cartpole.png", "seek_suite/report.md"],
+    "tuning": ["my_search/report.html", "best/result.json"],
 }
-# Trainings are shortened, to the end of DQN's warm-up, and suites have one seed.
+# Trainings are shortened, to the end of DQN's warm-up, suites have one seed, searches two trials.
 PYTHON = """
 python() {
+    if [[ "$*" == *--search=* ]]; then
+        set -- "$@" --trials=2
+    fi
     if [[ $2 == pipeline.train || "$*" == *--suite=* ]]; then
         set -- "$@" --gin_bindings="train.num_env_steps = 1_024"
         set -- "$@" --gin_bindings="train.num_final_episodes = 2"

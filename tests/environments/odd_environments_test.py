@@ -6,6 +6,7 @@ import sys
 
 import gymnasium
 import numpy as np
+import preloaded
 import pytest
 from conftest import ROOT, TESTS
 from gymnasium.spaces import Box
@@ -106,7 +107,7 @@ def start(folder, name, *bindings, root_dir="run"):
     ]
     command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
     command += ["--gin_file=agents/dqn", "--gin_file=environments/gymnasium"]
-    return subprocess.Popen(
+    return preloaded.Popen(
         [*command, *(f"--gin_bindings={line}" for line in lines)],
         cwd=folder,
         stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ import threading
 import time
 
 import gymnasium
+import preloaded
 import pytest
 import tiny_runs  # noqa: F401  registers Walk-v0
 from conftest import TESTS
@@ -24,7 +25,7 @@ def train(root_dir, switches, *more):
     command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
     command += [f"--gin_file={name}" for name in gin_files("dqn")]
     lines = [*bindings("dqn", switches), *more]
-    return subprocess.Popen(
+    return preloaded.Popen(
         [*command, *(f"--gin_bindings={line}" for line in lines)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

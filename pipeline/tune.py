@@ -1,0 +1,105 @@
+"""Searches for hyperparameters with Optuna, with trials that are ordinary runs.
+
+    python -m pipeline.tune --search=search.gin --output_dir=runs/search --trials=40 --workers=2
+    python -m pipeline.tune --report --output_dir=runs/search
+
+If the search was stopped or killed, the same command continues it and ends with the same trials.
+With more --trials, it goes on. docs/tutorials/tuning.md describes the search file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from pipeline import cli
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+
+_SEARCH = flags.DEFINE_string(
+    "search", None, "Gin file of the search: what to train, and the distributions of parameters."
+)
+_OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the search; created if missing.")
+_TRIALS = flags.DEFINE_integer(
+    "trials", None, "Number of trials; default 20, for a grid all of its points.", lower_bound=1
+)
+_WORKERS = flags.DEFINE_integer(
+    "workers", None, "Number of parallel runs, which share the machine; default 1.", lower_bound=1
+)
+_REPORT = flags.DEFINE_bool("report", False, "Only write the report of the trials so far.")
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
+)
+_ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
+    "allow_inexact_resume", False, "Let runs resume although the processor or versions differ."
+)
+
+_STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
+_NUM_TRIALS = 20
+
+
+def main(_: Sequence[str]) -> int:
+    _check_flags()
+    output_dir = pathlib.Path(_OUTPUT_DIR.value or "")
+    with cli.expendable_output():
+        code = 0 if _REPORT.value else _search(output_dir)
+        from pipeline.tuning import search_folder, search_report, tuner
+
+        if code == 0 and tuner.best_trial(search_folder.read_trials(output_dir)):
+            for path in search_report.write(output_dir):
+                print(f"wrote {path}")
+        elif code == 0:
+            raise UserError(f"no trial in {output_dir} has a value.")
+        return code
+
+
+def _check_flags() -> None:
+    """Checks that there is something to do, and that every flag has an effect.
+
+    Raises:
+      UserError: If a flag is missing or has no effect, or Optuna is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise UserError("searches need Optuna, which is not installed: pip install optuna")
+    if not (_SEARCH.value or _REPORT.value):
+        raise UserError("say what to search: --search=FILE.gin, or --report.")
+    if not _OUTPUT_DIR.value:
+        raise UserError("say where results go: --output_dir=runs/NAME.")
+    if _REPORT.value:
+        for flag in (_SEARCH, _TRIALS, _WORKERS, _ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME):
+            if flag.value:
+                raise UserError(f"--{flag.name} has no effect with --report.")
+
+
+def _search(output_dir: pathlib.Path) -> int:
+    from pipeline.tuning import search, tuner
+
+    loaded = search.load(_SEARCH.value or "", _ALLOW_GIN_IMPORTS.value)
+    default = len(loaded.grid) if loaded.sampler == "grid" else _NUM_TRIALS
+    for_runs = [
+        f"--{flag.name}" for flag in (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME) if flag.value
+    ]
+    with StopSignal(_STOPPING) as stop:
+        outcome = tuner.tune(
+            loaded, output_dir, _TRIALS.value or default, _WORKERS.value or 1, stop, for_runs
+        )
+    if not outcome.is_over:
+        print("stopped. The same command continues the search.")
+        print(
+            f"{cli.python_command()} -m pipeline.tune --report --output_dir={output_dir} "
+            "reports the trials so far."
+        )
+        return 128 + (stop.signal or 0)
+    return 0
+
+
+def run() -> None:
+    """Entry point of `pipeline-tune`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

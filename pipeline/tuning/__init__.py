@@ -1,0 +1,1 @@
+"""Searches over hyperparameters: trials, their suggestions, successive halving and the report."""

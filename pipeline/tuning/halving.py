@@ -1,0 +1,154 @@
+"""Successive halving: which trials are trained next, and what each suggestion may depend on.
+
+Trials are numbered from 0 and grouped in brackets of `reduction ** len(rungs)`. All trials of a
+bracket are trained up to the first rung. The best of them, one of `reduction`, go on to the second
+rung, and so on (Jamieson & Talwalkar 2016, "Non-stochastic best arm identification and
+hyperparameter optimization"). The others stay paused.
+
+The parameters of a trial depend on the results of trials that are over by then in every order of
+events: the results at the first rung of trials at least `num_concurrent` numbers before, and all
+results of brackets before the last one. So a search has the same trials with any number of workers,
+and after any interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.tuning.search import Search, Told
+
+
+class Trial(NamedTuple):
+    """Trial and its results.
+
+    Attributes:
+      number: Number of the trial, from 0.
+      parameters: Values of the search's parameters, by name.
+      returns: Returns of all seeds, [num_seeds], at each rung that the trial has passed.
+      error: None, or why the trial failed after the last of these rungs.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    returns: tuple[tuple[float, ...], ...] = ()
+    error: str | None = None
+
+    def value(self, rung: int) -> float:
+        """Returns the mean over the seeds at a rung that the trial has passed."""
+        return float(np.mean(self.returns[rung]))
+
+    def is_over(self, rung: int) -> bool:
+        """Returns True if the trial has passed the rung or failed."""
+        return self.error is not None or len(self.returns) > rung
+
+
+Trials = Mapping[int, Trial]  # by number
+
+
+class Job(NamedTuple):
+    """Training of a trial up to a rung; the last rung is the whole budget."""
+
+    number: int
+    rung: int
+
+
+def bracket(search: Search, number: int, num_trials: int) -> range:
+    """Returns the numbers of the trials in the bracket of trial `number`."""
+    size = search.reduction ** len(search.rungs)
+    first = number - number % size
+    return range(first, min(first + size, num_trials))
+
+
+def cohorts(search: Search, trials: Trials, of_bracket: Sequence[int]) -> list[list[int]]:
+    """Returns the numbers of the trials that are trained up to each rung, as far as it is known."""
+    cohort = list(of_bracket)
+    known = [cohort]
+    for rung in range(len(search.rungs)):
+        if not _are_over(trials, cohort, rung):
+            break
+        going_on = [number for number in cohort if trials[number].error is None]
+        best_first = sorted(going_on, key=lambda number: (-trials[number].value(rung), number))
+        cohort = sorted(best_first[: max(1, len(cohort) // search.reduction)])
+        known.append(cohort)
+    return known
+
+
+def cohort_sizes(search: Search, size: int) -> list[int]:
+    """Returns how many trials of a bracket of `size` are trained up to each rung, at most."""
+    sizes = [size]
+    for _ in search.rungs:
+        sizes.append(max(1, sizes[-1] // search.reduction))
+    return sizes
+
+
+def planned_steps(search: Search, num_trials: int) -> int:
+    """Returns the environment steps of all runs of `num_trials` trials, at most."""
+    lengths = np.diff([0, *search.ends])
+    firsts = range(0, num_trials, search.reduction ** len(search.rungs))
+    sizes = [cohort_sizes(search, len(bracket(search, n, num_trials))) for n in firsts]
+    return int(sum(np.dot(x, lengths) for x in sizes)) * search.num_seeds
+
+
+def ready_jobs(search: Search, trials: Trials, num_trials: int) -> Iterator[Job]:
+    """Yields the jobs that can be done now: those of a bracket before those of later brackets.
+
+    Trials that have no parameters yet are yielded in order. A caller that takes one of them must
+    take those before it, too.
+    """
+    for first in range(0, num_trials, search.reduction ** len(search.rungs)):
+        known = cohorts(search, trials, bracket(search, first, num_trials))
+        for rung in reversed(range(len(known))):
+            for number in known[rung]:
+                if number not in trials and not _can_begin(search, trials, number, num_trials):
+                    return
+                if number not in trials or not trials[number].is_over(rung):
+                    yield Job(number, rung)
+
+
+def told(search: Search, trials: Trials, number: int, num_trials: int) -> list[Told]:
+    """Returns what the suggestion of trial `number` depends on: all trials before it, in order."""
+    visible = []
+    for trial in (trials[n] for n in range(number)):
+        if trial.number > number - search.num_concurrent:
+            visible.append(Told(trial.parameters, None, is_complete=False))
+            continue
+        of_trial = bracket(search, trial.number, num_trials)
+        num_rungs = len(trial.returns) if _is_early(search, of_trial, number, num_trials) else 1
+        means = [trial.value(rung) for rung in range(len(trial.returns))][:num_rungs]
+        visible.append(Told(trial.parameters, means, len(means) == len(search.ends)))
+    return visible
+
+
+def _can_begin(search: Search, trials: Trials, number: int, num_trials: int) -> bool:
+    """Returns True if everything that the suggestion of trial `number` depends on is known."""
+    if not _are_over(trials, range(number - search.num_concurrent + 1), 0):
+        return False
+    firsts = range(0, number, search.reduction ** len(search.rungs))
+    brackets = [bracket(search, first, num_trials) for first in firsts]
+    return all(
+        _is_complete(search, trials, of_bracket)
+        for of_bracket in brackets
+        if _is_early(search, of_bracket, number, num_trials)
+    )
+
+
+def _is_early(search: Search, of_bracket: range, number: int, num_trials: int) -> bool:
+    """Returns True if the suggestion of trial `number` depends on all results of a bracket.
+
+    These are brackets before the last one, so that trials can begin while the best of the last
+    bracket are trained on.
+    """
+    own = bracket(search, number, num_trials)
+    return of_bracket.stop < own.start and of_bracket[-1] <= number - search.num_concurrent
+
+
+def _is_complete(search: Search, trials: Trials, of_bracket: Sequence[int]) -> bool:
+    known = cohorts(search, trials, of_bracket)
+    return len(known) == len(search.ends) and _are_over(trials, known[-1], len(search.rungs))
+
+
+def _are_over(trials: Trials, numbers: Sequence[int], rung: int) -> bool:
+    return all(number in trials and trials[number].is_over(rung) for number in numbers)

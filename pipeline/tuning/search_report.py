@@ -1,0 +1,243 @@
+"""Writes the report of a search as Markdown and HTML, and its best configuration as a gin file."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.benchmarks import formatting, page
+from pipeline.benchmarks.figures import SERIES, Figure, inline_svg, panel
+from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
+from pipeline.configuration.statements import shipped_names
+from pipeline.tuning.halving import Trial
+from pipeline.tuning.search import Search, Told
+from pipeline.tuning.search_folder import read_search, read_trials
+from pipeline.tuning.tuner import best_trial, in_words, last_line
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import write_text
+
+_HTML, _MARKDOWN, _BEST = "report.html", "report.md", "best.gin"
+_FEWEST = 4  # trials with values; fewer say nothing about importance
+_IMPORTANCE = (
+    "How much of the differences between the best trials and the others a parameter explains, over "
+    "the distributions of the search (PED-ANOVA, Watanabe et al. 2023). It says nothing about "
+    "values outside of the search, and little after few trials."
+)
+_SELECTION = (
+    "The best value of many trials is too high on average, because it was selected. Train the "
+    "best configuration with new seeds before you quote a number."
+)
+
+
+def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Writes report.html, report.md and best.gin from the records of a search.
+
+    Returns:
+      The files that were written.
+
+    Raises:
+      UserError: If no trial has a value yet, a file is damaged, or the disk is not writable.
+    """
+    search, trials = read_search(output_dir), read_trials(output_dir)
+    best = best_trial(trials)
+    if best is None:
+        raise UserError(f"no trial in {output_dir} has a value yet.")
+    figures = list(_figures(search, trials))
+    written = {
+        _MARKDOWN: _text(search, trials, best, ""),
+        _HTML: page.render(
+            _text(
+                search,
+                trials,
+                best,
+                f'<div class="figures">\n{"".join(x.html() for x in figures)}</div>\n',
+            )
+        ),
+        _BEST: best_gin(search, best, len(trials)),
+    }
+    for name, text in written.items():
+        write_text(output_dir / name, text)
+    return [output_dir / name for name in written]
+
+
+def best_gin(search: Search, best: Trial, num_trials: int) -> str:
+    """Returns the configuration of the best trial as a gin file."""
+    config = search.config
+    if config in shipped_names():
+        config = f"{config}.gin"
+    elif pathlib.Path(config).suffix != ".gin":
+        config = str(pathlib.Path(f"{config}.gin").absolute())
+    else:
+        config = str(pathlib.Path(config).absolute())
+    return "\n".join(
+        [
+            f"# Trial {best.number} of the search {search.name}, the best of {num_trials} trials.",
+            "#",
+            f"# Its mean return was {best.value(-1):.1f} over {_seeds(search)}, after "
+            f"{search.ends[len(best.returns) - 1]:,} environment steps.",
+            "",
+            f"include {config!r}",
+            "",
+            f"train.num_env_steps = {search.num_env_steps:_}",
+            *search.bindings,
+            *(f"{name} = {value!r}" for name, value in best.parameters.items()),
+            "",
+        ]
+    )
+
+
+def _seeds(search: Search) -> str:
+    return formatting.count(search.num_seeds, "seed")
+
+
+def _text(search: Search, trials: Mapping[int, Trial], best: Trial, figures: str) -> str:
+    blocks = [
+        f"# Search {escaped(search.name)}\n",
+        *_best(search, trials, best),
+        *_savings(search, trials),
+        *_importances(search, trials),
+        f"## Values of the parameters\n\n{figures}" if figures else "",
+        "## All trials\n",
+        _all_trials(search, trials),
+        *_failures(trials),
+    ]
+    return "\n".join(block for block in blocks if block)
+
+
+def _best(search: Search, trials: Mapping[int, Trial], best: Trial) -> Iterator[str]:
+    returns = best.returns[-1]
+    after = f"{search.ends[len(best.returns) - 1]:,} environment steps"
+    yield notice(
+        f"The best of {len(trials)} trials is trial {best.number}: mean return "
+        f"{formatting.number(best.value(-1))} over {_seeds(search)} after {after}.",
+        [f"{code(f'{name} = {value!r}')}" for name, value in best.parameters.items()],
+    )
+    if len(returns) > 1:
+        of_seeds = ", ".join(formatting.number(x) for x in returns)
+        yield f"Returns of seeds 1 to {len(returns)}: {of_seeds}.\n"
+    yield f"[{_BEST}]({_BEST}) is this configuration: `--gin_file={_BEST}`. {_SELECTION}\n"
+
+
+def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
+    """Yields what pausing trials has saved."""
+    if not search.rungs:
+        return
+    trained = sum(search.ends[len(trial.returns) - 1] for trial in trials.values() if trial.returns)
+    whole = search.num_env_steps * sum(bool(trial.returns) for trial in trials.values())
+    rungs = " and ".join(f"{rung:,}" for rung in search.rungs)
+    yield (
+        f"Trials were compared after {rungs} environment steps, and one of {search.reduction} went "
+        f"on. The trials took {trained * search.num_seeds:,} environment steps; training all of "
+        f"them to the end would have taken {whole * search.num_seeds:,}, so "
+        f"{1 - trained / whole:.0%} were saved.\n"
+    )
+
+
+def _importances(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
+    # Trials of one rung are comparable: these are the values at the first.
+    told = [
+        Told(trial.parameters, [trial.value(0)], is_complete=True)
+        for trial in trials.values()
+        if trial.returns
+    ]
+    if len(told) < _FEWEST or len(search.parameters) < 2:
+        return
+    import optuna
+
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    of = optuna.importance.get_param_importances(search.study(told), evaluator=evaluator)
+    rows = [(code(name), f"{share:.2f}") for name, share in of.items()]
+    after = f"after {search.ends[0]:,} steps"
+    yield f"## Importance\n\n{_IMPORTANCE}\n"
+    yield table(f"Importance for the return {after}", ["parameter", "share"], rows)
+
+
+def _all_trials(search: Search, trials: Mapping[int, Trial]) -> str:
+    returns = [f"return after {end:,} steps" for end in search.ends]
+    columns = ["trial", "state", *(code(name) for name in search.parameters), *returns]
+    best_first = sorted(
+        trials.values(),
+        key=lambda x: (-len(x.returns), -x.value(-1) if x.returns else 0.0, x.number),
+    )
+    rows = [
+        [
+            str(trial.number),
+            _state(search, trial),
+            *(escaped(repr(trial.parameters[name])) for name in search.parameters),
+            *(formatting.number(trial.value(rung)) for rung in range(len(trial.returns))),
+            *[""] * (len(search.ends) - len(trial.returns)),
+        ]
+        for trial in best_first
+    ]
+    return table(f"All trials, best first; means over {_seeds(search)}", columns, rows)
+
+
+def _state(search: Search, trial: Trial) -> str:
+    if trial.error is not None:
+        return "failed"
+    if len(trial.returns) == len(search.ends):
+        return "finished"
+    return "paused" if trial.returns else "begun"
+
+
+def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:
+    failed = [trial for trial in trials.values() if trial.error is not None]
+    if failed:
+        texts = [
+            f"Trial {trial.number} ({escaped(in_words(trial))}): {escaped(last_line(trial.error))}"
+            f"\n\n{listing(trial.error)}"
+            for trial in failed
+            if trial.error is not None
+        ]
+        count = formatting.count(len(failed), "trial")
+        yield details(f"The last output of {count} that failed", "\n".join(texts))
+
+
+def _figures(search: Search, trials: Mapping[int, Trial]) -> Iterator[Figure]:
+    known = [trial for _, trial in sorted(trials.items()) if trial.returns]
+    yield _history(search, known)
+    for name in search.parameters:
+        yield _slice(search, known, name)
+
+
+def _history(search: Search, known: Sequence[Trial]) -> Figure:
+    with panel() as (canvas, axes):
+        _scatter(axes, search, known, [trial.number for trial in known])
+        axes.set_xlabel("trial")
+        axes.set_ylabel("return")
+        svg = inline_svg(canvas, f"history {search.name}")
+    return Figure("Return of each trial", "Return at the last rung over the trial's number.", svg)
+
+
+def _slice(search: Search, known: Sequence[Trial], name: str) -> Figure:
+    kind, *arguments = search.parameters[name]
+    values = [trial.parameters[name] for trial in known]
+    with panel() as (canvas, axes):
+        if kind == "choice":
+            axes.set_xticks(range(len(arguments)), [repr(x) for x in arguments])
+            values = [arguments.index(value) for value in values]
+        elif kind.startswith("log"):
+            axes.set_xscale("log")
+        _scatter(axes, search, known, values)
+        axes.set_xlabel(name)
+        axes.set_ylabel("return")
+        svg = inline_svg(canvas, f"slice {name} {search.name}")
+    return Figure(name, f"Return at the last rung over the value of {name}.", svg)
+
+
+def _scatter(axes: Any, search: Search, known: Sequence[Trial], x: Sequence[float]) -> None:
+    """Draws the values of trials, with a colour for each rung."""
+    for rung, end in enumerate(search.ends):
+        of_rung = [place for place, trial in enumerate(known) if len(trial.returns) == rung + 1]
+        if of_rung:
+            axes.plot(
+                np.array(x)[of_rung],
+                [known[place].value(-1) for place in of_rung],
+                "o",
+                markersize=5,
+                color=SERIES[rung % len(SERIES)],
+                label=f"after {formatting.short(end)} steps",
+            )

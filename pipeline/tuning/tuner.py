@@ -1,0 +1,275 @@
+"""Trains the trials of a search with several processes at a time."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.benchmarks import train_process
+from pipeline.benchmarks.display import Display
+from pipeline.benchmarks.planned_runs import Run, plan
+from pipeline.benchmarks.train_process import TRAIN, TrainProcess
+from pipeline.runs.run_folder import RunFolder
+from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told
+from pipeline.tuning.search import Search
+from pipeline.tuning.search_folder import SearchFolder
+from pipeline.utils.errors import USER_ERROR_CODE, UserError
+from pipeline.utils.jsonl import read_jsonl
+from pipeline.utils.shutdown import StopSignal
+
+_POLL_SECONDS = 0.2
+_MAX_KILLS = 3  # without a new checkpoint between them
+_EVAL_INTERVAL = "train.eval_interval"
+
+
+class Outcome(NamedTuple):
+    """Outcome of a call of `tune`.
+
+    Attributes:
+      trials: Trials that have begun, by number.
+      is_over: Whether nothing is left to do.
+    """
+
+    trials: dict[int, Trial]
+    is_over: bool
+
+
+def tune(
+    search: Search,
+    output_dir: pathlib.Path,
+    num_trials: int,
+    workers: int,
+    stop: StopSignal,
+    flags: Sequence[str] = (),
+    train: Sequence[str] = TRAIN,
+) -> Outcome:
+    """Trains the trials of a search, from where an earlier call stopped.
+
+    Args:
+      search: The search.
+      output_dir: Folder of the search; created if missing.
+      num_trials: Number of trials.
+      workers: Number of runs at the same time.
+      stop: Signal that stops the search: all processes write a checkpoint and exit.
+      flags: Flags of every run, in addition to those that identify the run.
+      train: Command that trains, without its flags.
+
+    Returns:
+      The trials so far.
+
+    Raises:
+      UserError: If another search uses the folder or is in it, if the configuration is wrong, or if
+        the disk is full or not writable. All processes are stopped before the error is raised.
+    """
+    if search.sampler == "grid" and num_trials > len(search.grid):
+        raise UserError(f"--trials={num_trials}: the grid has {len(search.grid)} points.")
+    with SearchFolder(output_dir) as folder, Display(search.name) as display:
+        tuner = _Tuner(search, folder, output_dir, num_trials, workers, stop, flags, train, display)
+        tuner.check()
+        return tuner.run()
+
+
+class _Tuner:
+    def __init__(
+        self,
+        search: Search,
+        folder: SearchFolder,
+        output_dir: pathlib.Path,
+        num_trials: int,
+        workers: int,
+        stop: StopSignal,
+        flags: Sequence[str],
+        train: Sequence[str],
+        display: Display,
+    ):
+        self._search = search
+        self._folder = folder
+        self._output_dir = output_dir
+        self._num_trials = num_trials
+        self._workers = workers
+        self._stop = stop
+        self._flags = flags
+        self._train = train
+        self._display = display
+        self._running: dict[pathlib.Path, TrainProcess] = {}
+        self._runs: dict[int, list[Run]] = {}  # by trial
+        self._kills: Counter[tuple[pathlib.Path, str | None]] = Counter()
+
+    def check(self) -> None:
+        """Checks the config and the rungs before anything is trained."""
+        first = self._search.suggest(0, []) if 0 not in self._folder.trials else {}
+        parameters = first or self._folder.trials[0].parameters
+        (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
+        interval = int(float(run.settings.get(_EVAL_INTERVAL, "10_000")))
+        if off := [rung for rung in self._search.rungs if not interval or rung % interval]:
+            raise UserError(
+                f"search.rungs: trials are compared by evaluations, but {off[0]:_} is no multiple "
+                f"of {_EVAL_INTERVAL} = {interval:_}. Add a binding of it to search.bindings, or "
+                "change the rung."
+            )
+        settings = {k: v for k, v in run.settings.items() if k not in self._search.parameters}
+        self._folder.check_settings(self._search, settings)
+
+    def run(self) -> Outcome:
+        over = sum(1 for trial in self._folder.trials.values() if trial.returns or trial.error)
+        self._display.message(
+            f"{self._num_trials} trials, {over} have results; {self._workers} runs at a time"
+        )
+        try:
+            while True:
+                jobs = self._step()
+                if not self._running and (self._stop.requested or not jobs):
+                    return Outcome(self._folder.trials, not jobs)
+                self._display.show(self._progress)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for process in self._running.values():
+                process.stop()
+            for process in self._running.values():
+                process.wait()
+
+    def _step(self) -> list[Job]:
+        """Notes results, stops and starts processes; returns the jobs that are not done."""
+        if self._stop.requested:
+            for process in self._running.values():
+                process.stop()
+        ended = {path: x for path, x in self._running.items() if x.poll() is not None}
+        for path in ended:
+            del self._running[path]
+        left = []
+        for job in list(ready_jobs(self._search, self._folder.trials, self._num_trials)):
+            if job.number not in self._folder.trials:
+                if self._stop.requested or len(self._running) >= self._workers:
+                    left.append(job)
+                    break  # later trials depend on this one
+                self._begin(job.number)
+            if not self._is_done(job, ended):
+                left.append(job)
+        return left
+
+    def _begin(self, number: int) -> None:
+        trials = self._folder.trials
+        seen = told(self._search, trials, number, self._num_trials)
+        self._folder.put(Trial(number, self._search.suggest(number, seen)))
+
+    def _is_done(self, job: Job, ended: dict[pathlib.Path, TrainProcess]) -> bool:
+        """Does what can be done for a job now; returns True if its result is recorded."""
+        returns = []
+        for run in self._runs_of(job.number):
+            try:
+                value = self._return_at(run, job.rung)
+            except UserError as error:
+                self._fail(job, str(error))
+                return True
+            if value is not None:
+                returns.append(value)
+                if run.folder in self._running:
+                    self._running[run.folder].stop()
+            elif run.folder in ended and (reason := self._failure(ended[run.folder])):
+                self._fail(job, f"seed {run.seed}: {reason}")
+                return True
+            elif self._can_start(run):
+                self._running[run.folder] = TrainProcess(run, self._train)
+        if len(returns) < self._search.num_seeds:
+            return False
+        trial = self._folder.trials[job.number]
+        trial = trial._replace(returns=(*trial.returns, tuple(returns)))
+        self._folder.put(trial)
+        self._display.message(
+            f"trial {job.number}: {trial.value(job.rung):,.1f} after "
+            f"{self._search.ends[job.rung]:,} steps with {in_words(trial)}"
+        )
+        return True
+
+    def _can_start(self, run: Run) -> bool:
+        is_free = len(self._running) < self._workers and run.folder not in self._running
+        return is_free and not self._stop.requested
+
+    def _runs_of(self, number: int) -> list[Run]:
+        if number not in self._runs:
+            suite = self._search.suite({number: self._folder.trials[number].parameters})
+            self._runs[number] = plan(suite, self._output_dir, (), self._flags)
+        return self._runs[number]
+
+    def _return_at(self, run: Run, rung: int) -> float | None:
+        """Returns the mean return of the run's first evaluation at a rung; None if not yet known.
+
+        Raises:
+          UserError: If a file of the run is damaged.
+        """
+        folder = RunFolder(run.folder)
+        if rung == len(self._search.rungs):
+            result = folder.read_json("result.json")
+            return result["evaluation"]["return_mean"] if result else None
+        evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
+        of_rung = (e for e in evaluations if e["env_steps"] >= self._search.rungs[rung])
+        first = next(of_rung, None)
+        return first["return_mean"] if first else None
+
+    def _failure(self, process: TrainProcess) -> str:
+        """Returns why a process failed; "" if it was stopped or is to be started again."""
+        if process.was_stopped():
+            return ""
+        code = process.poll() or 0
+        if code < 0 and not self._is_killed_too_often(process.run):
+            reason = f"signal {-code} ({signal.strsignal(-code)})"
+            self._display.message(f"{process.run.name} was ended by {reason}; it goes on")
+            return ""
+        error = process.error()
+        is_first = process.run.experiment.name == "trial-000"
+        if code == USER_ERROR_CODE and is_first and not (process.run.folder / "run.json").exists():
+            raise UserError(f"the first trial cannot be trained:\n{error}")
+        return error
+
+    def _is_killed_too_often(self, run: Run) -> bool:
+        checkpoints = sorted(x.name for x in (run.folder / "checkpoints").glob("step-*"))
+        kills = run.folder, "".join(checkpoints)
+        self._kills[kills] += 1
+        return self._kills[kills] > _MAX_KILLS
+
+    def _fail(self, job: Job, error: str) -> None:
+        for run in self._runs_of(job.number):
+            if run.folder in self._running:
+                self._running[run.folder].stop()
+        trial = self._folder.trials[job.number]._replace(error=error)
+        self._folder.put(trial)
+        self._display.message(
+            f"trial {job.number} failed with {in_words(trial)}: {last_line(error)}"
+        )
+
+    def _progress(self) -> tuple[int, int, str]:
+        trials, search = self._folder.trials, self._search
+        running = {process.run.experiment.name for process in self._running.values()}
+        failed = sum(trial.error is not None for trial in trials.values())
+        finished = sum(len(trial.returns) == len(search.ends) for trial in trials.values())
+        begun = len(trials) - failed - finished
+        text = (
+            f"{finished} finished, {len(running)} running, {max(begun - len(running), 0)} paused, "
+            f"{failed} failed, {self._num_trials - len(trials)} left"
+        )
+        if best := best_trial(trials):
+            text += f"; best {best.value(-1):,.1f} (trial {best.number}: {in_words(best)})"
+        runs = [run for number in trials for run in self._runs_of(number)]
+        done = sum(min(train_process.env_steps(run), run.num_env_steps) for run in runs)
+        total = planned_steps(search, self._num_trials)
+        return min(done, total), total, text
+
+
+def in_words(trial: Trial) -> str:
+    """Returns the parameters of a trial in one line."""
+    return ", ".join(f"{name} = {value!r}" for name, value in trial.parameters.items())
+
+
+def last_line(error: str) -> str:
+    """Returns the last line of an error, which says most."""
+    return error.splitlines()[-1] if error else ""
+
+
+def best_trial(trials: dict[int, Trial]) -> Trial | None:
+    """Returns the trial with the highest value among those that were trained longest."""
+    known = [trial for trial in trials.values() if trial.error is None and trial.returns]
+    return max(known, key=lambda x: (len(x.returns), x.value(-1), -x.number), default=None)

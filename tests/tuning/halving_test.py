@@ -1,0 +1,104 @@
+"""Successive halving: which trials go on, and that no order of events changes a search."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_searches import make_search
+
+from pipeline.tuning import halving
+from pipeline.tuning.halving import Job, Trial
+from pipeline.tuning.search import Search
+
+
+def simulate(search: Search, num_trials: int, workers: int, seed: int) -> dict[int, Trial]:
+    """Runs a search in which jobs end in a random order, and some trials fail."""
+    trials: dict[int, Trial] = {}
+    active: list[Job] = []
+    order = random.Random(seed)
+    while True:
+        jobs = list(halving.ready_jobs(search, trials, num_trials))
+        if not jobs:
+            return trials
+        for job in jobs:
+            if job in active or len(active) == workers:
+                continue
+            if job.number not in trials:
+                seen = halving.told(search, trials, job.number, num_trials)
+                assert len(seen) == job.number
+                trials[job.number] = Trial(job.number, search.suggest(job.number, seen))
+            active.append(job)
+        job = active.pop(order.randrange(len(active)))
+        trial = trials[job.number]
+        assert len(trial.returns) == job.rung
+        value = trial.parameters["fake.quality"] + 0.1 * job.rung + job.number * 7 % 5 / 100
+        if job.number % 11 == 10 or (job.number % 13 == 2 and job.rung == 1):
+            trials[job.number] = trial._replace(error="it failed")
+        else:
+            trials[job.number] = trial._replace(returns=(*trial.returns, (value,)))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("rungs", [(), (10,), (10, 30)])
+@pytest.mark.parametrize("num_concurrent", [1, 3, 30])
+def test_the_trials_depend_neither_on_the_workers_nor_on_the_order(sampler, rungs, num_concurrent):
+    search = make_search(sampler=sampler, rungs=rungs, num_concurrent=num_concurrent)
+    alone = simulate(search, 22, workers=1, seed=0)
+    assert len(alone) == 22
+    for workers in (2, 40):
+        assert simulate(search, 22, workers, seed=workers) == alone
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 99))
+def test_every_bracket_trains_its_best_to_the_end(num_trials, workers, seed):
+    search = make_search()
+    trials = simulate(search, num_trials, workers, seed)
+    for first in range(0, num_trials, 9):
+        of_bracket = halving.bracket(search, first, num_trials)
+        cohorts = halving.cohorts(search, trials, of_bracket)
+        assert len(cohorts) == 3
+        for rung, cohort in enumerate(cohorts):
+            assert len(cohort) <= halving.cohort_sizes(search, len(of_bracket))[rung]
+            out = [n for n in of_bracket if n not in cohort and len(trials[n].returns) > rung]
+            assert out == []
+        for before, after, rung in ((cohorts[0], cohorts[1], 0), (cohorts[1], cohorts[2], 1)):
+            values = {n: trials[n].value(rung) for n in before if len(trials[n].returns) > rung}
+            lowest = min((values[n] for n in after), default=None)
+            paused = [values[n] for n in values if n not in after and trials[n].error is None]
+            assert lowest is None or all(value <= lowest for value in paused)
+
+
+def test_a_search_is_as_long_as_planned():
+    search = make_search(rungs=(10,), num_seeds=2)
+    # Brackets of 3: the first has 3 trials of 10 steps and one that goes on for 80, the last has a
+    # single trial of 90.
+    assert halving.planned_steps(search, 4) == 2 * (3 * 10 + 80 + 90)
+
+
+def test_a_failed_trial_does_not_go_on_and_a_trial_waits_for_those_before():
+    search = make_search(rungs=(10,), num_concurrent=2)
+    trials = {
+        0: Trial(0, {}, ((0.5,),)),
+        1: Trial(1, {}, (), "it failed"),
+        2: Trial(2, {}),
+    }
+    assert list(halving.ready_jobs(search, trials, 9)) == [Job(2, 0), Job(3, 0)]
+    trials[2] = Trial(2, {}, ((0.4,),))
+    trials[3] = Trial(3, {})
+    assert list(halving.ready_jobs(search, trials, 9)) == [Job(0, 1), Job(3, 0), Job(4, 0)]
+
+
+def test_a_suggestion_sees_running_failed_paused_and_finished_trials():
+    search = make_search(rungs=(10,), reduction=2, num_concurrent=2)
+    trials = {
+        0: Trial(0, {"fake.quality": 0.0}, ((0.2,), (0.3,))),
+        1: Trial(1, {"fake.quality": 0.1}, (), "it failed"),
+        2: Trial(2, {"fake.quality": 0.2}, ((0.5,), (0.6,))),
+        3: Trial(3, {"fake.quality": 0.3}, ((0.4,),)),
+        4: Trial(4, {"fake.quality": 0.4}, ((0.7,),)),
+    }
+    seen = halving.told(search, trials, 5, 6)
+    # Of the bracket before its own, only the first rung is known in every order of events.
+    assert [x.returns for x in seen] == [[0.2, 0.3], [], [0.5], [0.4], None]
+    assert [x.is_complete for x in seen] == [True, False, False, False, False]

@@ -1,0 +1,185 @@
+"""Searches whose trials `fake_training` trains."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from tiny_searches import PATIENT, make_search, run
+
+from pipeline import configuration
+from pipeline.configuration.statements import Binding
+from pipeline.tuning import search_report, tuner
+from pipeline.tuning.search_folder import SearchFolder, read_search
+from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
+
+# Program that runs in its own process, to be killed; its argument is the folder.
+_PROGRAM = """
+import pathlib, sys
+sys.path.insert(0, "tests")
+from tiny_searches import PATIENT, run
+run(pathlib.Path(sys.argv[1]), PATIENT, 6, workers=3)
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    outcome = run(folder, PATIENT, 6)
+    assert outcome.is_over
+    return folder
+
+
+def test_the_best_of_each_bracket_is_trained_to_the_end(uninterrupted):
+    trials = SearchFolder(uninterrupted)
+    with trials:
+        found = trials.trials
+    assert [len(found[n].returns) for n in range(6)].count(2) == 2
+    for of_bracket in ((0, 1, 2), (3, 4, 5)):
+        qualities = {n: found[n].parameters["fake.quality"] for n in of_bracket}
+        best = max(qualities, key=qualities.__getitem__)
+        assert [n for n in of_bracket if len(found[n].returns) == 2] == [best]
+        assert found[best].returns == ((qualities[best],), (qualities[best],))
+    for log in uninterrupted.glob("tiny/*/seed-1.log"):
+        number = int(log.parent.name.removeprefix("trial-"))
+        assert log.read_text().count("started") == len(found[number].returns)
+
+
+def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path, uninterrupted):
+    for number_of_records in (1, 4):
+        process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(tmp_path)], cwd=ROOT)
+        path = tmp_path / "trials.jsonl"
+        while not (path.exists() and len(path.read_text().splitlines()) > number_of_records):
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+    assert run(tmp_path, PATIENT, 6, workers=1).is_over
+    records = (tmp_path / "trials.jsonl").read_text()
+    assert records == (uninterrupted / "trials.jsonl").read_text()
+
+
+def test_a_stopped_search_goes_on(tmp_path, uninterrupted):
+    class StopLater:
+        """Stop signal that is requested once a trial has a result."""
+
+        signal = signal.SIGTERM
+
+        @property
+        def requested(self) -> bool:
+            path = tmp_path / "trials.jsonl"
+            return path.exists() and any(
+                json.loads(line)["returns"] for line in path.read_text().splitlines()
+            )
+
+    assert not run(tmp_path, PATIENT, 6, stop=StopLater()).is_over
+    assert run(tmp_path, PATIENT, 6).is_over
+    records = (tmp_path / "trials.jsonl").read_text()
+    assert records == (uninterrupted / "trials.jsonl").read_text()
+
+
+def test_more_trials_continue_a_search(tmp_path):
+    search = PATIENT._replace(rungs=(), bindings=())
+    first = dict(run(tmp_path, search, 2).trials)
+    more = run(tmp_path, search, 4).trials
+    assert len(more) == 4
+    assert {number: more[number] for number in first} == first
+
+
+def test_the_value_is_the_mean_over_seeds(tmp_path):
+    (trial,) = run(
+        tmp_path, PATIENT._replace(rungs=(), bindings=(), num_seeds=3), 1
+    ).trials.values()
+    quality = trial.parameters["fake.quality"]
+    assert trial.returns == ((pytest.approx(quality), 2 * quality, pytest.approx(3 * quality)),)
+    assert trial.value(0) == pytest.approx(2 * quality)
+
+
+def test_another_search_is_refused(tmp_path):
+    search = PATIENT._replace(rungs=(), bindings=())
+    run(tmp_path, search, 1)
+    with pytest.raises(UserError, match=r"search\.seed: 5 then, 6 now"):
+        run(tmp_path, search._replace(seed=6), 2)
+    with pytest.raises(UserError, match=r"fake\.other_binding: nothing then, 1 now"):
+        run(tmp_path, search._replace(bindings=("fake.other_binding = 1",)), 2)
+
+
+def test_a_folder_is_for_one_process(tmp_path):
+    with SearchFolder(tmp_path), pytest.raises(UserError, match="another search is running in"):
+        run(tmp_path, PATIENT, 1)
+
+
+def test_a_failed_trial_is_recorded_and_the_search_goes_on(tmp_path, capsys):
+    (tmp_path / "broken").touch()
+    bindings = ("fake.failing = '2'", f"fake.broken = '{tmp_path / 'broken'}'")
+    search = PATIENT._replace(rungs=(), bindings=bindings, num_seeds=2)
+    outcome = run(tmp_path / "search", search, 2)
+    assert outcome.is_over
+    assert all("seed 2: exit code 2" in str(x.error) for x in outcome.trials.values())
+    assert "error: the loss is NaN" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no trial in .* has a value"):
+        search_report.write(tmp_path / "search")
+
+
+def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
+    killed = {"fake.quality": ("uniform", 2, 3)}
+    search = PATIENT._replace(rungs=(), bindings=(), parameters=killed)
+    (trial,) = run(tmp_path, search, 1).trials.values()
+    assert trial.returns
+    assert "was ended by signal 9 (Killed)" in capsys.readouterr().out
+
+
+def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path):
+    program = "import sys; print('error: no configurable is named x'); sys.exit(2)"
+    with pytest.raises(UserError, match="no configurable is named x"):
+        tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), train=(sys.executable, "-c", program))
+
+
+def test_rungs_are_where_evaluations_are(tmp_path):
+    search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
+    with pytest.raises(UserError, match=r"10_500 is no multiple of train\.eval_interval"):
+        run(tmp_path, search, 1)
+
+
+def test_too_many_trials_for_a_grid(tmp_path):
+    grid = make_search(sampler="grid", parameters={"fake.quality": ("choice", 1, 2)})
+    with pytest.raises(UserError, match="the grid has 2 points"):
+        run(tmp_path, grid, 3)
+
+
+# The report.
+
+
+def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
+    paths = search_report.write(uninterrupted)
+    assert [path.name for path in paths] == ["report.md", "report.html", "best.gin"]
+    text, page, best = (path.read_text() for path in paths)
+    with SearchFolder(uninterrupted) as folder:
+        trial = tuner.best_trial(folder.trials)
+    assert trial is not None
+    assert f"The best of 6 trials is trial {trial.number}" in text
+    # Four of six trials were paused after half of their steps.
+    assert "training all of them to the end would have taken 120,000, so 33% were saved" in text
+    assert text.count("\n| ") >= 6
+    assert page.count("<svg") == 3
+    assert "fake.quality" in page
+    path = uninterrupted / "best.gin"
+    assert best.startswith(f"# Trial {trial.number} of the search tiny, the best of 6 trials.")
+    statements = configuration.read([str(path)], [])
+    bound = {x.name: x.value for x in statements if isinstance(x, Binding)}
+    assert bound["fake.quality"] == trial.parameters["fake.quality"]
+    assert bound["train.num_env_steps"] == 20_000
+
+
+def test_the_search_is_read_back(uninterrupted):
+    assert read_search(uninterrupted) == PATIENT
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)
+    path = tmp_path / "trials.jsonl"
+    path.write_text(path.read_text()[:20] + "\n" + path.read_text())
+    with pytest.raises(UserError, match=r"trials\.jsonl"):
+        run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)
