@@ -10,7 +10,9 @@ from unittest import mock
 import fake_training
 
 from pipeline.benchmarks import records, runner
+from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.suites import Experiment, Suite
+from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
@@ -34,11 +36,17 @@ def make_suite(num_seeds: int = 1, *bindings: str, budget: int = 100) -> Suite:
     return Suite("tiny", "any", "evaluation", num_seeds, (), bindings, tuple(experiments))
 
 
+def start_fake(run: Run) -> TrainProcess:
+    return TrainProcess(run, FAKE)
+
+
 def run(
     output_dir: pathlib.Path, suite: Suite, workers: int = 1, bindings=(), stop=None
 ) -> runner.Outcome:
     with mock.patch.object(runner, "_POLL_SECONDS", 0.01):
-        return runner.run_suite(suite, output_dir, workers, bindings, stop or StopSignal(), FAKE)
+        return runner.run_suite(
+            suite, output_dir, workers, bindings, stop or StopSignal(), start_fake
+        )
 
 
 def recorded(output_dir: pathlib.Path) -> dict[tuple[str, int], dict]:

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 from unittest import mock
 
-from tiny_benchmarks import FAKE
+from tiny_benchmarks import start_fake
 
 from pipeline.tuning import tuner
 from pipeline.tuning.search import Search
@@ -36,4 +36,6 @@ PATIENT = make_search(
 
 def run(folder: pathlib.Path, search, num_trials: int, workers: int = 2, stop=None):
     with mock.patch.object(tuner, "_POLL_SECONDS", 0.01):
-        return tuner.tune(search, folder, num_trials, workers, stop or StopSignal(), train=FAKE)
+        return tuner.tune(
+            search, folder, num_trials, workers, stop or StopSignal(), start=start_fake
+        )

@@ -33,6 +33,7 @@ keys marked with * are None, or [] if they are lists.
     git_revision *, versions *, threads *, onednn *  of the process that finished the run
     earlier_revisions *     revisions of processes that were stopped or killed before, if different
     inexact_resumes *       number of processes that could not resume the run bit for bit
+    losses                  number of times that the machine of the run was lost; missing if never
     cpu_model, cpu_count    of the process that finished the run; if the run failed, of the machine
                             that wrote the record
 

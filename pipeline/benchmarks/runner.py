@@ -14,7 +14,7 @@ from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
-from pipeline.benchmarks.train_process import TRAIN, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import duration
@@ -44,7 +44,7 @@ def run_suite(
     workers: int,
     gin_bindings: Sequence[str],
     stop: StopSignal,
-    train: Sequence[str] = TRAIN,
+    start: Start = TrainProcess,
     flags: Sequence[str] = (),
 ) -> Outcome:
     """Runs the unfinished runs of a suite and records them in `<output_dir>/<suite>.jsonl`.
@@ -58,7 +58,7 @@ def run_suite(
       workers: Number of runs at the same time.
       gin_bindings: Statements for every run, after those of the suite.
       stop: Signal that stops the benchmark: all processes write a checkpoint and exit.
-      train: Command that trains, without its flags.
+      start: Starts the process that trains a run.
       flags: Flags of every run, in addition to those that identify the run.
 
     Returns:
@@ -73,7 +73,7 @@ def run_suite(
     with SuiteFolder(output_dir, suite.name) as folder:
         folder.check_settings(runs)
         with Display(suite.name) as display:
-            return _Runner(runs, workers, folder, display, stop, train).run()
+            return _Runner(runs, workers, folder, display, stop, start).run()
 
 
 class _Runner:
@@ -84,16 +84,17 @@ class _Runner:
         folder: SuiteFolder,
         display: Display,
         stop: StopSignal,
-        train: Sequence[str],
+        start: Start,
     ) -> None:
         self._runs = runs
         self._workers = workers
         self._folder = folder
         self._display = display
         self._stop = stop
-        self._train = train
+        self._start = start
         self._waiting: deque[Run] = deque()
-        self._running: list[TrainProcess] = []
+        self._running: list[Process] = []
+        self._losses = Losses()
 
     def run(self) -> Outcome:
         self._waiting.extend(run for run in self._runs if not self._is_over(run))
@@ -138,20 +139,40 @@ class _Runner:
         for process in [x for x in self._running if x.poll() is not None]:
             self._running.remove(process)
             record = self._end_of(process.run)
-            if record is None and process.was_stopped():
+            if record is None and (process.was_stopped() or self._goes_on_elsewhere(process)):
                 self._waiting.append(process.run)
             else:
                 record = record or records.failed(process.run, process.error())
                 self._note(process.run, record, process.seconds)
-        while self._waiting and len(self._running) < self._workers and not self._stop.requested:
-            run = self._waiting.popleft()
-            try:
-                self._running.append(TrainProcess(run, self._train))
-            except OSError as error:
-                reason = f"the process cannot be started: {error}"
-                self._note(run, records.failed(run, reason), 0.0)
+        for _ in range(len(self._waiting)):
+            if len(self._running) >= self._workers or self._stop.requested:
+                break
+            self._start_next()
+
+    def _goes_on_elsewhere(self, process: Process) -> bool:
+        if not process.is_lost or not self._losses.may_go_on(process.run):
+            return False
+        reason = process.error().splitlines()[0]
+        self._display.message(f"{process.run.name}: {reason}; it goes on from its checkpoint")
+        return True
+
+    def _start_next(self) -> None:
+        """Starts the first run that waits; if there is no room for it, puts it at the end."""
+        run = self._waiting.popleft()
+        try:
+            process = self._start(run)
+        except OSError as error:
+            reason = f"the process cannot be started: {error}"
+            self._note(run, records.failed(run, reason), 0.0)
+            return
+        if process is None:
+            self._waiting.append(run)
+        else:
+            self._running.append(process)
 
     def _note(self, run: Run, record: Record, seconds: float) -> None:
+        if losses := self._losses[run]:
+            record = record | {"losses": losses}
         self._folder.add(record)
         self._display.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
 

@@ -1,4 +1,4 @@
-"""Starts, stops and observes the process that trains a run of a suite."""
+"""Starts, stops and observes the process that trains a run of a suite or a search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from pipeline.benchmarks import die_with_parent
 from pipeline.benchmarks.planned_runs import Run
@@ -17,53 +19,92 @@ from pipeline.benchmarks.planned_runs import Run
 TRAIN = (sys.executable, "-m", "pipeline.train")
 _MAX_ERROR_LINES = 20
 _TAIL_BYTES = 65_536
+_MOST_LOSSES = 3  # without a new checkpoint between them
+_STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
-class TrainProcess:
-    """Process of `pipeline.train` in its own session, which a terminal's Ctrl-C does not reach.
+class Process(Protocol):
+    """Process that trains a run, on this machine or elsewhere."""
 
-    It ends when the current process ends. Its output is appended to the log of the run.
-    """
-
-    def __init__(self, run: Run, command: Sequence[str] = TRAIN) -> None:
-        """Starts the process.
-
-        Args:
-          run: The run to train or to resume.
-          command: Command that accepts the flags of `pipeline.train`.
-        """
-        self.run = run
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        with run.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                die_with_parent.command([*command, *run.arguments]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._started = time.monotonic()
-        self._is_stopping = False
+    @property
+    def run(self) -> Run:
+        """Returns the run that the process trains."""
 
     @property
     def seconds(self) -> float:
         """Returns the seconds since the process was started."""
-        return time.monotonic() - self._started
+
+    @property
+    def is_lost(self) -> bool:
+        """Returns True if the process has ended because its machine was lost."""
 
     def poll(self) -> int | None:
         """Returns the exit code, negative if a signal ended the process; None while it runs."""
-        return self._process.poll()
 
     def was_stopped(self) -> bool:
         """Returns True if the process has ended because `stop` asked it to."""
-        return self._is_stopping and self.poll() in (128 + signal.SIGTERM, -signal.SIGTERM)
 
     def stop(self) -> None:
         """Asks the process to write a checkpoint and exit.
 
         Further calls have no effect, because a second signal would kill the process.
         """
+
+    def wait(self) -> None:
+        """Waits until the process has ended."""
+
+    def error(self) -> str:
+        """Returns why the process failed: its signal or exit code, and its last lines of output."""
+
+
+#: Starts a process that trains a run; returns None if there is no room for it now.
+Start = Callable[[Run], Process | None]
+
+
+class LocalProcess:
+    """Process on this machine in its own session, which a terminal's Ctrl-C does not reach.
+
+    It ends when the thread that starts it, or the current process, ends. Its output is appended to
+    a log.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: pathlib.Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the process.
+
+        Args:
+          command: Program and its arguments.
+          log: File to which the output is appended. Its folder is created if missing.
+          environment: Environment variables; None for those of the current process.
+        """
+        self._path = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._log_start = file.tell()
+            self._process = subprocess.Popen(
+                die_with_parent.command(command),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+        self._is_stopping = False
+
+    def poll(self) -> int | None:
+        """Returns the exit code; see `Process.poll`."""
+        return self._process.poll()
+
+    def was_stopped(self) -> bool:
+        """Returns True if the process has ended because `stop` asked it to."""
+        return self._is_stopping and self.poll() in _STOPPED
+
+    def stop(self) -> None:
+        """Asks the process to write a checkpoint and exit; see `Process.stop`."""
         if not self._is_stopping:
             self._is_stopping = True
             self._process.send_signal(signal.SIGTERM)
@@ -73,14 +114,57 @@ class TrainProcess:
         self._process.wait()
 
     def error(self) -> str:
-        """Returns why the process failed: its signal or exit code, and its last lines of output."""
+        """Returns why the process failed; see `Process.error`."""
         code = self._process.returncode
         reason = f"exit code {code}"
         if code < 0:
             reason = f"ended by signal {-code} ({signal.strsignal(-code)})"
-        output = _tail(self.run.log, self._log_start).decode(errors="replace")
+        output = _tail(self._path, self._log_start).decode(errors="replace")
         lines = [line.rstrip() for line in output.splitlines() if line.strip()]
         return "\n".join([reason, *lines[-_MAX_ERROR_LINES:]])
+
+
+class TrainProcess(LocalProcess):
+    """`Process` on this machine."""
+
+    is_lost = False
+
+    def __init__(self, run: Run, command: Sequence[str] = TRAIN) -> None:
+        """Starts the process.
+
+        Args:
+          run: The run to train or to resume.
+          command: Command that accepts the flags of `pipeline.train`.
+        """
+        super().__init__([*command, *run.arguments], run.log)
+        self.run = run
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds since the process was started."""
+        return time.monotonic() - self._started
+
+
+class Losses:
+    """Counts of how often the processes of runs were lost."""
+
+    def __init__(self) -> None:
+        """Initializes all counts to 0."""
+        self._counts: Counter[pathlib.Path] = Counter()
+        self._since_checkpoint: Counter[tuple[pathlib.Path, tuple[str, ...]]] = Counter()
+
+    def __getitem__(self, run: Run) -> int:
+        """Returns how often a run was lost."""
+        return self._counts[run.folder]
+
+    def may_go_on(self, run: Run) -> bool:
+        """Counts a loss; returns False if there were too many without a new checkpoint."""
+        checkpoints = (run.folder / "checkpoints").glob("step-*")
+        key = run.folder, tuple(sorted(path.name for path in checkpoints))
+        self._counts[run.folder] += 1
+        self._since_checkpoint[key] += 1
+        return self._since_checkpoint[key] <= _MOST_LOSSES
 
 
 def env_steps(run: Run) -> int:

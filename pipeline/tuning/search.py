@@ -182,8 +182,9 @@ def _optuna_distribution(kind: str, *arguments: Any) -> Any:
 
     if kind == "choice":
         return CategoricalDistribution(arguments)
+    low, high = arguments
     numbers = IntDistribution if kind.endswith("int") else FloatDistribution
-    return numbers(*arguments, log=kind.startswith("log"))
+    return numbers(low, high, log=kind.startswith("log"))
 
 
 def load(path: str, allow_imports: bool = False) -> Search:

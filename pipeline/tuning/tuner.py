@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
-from pipeline.benchmarks.train_process import TRAIN, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told
 from pipeline.tuning.search import Search
@@ -22,7 +20,6 @@ from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.2
-_MAX_KILLS = 3  # without a new checkpoint between them
 _EVAL_INTERVAL = "train.eval_interval"
 
 
@@ -45,7 +42,7 @@ def tune(
     workers: int,
     stop: StopSignal,
     flags: Sequence[str] = (),
-    train: Sequence[str] = TRAIN,
+    start: Start = TrainProcess,
 ) -> Outcome:
     """Trains the trials of a search, from where an earlier call stopped.
 
@@ -56,7 +53,7 @@ def tune(
       workers: Number of runs at the same time.
       stop: Signal that stops the search: all processes write a checkpoint and exit.
       flags: Flags of every run, in addition to those that identify the run.
-      train: Command that trains, without its flags.
+      start: Starts the process that trains a run.
 
     Returns:
       The trials so far.
@@ -68,7 +65,7 @@ def tune(
     if search.sampler == "grid" and num_trials > len(search.grid):
         raise UserError(f"--trials={num_trials}: the grid has {len(search.grid)} points.")
     with SearchFolder(output_dir) as folder, Display(search.name) as display:
-        tuner = _Tuner(search, folder, output_dir, num_trials, workers, stop, flags, train, display)
+        tuner = _Tuner(search, folder, output_dir, num_trials, workers, stop, flags, start, display)
         tuner.check()
         return tuner.run()
 
@@ -83,7 +80,7 @@ class _Tuner:
         workers: int,
         stop: StopSignal,
         flags: Sequence[str],
-        train: Sequence[str],
+        start: Start,
         display: Display,
     ):
         self._search = search
@@ -93,11 +90,11 @@ class _Tuner:
         self._workers = workers
         self._stop = stop
         self._flags = flags
-        self._train = train
+        self._start = start
         self._display = display
-        self._running: dict[pathlib.Path, TrainProcess] = {}
+        self._running: dict[pathlib.Path, Process] = {}
         self._runs: dict[int, list[Run]] = {}  # by trial
-        self._kills: Counter[tuple[pathlib.Path, str | None]] = Counter()
+        self._losses = Losses()
 
     def check(self) -> None:
         """Checks the config and the rungs before anything is trained."""
@@ -156,7 +153,7 @@ class _Tuner:
         seen = told(self._search, trials, number, self._num_trials)
         self._folder.put(Trial(number, self._search.suggest(number, seen)))
 
-    def _is_done(self, job: Job, ended: dict[pathlib.Path, TrainProcess]) -> bool:
+    def _is_done(self, job: Job, ended: dict[pathlib.Path, Process]) -> bool:
         """Does what can be done for a job now; returns True if its result is recorded."""
         returns = []
         for run in self._runs_of(job.number):
@@ -173,7 +170,13 @@ class _Tuner:
                 self._fail(job, f"seed {run.seed}: {reason}")
                 return True
             elif self._can_start(run):
-                self._running[run.folder] = TrainProcess(run, self._train)
+                try:
+                    process = self._start(run)
+                except OSError as error:
+                    self._fail(job, f"the process cannot be started: {error}")
+                    return True
+                if process is not None:
+                    self._running[run.folder] = process
         if len(returns) < self._search.num_seeds:
             return False
         trial = self._folder.trials[job.number]
@@ -210,26 +213,19 @@ class _Tuner:
         first = next(of_rung, None)
         return first["return_mean"] if first else None
 
-    def _failure(self, process: TrainProcess) -> str:
+    def _failure(self, process: Process) -> str:
         """Returns why a process failed; "" if it was stopped or is to be started again."""
         if process.was_stopped():
             return ""
-        code = process.poll() or 0
-        if code < 0 and not self._is_killed_too_often(process.run):
-            reason = f"signal {-code} ({signal.strsignal(-code)})"
-            self._display.message(f"{process.run.name} was ended by {reason}; it goes on")
+        code, error = process.poll() or 0, process.error()
+        if (code < 0 or process.is_lost) and self._losses.may_go_on(process.run):
+            reason = error.splitlines()[0]
+            self._display.message(f"{process.run.name}: {reason}; it goes on")
             return ""
-        error = process.error()
         is_first = process.run.experiment.name == "trial-000"
         if code == USER_ERROR_CODE and is_first and not (process.run.folder / "run.json").exists():
             raise UserError(f"the first trial cannot be trained:\n{error}")
         return error
-
-    def _is_killed_too_often(self, run: Run) -> bool:
-        checkpoints = sorted(x.name for x in (run.folder / "checkpoints").glob("step-*"))
-        kills = run.folder, "".join(checkpoints)
-        self._kills[kills] += 1
-        return self._kills[kills] > _MAX_KILLS
 
     def _fail(self, job: Job, error: str) -> None:
         for run in self._runs_of(job.number):

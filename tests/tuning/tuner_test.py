@@ -10,6 +10,7 @@ from conftest import ROOT
 from tiny_searches import PATIENT, make_search, run
 
 from pipeline import configuration
+from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.configuration.statements import Binding
 from pipeline.tuning import search_report, tuner
 from pipeline.tuning.search_folder import SearchFolder, read_search
@@ -128,13 +129,20 @@ def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     search = PATIENT._replace(rungs=(), bindings=(), parameters=killed)
     (trial,) = run(tmp_path, search, 1).trials.values()
     assert trial.returns
-    assert "was ended by signal 9 (Killed)" in capsys.readouterr().out
+    assert "ended by signal 9 (Killed); it goes on" in capsys.readouterr().out
 
 
 def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path):
     program = "import sys; print('error: no configurable is named x'); sys.exit(2)"
     with pytest.raises(UserError, match="no configurable is named x"):
-        tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), train=(sys.executable, "-c", program))
+        tuner.tune(
+            PATIENT,
+            tmp_path,
+            3,
+            1,
+            StopSignal(),
+            start=lambda run: TrainProcess(run, (sys.executable, "-c", program)),
+        )
 
 
 def test_rungs_are_where_evaluations_are(tmp_path):
