@@ -46,6 +46,7 @@ class ProcessActor:
         self._log = pathlib.Path(log)
         self._waits_for_lock = waits_for_lock
         self._waits_until: float | None = None
+        self._why = ""
         self._start()
 
     def poll(self) -> tuple[int | None, str]:
