@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli, configuration
+from pipeline.benchmarks.cluster_flags import machines
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
@@ -28,7 +29,10 @@ _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Number N of seeds, which are 1 to N; the default is the suite's.", lower_bound=1
 )
 _WORKERS = flags.DEFINE_integer(
-    "workers", None, "Number of parallel runs, which share the machine; default 1.", lower_bound=1
+    "workers",
+    None,
+    "Number of parallel runs; by default 1 on this machine, on a cluster as many as fit.",
+    lower_bound=1,
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
@@ -115,10 +119,19 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
 
     suite = suites.load(name, _ALLOW_GIN_IMPORTS.value)
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
-    with StopSignal(_STOPPING) as stop:
-        for_runs = [f"--{flag.name}" for flag in _FOR_RUNS if flag.value]
+    for_runs = [f"--{flag.name}" for flag in _FOR_RUNS if flag.value]
+    with (
+        machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
+        StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
+    ):
         outcome = runner.run_suite(
-            suite, output_dir, _WORKERS.value or 1, _GIN_BINDINGS.value, stop, flags=for_runs
+            suite,
+            output_dir.absolute() if on.bindings else output_dir,
+            _WORKERS.value or on.workers,
+            [*on.bindings, *_GIN_BINDINGS.value],
+            stop,
+            on.start,
+            for_runs,
         )
     for run, reason in outcome.failed:
         printed = f"; its output is in {run.log}" if run.log.is_file() else ""

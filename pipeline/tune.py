@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli
+from pipeline.benchmarks.cluster_flags import machines
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
@@ -27,7 +28,10 @@ _TRIALS = flags.DEFINE_integer(
     "trials", None, "Number of trials; default 20, for a grid all of its points.", lower_bound=1
 )
 _WORKERS = flags.DEFINE_integer(
-    "workers", None, "Number of parallel runs, which share the machine; default 1.", lower_bound=1
+    "workers",
+    None,
+    "Number of parallel runs; by default 1 on this machine, on a cluster as many as fit.",
+    lower_bound=1,
 )
 _REPORT = flags.DEFINE_bool("report", False, "Only write the report of the trials so far.")
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
@@ -82,9 +86,18 @@ def _search(output_dir: pathlib.Path) -> int:
     for_runs = [
         f"--{flag.name}" for flag in (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME) if flag.value
     ]
-    with StopSignal(_STOPPING) as stop:
+    with (
+        machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
+        StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
+    ):
         outcome = tuner.tune(
-            loaded, output_dir, _TRIALS.value or default, _WORKERS.value or 1, stop, for_runs
+            loaded._replace(bindings=(*on.bindings, *loaded.bindings)),
+            output_dir.absolute() if on.bindings else output_dir,
+            _TRIALS.value or default,
+            _WORKERS.value or on.workers,
+            stop,
+            for_runs,
+            on.start,
         )
     if not outcome.is_over:
         print("stopped. The same command continues the search.")

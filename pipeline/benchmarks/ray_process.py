@@ -7,7 +7,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -84,6 +84,7 @@ class RayTrainProcess:
         node_id: str,
         node_name: str,
         options: dict[str, Any],
+        say: Callable[[str], None],
         waits_for_lock: bool = False,
         module: Sequence[str] = ("-m", "pipeline.train"),
     ):
@@ -94,13 +95,15 @@ class RayTrainProcess:
           node_id: Node of the cluster on which it is trained.
           node_name: Name of the node in messages.
           options: Ray's options of the actor: num_cpus, num_gpus and the like.
+          say: Called with messages.
           waits_for_lock: Whether the run was lost, so that its lost process may still train.
           module: Arguments of Python that train.
         """
         self.run = run
         self.node_id = node_id
         self.is_lost = False
-        self.waits_because = ""
+        self._say = say
+        self._waits_because = ""
         self._node_name = node_name
         self._code: int | None = None
         self._error = ""
@@ -127,7 +130,7 @@ class RayTrainProcess:
 
     def _read_answer(self) -> None:
         try:
-            code, self.waits_because = ray.get(self._answer)
+            code, why = ray.get(self._answer)
         except ActorUnavailableError:
             code = None  # The node may answer again; only the errors below are final.
         except RayActorError as error:
@@ -139,6 +142,10 @@ class RayTrainProcess:
         except RayTaskError as error:
             self._end(1, f"node {self._node_name}: {error}")
             return
+        else:
+            if why and why != self._waits_because:
+                self._say(f"{self.run.name} waits on {self._node_name}: {why}")
+            self._waits_because = why
         if code is not None:
             try:
                 self._end(code, ray.get(self._actor.error.remote(), timeout=30))

@@ -70,6 +70,7 @@ def run_suite(
         stopped before the error is raised.
     """
     runs = plan(suite, output_dir, gin_bindings, flags)
+    workers = min(workers, len(runs))
     with SuiteFolder(output_dir, suite.name) as folder:
         folder.check_settings(runs)
         with Display(suite.name) as display:

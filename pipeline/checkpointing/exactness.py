@@ -45,6 +45,23 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
+def traits() -> dict[str, str]:
+    """Returns what changes the exact results of a run from machine to machine, but for threads."""
+    return {
+        **{f"version of {name}": version for name, version in versions().items()},
+        "processor's instructions": " ".join(_instructions()),
+    }
+
+
+def saved_traits(checkpoint: pathlib.Path) -> dict[str, str] | None:
+    """Returns the `traits` of the machine that wrote a checkpoint; None if they are not known."""
+    try:
+        saved = files.read_object(checkpoint / "circumstances" / _FILE)
+    except (OSError, ValueError):
+        return None  # A resume examines the checkpoint, and reports what is damaged.
+    return {name: str(saved.get(name)) for name in traits()}
+
+
 def machine() -> dict[str, Any]:
     """Returns this machine's `cpu_model` and the `cpu_count` available to this process.
 
@@ -205,13 +222,12 @@ class Circumstances:
         }
         return {
             "seed": str(self.seed),
-            **{f"version of {name}": version for name, version in versions().items()},
+            **traits(),
             **threads,
             "execution (--eager, --exact_graph)": self.settings["execution"],
             **({"--warm_start": x} if (x := self.settings.get("warm_start")) else {}),
             "oneDNN": str(self.settings["onednn"]),
             "device": self.settings["device"],
-            "processor's instructions": " ".join(_instructions()),
             **bindings,
         }
 

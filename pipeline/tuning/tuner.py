@@ -87,7 +87,7 @@ class _Tuner:
         self._folder = folder
         self._output_dir = output_dir
         self._num_trials = num_trials
-        self._workers = workers
+        self._workers = min(workers, num_trials * search.num_seeds)
         self._stop = stop
         self._flags = flags
         self._start = start

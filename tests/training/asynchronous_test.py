@@ -28,7 +28,6 @@ from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped
 
-ALGORITHMS = ("a3c", "async_nstep_q")
 THREADS: dict = {"asynchronous_runner__scheduler": "threads"}
 ONE: dict = {"asynchronous_runner__num_actors": 1}
 
@@ -61,9 +60,8 @@ class Training:
         }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_with_one_actor_threads_and_turns_agree_bit_for_bit(algorithm):
-    in_turns, in_threads = Training(algorithm, **ONE), Training(algorithm, **ONE, **THREADS)
+def test_with_one_actor_threads_and_turns_agree_bit_for_bit():
+    in_turns, in_threads = Training(**ONE), Training(**ONE, **THREADS)
     for training in (in_turns, in_threads):
         training.train(10**6, 150)
     assert_same(in_turns.snapshot(), in_threads.snapshot())
@@ -71,10 +69,8 @@ def test_with_one_actor_threads_and_turns_agree_bit_for_bit(algorithm):
     in_threads.runner.close()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated(algorithm):
-    at_once: dict = {} if algorithm == "a3c" else {"create_nstep_q_agent__accumulate_updates": 1}
-    training = Training(algorithm, **ONE, **at_once, asynchronous_runner__use_locking=True)
+def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated():
+    training = Training(**ONE, asynchronous_runner__use_locking=True)
     (actor,) = training.runner._actors
     (concrete,) = actor.train._list_all_concrete_functions()
     nodes: dict = {}
@@ -107,9 +103,8 @@ def test_locking_changes_no_bit_of_what_one_actor_learns():
     assert_same(*(training.snapshot() for training in trainings))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once(algorithm):
-    whole, cut = Training(algorithm), Training(algorithm)
+def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once():
+    whole, cut = Training("async_nstep_q"), Training("async_nstep_q")
     whole.train(10**6, 150)
     shared = asynchronous._split, asynchronous._join
     traced = [function.experimental_get_tracing_count() for function in shared]
@@ -406,9 +401,8 @@ def no_such_room(*arguments):
     raise KeyError("no such room")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path, algorithm):
-    run = Run(tmp_path / "run", PLAN, algorithm, **THREADS)
+def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path):
+    run = Run(tmp_path / "run", PLAN, "async_nstep_q", **THREADS)
     _, environment = (driver.environment for driver in run.parts.runner.drivers)
     step = environment.episodes.vector.step
 

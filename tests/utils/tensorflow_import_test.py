@@ -98,9 +98,8 @@ def test_that_tf_keras_becomes_keras_2_is_told(finished_run):
 
 def test_keras_3_that_the_environment_demands_is_refused(tmp_path):
     environment = user_environment(**{LEGACY_KERAS: "0"})
-    process = start_binary(
-        "train", f"--root_dir={tmp_path / 'run'}", "--gin_file=dqn_cartpole", env=environment
-    )
+    flags = (f"--root_dir={tmp_path / 'run'}", "--gin_file=dqn_cartpole")
+    process = start_binary("train", *flags, popen=subprocess.Popen, env=environment)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
     assert last_line(error).startswith("error: ") and f"{LEGACY_KERAS}=1" in error

@@ -1,0 +1,53 @@
+"""Clusters of several Ray nodes on this machine, and suites that they train."""
+
+import contextlib
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+import fake_training
+from ray.cluster_utils import Cluster as RayCluster
+
+from pipeline.benchmarks import runner
+from pipeline.benchmarks.cluster import Cluster
+from pipeline.utils.shutdown import StopSignal
+
+FAKE = (fake_training.__file__,)
+
+
+@contextlib.contextmanager
+def ray_cluster(*cpus: int) -> Iterator[RayCluster]:
+    """Yields a cluster whose head trains nothing, with a node for each of `cpus`."""
+    with mock.patch.dict(os.environ, {"RAY_worker_niceness": "0"}):
+        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            for number in cpus:
+                cluster.add_node(num_cpus=number)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def run(address: str, folder: pathlib.Path, suite, stop=None, say=print, **kwargs):
+    """Trains a suite of `fake_training` on the cluster."""
+    with Cluster(address, folder, say=say, train=FAKE, **kwargs) as cluster:
+        return runner.run_suite(suite, folder, 9, (), stop or StopSignal(), cluster.start)
+
+
+def kill(node) -> None:
+    """Kills a node, as if its machine had failed."""
+    node.kill_raylet(check_alive=False)
+    # Its workers go on until their parent has been reaped.
+    for processes in node.all_processes.values():
+        for process in processes:
+            process.process.poll()
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
