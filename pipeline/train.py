@@ -57,6 +57,11 @@ _EXPLAIN = flags.DEFINE_bool(
     False,
     "List every binding in force and where it is set, summarise the networks, and exit.",
 )
+_RAY_ADDRESS = flags.DEFINE_string(
+    "ray_address",
+    None,
+    "With runners/distributed: Ray cluster whose processes collect, such as auto or HOST:6379.",
+)
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
@@ -81,7 +86,10 @@ def main(_: Sequence[str]) -> int:
 
 
 def _train() -> int:
-    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    bindings = list(_GIN_BINDINGS.value)
+    if _RAY_ADDRESS.value is not None:
+        bindings.append(f"distributed_runner.ray_address = {_RAY_ADDRESS.value!r}")
+    statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.checkpointing.exactness import Exactness

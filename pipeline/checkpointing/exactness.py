@@ -29,6 +29,7 @@ _HARMLESS = {
     "Patience.give_up_after",
     "Watchdog.timeout",
     "atari_environment.num_threads",
+    "distributed_runner.ray_address",
     "gymnasium_environment.own_thread",
     "train.checkpoint_interval",
     "train.log_interval",

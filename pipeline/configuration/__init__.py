@@ -6,6 +6,7 @@ error messages appear at once.
 
 from pipeline.configuration.explanation import explain_call_error
 from pipeline.configuration.loading import (
+    applied,
     apply,
     defaults,
     explain,
@@ -21,6 +22,7 @@ from pipeline.configuration.loading import (
 from pipeline.configuration.statements import list_configs
 
 __all__ = [
+    "applied",
     "apply",
     "defaults",
     "explain",

@@ -32,6 +32,7 @@ from pipeline.utils.errors import UserError
 
 # Places that bound each (scope, complete selector, parameter) of gin's global config, in order.
 _origins: dict[tuple[str, str, str], list[str]] = {}
+_applied: list[Import | Binding] = []
 
 
 def find_config(name: str) -> Path:
@@ -100,6 +101,7 @@ def apply(statements: Sequence[Import | Binding]) -> None:
     bindings = [statement for statement in statements if isinstance(statement, Binding)]
     gin.clear_config()
     _origins.clear()
+    _applied[:] = statements
     for statement in statements:
         if isinstance(statement, Import):
             _import(statement)
@@ -107,6 +109,11 @@ def apply(statements: Sequence[Import | Binding]) -> None:
     macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
     for binding in bindings:
         _bind(binding, macros)
+
+
+def applied() -> list[Import | Binding]:
+    """Returns the statements that were applied last, which another process can apply, too."""
+    return list(_applied)
 
 
 @contextlib.contextmanager

@@ -124,6 +124,11 @@ class ReplayBuffer:
         return self._num_batches
 
     @property
+    def longest_addition(self) -> int:
+        """Returns the largest number of a stream's rows that may be added at a time."""
+        return self._stream_capacity - (self._stack - 1)
+
+    @property
     def size(self) -> tf.Tensor:
         """Returns the number of rows stored over all streams, int64 []."""
         return tf.reduce_sum(tf.minimum(self._positions, self._stream_capacity))

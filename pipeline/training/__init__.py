@@ -5,6 +5,7 @@ Importing this package registers everything that gin can bind in a training run.
 
 from pipeline.training.asynchronous import asynchronous_runner
 from pipeline.training.components import Components, build, configure_tensorflow
+from pipeline.training.distributed import distributed_runner
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.iteration import Iterations
 from pipeline.training.train_loop import build_bound, train
@@ -17,5 +18,6 @@ __all__ = [
     "build",
     "build_bound",
     "configure_tensorflow",
+    "distributed_runner",
     "train",
 ]

@@ -20,7 +20,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
-from pipeline.acting.collect_driver import CollectDriver
+from pipeline.acting.collect_driver import CollectDriver, interrupt_episodes
 from pipeline.acting.episode_statistics import initial_statistics, with_empty_window
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -114,6 +114,12 @@ class Actors:
         """Resets the environments and returns the joint state of all actors."""
         states = [actor.initial_state() for actor in self._actors]
         return sum_states(states, initial_statistics(1))
+
+    def begin_new_episodes(self, state: LoopState) -> LoopState:
+        """Truncates the unfinished episodes; see `Runner.begin_new_episodes`."""
+        for driver in self.drivers:
+            driver.environment.episodes.abandon()
+        return state._replace(carry=interrupt_episodes(state.carry))
 
     def measurements(self) -> dict[str, Any]:
         """Returns the mean and the histogram of staleness.

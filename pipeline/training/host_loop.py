@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.acting.collect_driver import interrupt_episodes
 from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
@@ -133,17 +132,10 @@ class HostLoop:
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
         if self._parts.environment.divergence:
-            self._begin_new_episodes()
+            self._set_state(self._runner.begin_new_episodes(self._state))
         self._calls.restart_timing(self._state)
         self._clock = time.monotonic()
         return restored is not None
-
-    def _begin_new_episodes(self) -> None:
-        """Truncates the unfinished episodes. The next step starts new ones."""
-        for driver in self._runner.drivers:
-            driver.environment.episodes.abandon()
-        self._parts.experience.truncate()
-        self._set_state(self._state._replace(carry=interrupt_episodes(self._state.carry)))
 
     def cut_logs(self) -> None:
         """Removes the records that were logged after the restored checkpoint."""
@@ -266,7 +258,8 @@ class HostLoop:
 
     def _check_losses(self) -> None:
         parts = self._parts
-        source = self._runner.drivers[0].environment.source
+        drivers = self._runner.drivers
+        source = drivers[0].environment.source if drivers else ""
         check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps, source)
 
     def _due(self, name: str, interval: int) -> bool:
@@ -315,7 +308,7 @@ class HostLoop:
         with hinting(self._resume_hint):
             result = self._parts.evaluator.run(num_episodes, index, look_around)
         if self._parts.evaluator.shares_environment:
-            self._begin_new_episodes()
+            self._set_state(self._runner.begin_new_episodes(self._state))
         self._check_stop()
         assert result is not None  # it is None only if a stop was requested
         if truncated := result.get("truncated"):

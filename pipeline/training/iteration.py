@@ -10,8 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from tf_agents.policies import tf_policy
+from tf_agents.trajectories import Trajectory
 
-from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
+from pipeline.acting.collect_driver import (
+    Carry,
+    CollectDriver,
+    initial_carry,
+    interrupt_episodes,
+)
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.ops.sums import ordered_sum
@@ -100,6 +106,9 @@ class Runner(Protocol):
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the state before the first iteration."""
 
+    def begin_new_episodes(self, state: LoopState) -> LoopState:
+        """Truncates the unfinished episodes; the next step starts new ones. Runs eagerly."""
+
     def measurements(self) -> dict[str, Any]:
         """Returns further entries of metrics.jsonl: numbers, or lists of counts (histograms)."""
 
@@ -107,7 +116,56 @@ class Runner(Protocol):
         """Closes the environments and ends all threads."""
 
 
-class Iterations:
+class Updates:
+    """Makes the updates of an iteration from the rows that have been collected."""
+
+    def __init__(self, agent: Agent, experience: Experience):
+        """Initializes the object.
+
+        Args:
+          agent: Agent to train.
+          experience: Store that holds the collected rows.
+        """
+        self.agent = agent
+        self.experience = experience
+
+    def update(self, state: LoopState) -> LoopState:
+        """Makes the updates from the collected rows, the second half of an iteration."""
+        self.begin_updates(state)
+        if self.experience.num_batches == 1:
+            loss_sums = self._update_once(state.loss_sums)
+        else:
+            _, loss_sums = tf.while_loop(
+                lambda update, _: update < self.experience.num_batches,
+                lambda update, sums: (update + 1, self._update_once(sums)),
+                (tf.constant(0), state.loss_sums),
+                parallel_iterations=1,
+            )
+        self.end_updates()
+        count = state.loss_count + float(self.experience.num_batches)
+        return state._replace(loss_sums=loss_sums, loss_count=count)
+
+    def observe(self, rows: Trajectory) -> None:
+        """Passes collected rows to `agent.observe`."""
+        _accelerated(self.agent.observe)(rows)
+
+    def begin_updates(self, state: LoopState) -> None:
+        """Prepares the collected rows for the agent. Call it before `experience.next_batch`."""
+        final_time_step = state.carry.time_step
+        self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
+
+    def end_updates(self) -> None:
+        """Passes the collected rows to `agent.finish`. Call it after the last batch."""
+        self.experience.end(_accelerated(self.agent.finish))
+
+    def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        batch, weights, keys = self.experience.next_batch()
+        loss_info = _accelerated(self.agent.train)(batch, weights)
+        self.experience.feedback(keys, loss_info)
+        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+
+
+class Iterations(Updates):
     """Runs chunks of iterations of one agent. Each chunk is one call of a `tf.function`.
 
     A chunk ends after `max_iterations`, at the first iteration that reaches `until` environment
@@ -135,11 +193,10 @@ class Iterations:
           env_steps: Counts the environment steps of the run, int64 []; every iteration adds its
             own at its end.
         """
+        super().__init__(agent, experience)
         self.drivers: Sequence[CollectDriver] = (driver,)
         self._driver = driver
         self.collect_steps = experience.collect_steps
-        self.agent = agent
-        self.experience = experience
         self._env_steps = env_steps
         policy = agent.collect_policy
         self._random_policy = RandomPolicy(
@@ -153,6 +210,12 @@ class Iterations:
         carry = initial_carry(self._driver.environment, self.agent.collect_policy)
         loss_sums = dict.fromkeys(self.agent.loss_names)
         return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+
+    def begin_new_episodes(self, state: LoopState) -> LoopState:
+        """Truncates the unfinished episodes; see `Runner.begin_new_episodes`."""
+        self._driver.environment.episodes.abandon()
+        self.experience.truncate()
+        return state._replace(carry=interrupt_episodes(state.carry))
 
     def measurements(self) -> dict[str, Any]:
         """Returns an empty dict, because there are no further entries."""
@@ -212,39 +275,8 @@ class Iterations:
         with tf.control_dependencies([carry.time_step.step_type]):
             seconds = tf.timestamp() - started
         self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
-        _accelerated(self.agent.observe)(rows)
+        self.observe(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
-
-    def update(self, state: LoopState) -> LoopState:
-        """Makes the updates from the collected rows, the second half of an iteration."""
-        self.begin_updates(state)
-        if self.experience.num_batches == 1:
-            loss_sums = self._update_once(state.loss_sums)
-        else:
-            _, loss_sums = tf.while_loop(
-                lambda update, _: update < self.experience.num_batches,
-                lambda update, sums: (update + 1, self._update_once(sums)),
-                (tf.constant(0), state.loss_sums),
-                parallel_iterations=1,
-            )
-        self.end_updates()
-        count = state.loss_count + float(self.experience.num_batches)
-        return state._replace(loss_sums=loss_sums, loss_count=count)
-
-    def begin_updates(self, state: LoopState) -> None:
-        """Prepares the collected rows for the agent. Call it before `experience.next_batch`."""
-        final_time_step = state.carry.time_step
-        self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
-
-    def end_updates(self) -> None:
-        """Passes the collected rows to `agent.finish`. Call it after the last batch."""
-        self.experience.end(_accelerated(self.agent.finish))
-
-    def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        batch, weights, keys = self.experience.next_batch()
-        loss_info = _accelerated(self.agent.train)(batch, weights)
-        self.experience.feedback(keys, loss_info)
-        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
 
 
 def _accelerated(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,231 @@
+"""Collects rows for a learner that trains on the rows of several collectors."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+
+from pipeline.acting.collect_driver import (
+    Carry,
+    CollectDriver,
+    initial_carry,
+    interrupt_episodes,
+)
+from pipeline.acting.episode_statistics import (
+    EpisodeStatistics,
+    initial_statistics,
+    with_empty_window,
+)
+from pipeline.acting.policies import RandomPolicy
+from pipeline.agents.agent import Agent
+from pipeline.checkpointing.saveables import Tensors
+from pipeline.environments.failures import named_failures
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.randomness import stream_key
+from pipeline.training.components import build_agent
+from pipeline.utils.execution import HOST
+
+
+class Order(NamedTuple):
+    """Request to a collector for one message.
+
+    Attributes:
+      weights: Values of the learner's `weights`; None if the collector has them already.
+      version: Number of the weights: the learner's messages before it sent them.
+      env_steps: Environment steps of the run so far, which schedules depend on.
+      is_random: Whether to act at random, as in the warm-up.
+    """
+
+    weights: Sequence[np.ndarray] | None
+    version: int
+    env_steps: int
+    is_random: bool
+
+
+class Message(NamedTuple):
+    """Rows that a collector has collected, as NumPy arrays.
+
+    Attributes:
+      rows: `Trajectory` [T, M, ...] of T vector steps of M environments.
+      time_step: `TimeStep` [M, ...] that the next action responds to.
+      statistics: Episode statistics of these rows. The returns and lengths of unfinished episodes
+        are of all of their steps.
+      version: Number of the weights with which the rows were collected.
+    """
+
+    rows: Any
+    time_step: Any
+    statistics: EpisodeStatistics
+    version: int
+
+
+def weights(agent: Agent) -> list[tf.Variable]:
+    """Returns the variables of the networks and normalisers of an agent, each once."""
+    found = [v for module in agent.trained.values() for v in module.variables]
+    return list({id(variable): variable for variable in found}.values())
+
+
+class Collector:
+    """Environments with a copy of the policy. All of its state is in `save`."""
+
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        create_environment: Callable[..., VectorEnvironment],
+        create_agent: Callable[..., Agent],
+        num_steps: int,
+    ):
+        """Builds the environments and the policy.
+
+        Args:
+          number: Number of the collector, which its random streams depend on.
+          seed: Seed of the run.
+          create_environment: Factory of the environments.
+          create_agent: Factory of the agent.
+          num_steps: Vector steps of a message.
+        """
+        key = stream_key(seed, "collector", number)
+        self.environment = create_environment(stream_key(key, "training"))
+        with tf.device(HOST):
+            self._env_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        environment = self.environment
+        specs = environment.time_step_spec(), environment.action_spec()
+        agent = build_agent(*specs, environment.batch_size, key, create_agent, self._env_steps)
+        self._weights = weights(agent)
+        self.driver = CollectDriver(environment, seed=key)
+        policy = agent.collect_policy
+        random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
+        self._collect = {False: self._function(policy, num_steps)}
+        self._collect[True] = self._function(random, num_steps)
+        with named_failures(environment):
+            self._carry = initial_carry(environment, policy)
+
+    def _function(self, policy: tf_policy.TFPolicy, num_steps: int) -> Callable[[Carry], Any]:
+        def collect(carry: Carry) -> Any:
+            return self.driver.run(policy, carry, num_steps)
+
+        return tf.function(collect, autograph=False)
+
+    def collect(self, order: Order) -> Message:
+        """Collects a message.
+
+        Raises:
+          UserError: If the environment fails.
+        """
+        if order.weights is not None:
+            for variable, value in zip(self._weights, order.weights, strict=True):
+                variable.assign(value)
+        self._env_steps.assign(order.env_steps)
+        fresh = initial_statistics(1)
+        statistics = with_empty_window(self._carry.statistics)._replace(
+            episodes=fresh.episodes, return_sum=fresh.return_sum, env_steps=fresh.env_steps
+        )
+        with named_failures(self.environment):
+            self._carry, rows = self._collect[order.is_random](
+                self._carry._replace(statistics=statistics)
+            )
+        rows, time_step, counted = tf.nest.map_structure(
+            lambda x: x.numpy(), (rows, self._carry.time_step, self._carry.statistics)
+        )
+        return Message(rows, time_step, counted, order.version)
+
+    @property
+    def divergence(self) -> str:
+        """Returns why the last `restore` could not continue the episodes, or "" if it did."""
+        return self.environment.divergence
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes what `restore` needs into the empty `folder`."""
+        for name in ("environment", "carry"):
+            (folder / name).mkdir()
+        self.environment.save(folder / "environment")
+        self._tensors().save(folder / "carry")
+
+    def restore_files(self, saved: dict[str, bytes]) -> str:
+        """Restores what `packed(save)` returned.
+
+        Returns:
+          Why the episodes cannot be continued, or "" if they can.
+
+        Raises:
+          ValueError: If the saved state does not fit this collector.
+        """
+        with tempfile.TemporaryDirectory() as name:
+            unpack(saved, pathlib.Path(name))
+            self.restore(pathlib.Path(name))
+        return self.divergence
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote. If the episodes cannot be continued, new ones begin.
+
+        Raises:
+          ValueError: If the saved state does not fit this collector.
+        """
+        self.environment.restore(folder / "environment")
+        self._tensors().restore(folder / "carry")
+        if self.divergence:
+            self.environment.episodes.abandon()
+            self._carry = interrupt_episodes(self._carry)
+
+    def _tensors(self) -> Tensors:
+        def replace(carry: Carry) -> None:
+            self._carry = carry
+
+        return Tensors(lambda: self._carry, replace)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.environment.close()
+
+
+def packed(save: Callable[[pathlib.Path], None]) -> dict[str, bytes]:
+    """Returns the files that `save` writes into a folder, by their relative paths."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        save(folder)
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def unpack(files: dict[str, bytes], folder: pathlib.Path) -> None:
+    """Writes the files that `packed` returned."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def message_bytes(message: Message) -> bytes:
+    """Returns a message as the content of an npz file."""
+    leaves = tf.nest.flatten(message)
+    file = io.BytesIO()
+    np.savez(file, *map(np.asarray, leaves))
+    return file.getvalue()
+
+
+def read_message(content: bytes, like: Message) -> Message:
+    """Reads what `message_bytes` returned.
+
+    Args:
+      content: The content.
+      like: Message of the same structure.
+
+    Raises:
+      ValueError: If the structure, a shape or a dtype differs.
+    """
+    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(like)]
+    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
+        arrays = [saved[f"arr_{number}"] for number in range(len(saved.files))]
+    found = [(array.dtype, array.shape) for array in arrays]
+    if found != [(array.dtype, array.shape) for array in expected]:
+        raise ValueError("a message in flight has other arrays than those of this run")
+    message = tf.nest.pack_sequence_as(like, arrays)
+    return message._replace(version=int(message.version))

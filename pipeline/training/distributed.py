@@ -1,0 +1,532 @@
+"""Collectors with environments of their own, whose rows one learner trains on.
+
+Every collector has a vector of environments and a copy of the policy. It collects *messages* of
+many vector steps, several of which are under way for each collector, so that collectors and learner
+work at the same time. The learner takes the messages in turns, adds their rows to the replay buffer
+or rollout, and makes the updates that belong to them.
+
+The order of the messages, and which weights each of them was collected with, depend on counts
+alone. A run therefore has the same bits wherever its collectors are, and is resumed bit for bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gin
+import gymnasium
+import numpy as np
+import tensorflow as tf
+
+from pipeline.acting.collect_driver import Carry, CollectDriver
+from pipeline.acting.episode_statistics import (
+    EpisodeStatistics,
+    initial_statistics,
+    merge_statistics,
+    with_empty_window,
+)
+from pipeline.agents.agent import Agent
+from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.sums import ordered_sum
+from pipeline.replay import Experience
+from pipeline.training.collector import (
+    Collector,
+    Message,
+    Order,
+    message_bytes,
+    packed,
+    read_message,
+    unpack,
+    weights,
+)
+from pipeline.training.components import (
+    Components,
+    build_agent,
+    build_evaluator,
+    build_experience,
+    compile_update,
+    seed_weights,
+)
+from pipeline.training.iteration import Chunk, LoopState, Updates, clear_losses
+from pipeline.utils import files
+from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST
+
+_STATE = "state.json"
+_DEFAULT_STEPS = 32  # vector steps of a message
+
+
+class Spaces(NamedTuple):
+    """Spaces of the environments of collectors."""
+
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    num_envs: int
+
+
+class Place(Protocol):
+    """Where collectors are: in this process or elsewhere. They are numbered from 0."""
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers, if they are in this process."""
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds that all environments have taken."""
+
+    def submit(self, number: int, order: Order) -> None:
+        """Asks a collector for a message; it does not wait."""
+
+    def take(self, number: int) -> Message:
+        """Waits for the oldest message that a collector was asked for, and returns it."""
+
+    def save(self, number: int) -> dict[str, bytes]:
+        """Returns the files of a collector that has no message under way."""
+
+    def restore(self, number: int, saved: dict[str, bytes]) -> str:
+        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+
+class InProcess:
+    """`Place` in this process: a message is collected when it is taken."""
+
+    def __init__(self, collectors: Sequence[Collector]):
+        """Initializes the place."""
+        self._collectors = collectors
+        self._orders: list[deque[Order]] = [deque() for _ in collectors]
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers."""
+        return [collector.driver for collector in self._collectors]
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds that all environments have taken."""
+        return sum(collector.environment.seconds for collector in self._collectors)
+
+    def submit(self, number: int, order: Order) -> None:
+        """Notes the order."""
+        self._orders[number].append(order)
+
+    def take(self, number: int) -> Message:
+        """Collects the oldest message that was asked for."""
+        return self._collectors[number].collect(self._orders[number].popleft())
+
+    def save(self, number: int) -> dict[str, bytes]:
+        """Returns the files of a collector."""
+        return packed(self._collectors[number].save)
+
+    def restore(self, number: int, saved: dict[str, bytes]) -> str:
+        """Restores a collector; see `Place.restore`."""
+        return self._collectors[number].restore_files(saved)
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+        messages = [collector.environment.failure_message() for collector in self._collectors]
+        return "\n".join(filter(None, messages))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for collector in self._collectors:
+            collector.close()
+
+
+class Collectors:
+    """Runs iterations with the messages of collectors; implements `iteration.Runner`.
+
+    It is also the run's `TrainingEnvironment`: the collectors' files and the messages that are
+    under way are its part of a checkpoint.
+    """
+
+    at_once = 1
+    is_repeatable = True
+
+    def __init__(
+        self,
+        agent: Agent,
+        experience: Experience,
+        place: Place,
+        spaces: Spaces,
+        env_steps: tf.Variable,
+        num_collectors: int,
+        num_steps: int,
+        in_flight: int,
+    ):
+        """Initializes the runner.
+
+        Args:
+          agent: Agent to train.
+          experience: Store with a stream for each environment of each collector.
+          place: Where the collectors are.
+          spaces: Spaces of their environments.
+          env_steps: Counts the environment steps of the run, int64 [].
+          num_collectors: Number of collectors, K.
+          num_steps: Vector steps of a message.
+          in_flight: Messages under way for each collector.
+        """
+        self._updates = Updates(agent, experience)
+        self._place = place
+        self._env_steps = env_steps
+        self._num_steps = num_steps
+        self._in_flight = in_flight
+        self._num_envs = spaces.num_envs  # of a collector
+        # An on-policy agent learns from a message of every collector, others from one at a time.
+        self._together = 1 if experience.keeps_rows else num_collectors
+        self._repeats = (
+            num_steps // (experience.collect_steps * num_collectors) if experience.keeps_rows else 1
+        )
+        self._arrived: list[deque[Message]] = [deque() for _ in range(num_collectors)]
+        self._submitted = [0] * num_collectors
+        self._next = 0
+        self._version = 0
+        self._known = [-1] * num_collectors
+        self._sent: tuple[int, list[np.ndarray]] = -1, []
+        self._divergence = ""
+        self._lags: list[int] = []
+        self._learn = {
+            is_random: tf.function(self._iteration_of(is_random), autograph=False)
+            for is_random in (False, True)
+        }
+        self.observation_space, self.action_space, _ = spaces
+        self.batch_size = num_collectors * spaces.num_envs
+        self.drivers = place.drivers
+        self.collect_steps = num_steps * self._together
+        self.description: Mapping[str, Any] = {"num_collectors": num_collectors}
+        self.train: Chunk = lambda *arguments: self._run(False, *arguments)
+        self.collect_randomly: Chunk = lambda *arguments: self._run(True, *arguments)
+
+    def initial_state(self) -> LoopState:
+        """Returns the state before the first iteration; the collectors have reset already."""
+        agent = self._updates.agent
+        time_step = tf.nest.map_structure(
+            lambda spec: tf.zeros([self.batch_size, *spec.shape], spec.dtype), agent.time_step_spec
+        )
+        carry = Carry(
+            time_step,
+            agent.collect_policy.get_initial_state(self.batch_size),
+            tf.zeros([len(self._arrived)], tf.int64),
+            initial_statistics(self.batch_size),
+        )
+        loss_sums = dict.fromkeys(agent.loss_names)
+        return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+
+    def _run(
+        self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        for _ in range(int(max_iterations)):
+            losses = ordered_sum(list(state.loss_sums.values()))
+            if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
+                break
+            state = self._iterate(state, is_random)
+        return state
+
+    def _iterate(self, state: LoopState, is_random: bool) -> LoopState:
+        """Learns from the next messages, and asks their collectors for others."""
+        started = time.perf_counter()
+        numbers = [(self._next + n) % len(self._arrived) for n in range(self._together)]
+        self._fill(is_random)
+        messages = [self._take(number) for number in numbers]
+        waited = time.perf_counter() - started
+        rows = tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts, axis=1), *[message.rows for message in messages]
+        )
+        time_step = tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts), *[message.time_step for message in messages]
+        )
+        statistics = [message.statistics for message in messages]
+        first = tf.constant(numbers[0] * self._num_envs, tf.int64)
+        before = int(state.carry.statistics.env_steps)
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, (rows, time_step, statistics))
+        state = self._learn[is_random](state, first, *tensors)
+        self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
+        if not is_random:
+            self._lags += [self._version - message.version for message in messages]
+            self._version += 1
+        self._next = (self._next + self._together) % len(self._arrived)
+        return state._replace(collect_seconds=state.collect_seconds + waited)
+
+    def _iteration_of(self, is_random: bool) -> Callable[..., LoopState]:
+        """Returns the part of an iteration that runs in the graph."""
+
+        def learn(
+            state: LoopState,
+            first: tf.Tensor,
+            rows: Any,
+            time_step: Any,
+            statistics: Sequence[EpisodeStatistics],
+        ) -> LoopState:
+            width = rows.step_type.shape[1]
+            streams = first + tf.range(width, dtype=tf.int64)
+            self._updates.experience.add(streams, rows, is_random)
+            self._updates.observe(rows)
+            carry = state.carry
+            of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs
+            has_collected = (of_collector >= first) & (of_collector < first + width)
+            steps = self._num_steps * tf.cast(has_collected, tf.int64)
+            state = state._replace(
+                carry=carry._replace(
+                    time_step=_replaced(carry.time_step, streams, time_step),
+                    vector_steps=carry.vector_steps + steps,
+                    statistics=_added(carry.statistics, streams, statistics),
+                )
+            )
+            if not is_random:
+                for _ in range(self._repeats):
+                    state = self._updates.update(state)
+            return state
+
+        return learn
+
+    def _fill(self, is_random: bool) -> None:
+        """Asks for messages until enough are under way for each collector."""
+        for _ in range(self._in_flight):
+            for number, arrived in enumerate(self._arrived):
+                if len(arrived) + self._submitted[number] < self._in_flight:
+                    self._submit(number, is_random)
+
+    def _submit(self, number: int, is_random: bool) -> None:
+        values = None
+        if self._known[number] != self._version:
+            if self._sent[0] != self._version:
+                values = [variable.numpy() for variable in weights(self._updates.agent)]
+                self._sent = self._version, values
+            self._known[number], values = self._sent
+        order = Order(values, self._version, int(self._env_steps), is_random)
+        self._place.submit(number, order)
+        self._submitted[number] += 1
+
+    def _take(self, number: int) -> Message:
+        if self._arrived[number]:
+            return self._arrived[number].popleft()
+        message = self._place.take(number)
+        self._submitted[number] -= 1
+        return message
+
+    def begin_new_episodes(self, state: LoopState) -> LoopState:
+        """Returns the state unchanged: collectors begin new episodes while they are restored."""
+        return state
+
+    def measurements(self) -> dict[str, Any]:
+        """Returns the mean staleness of the rows since the last call, in versions of weights."""
+        lags, self._lags = self._lags, []
+        return {"staleness_mean": float(np.mean(lags)) if lags else None}
+
+    @property
+    def seconds(self) -> float:
+        """Returns the time that all environments have spent in steps and resets, in seconds."""
+        return self._place.seconds
+
+    @property
+    def divergence(self) -> str:
+        """Returns why the last `restore` could not continue some episodes, or "" if it did."""
+        return self._divergence
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+        return self._place.failure_message()
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Waits for all messages that are under way, and writes them with the collectors' files."""
+        state: dict[str, Any] = {"next": self._next, "version": self._version, "messages": []}
+        for number, arrived in enumerate(self._arrived):
+            while self._submitted[number]:
+                arrived.append(self._place.take(number))
+                self._submitted[number] -= 1
+            own = folder / str(number)
+            own.mkdir()
+            unpack(self._place.save(number), own / "collector")
+            for place, message in enumerate(arrived):
+                (own / f"message-{place}.npz").write_bytes(message_bytes(message))
+            state["messages"].append(len(arrived))
+        (folder / _STATE).write_text(json.dumps(state))
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: If the saved state does not fit this run.
+        """
+        state = files.read_object(folder / _STATE, "next", "version", "messages")
+        counts = files.counts(state["messages"], len(self._arrived))
+        like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
+        for number, arrived in enumerate(self._arrived):
+            own = folder / str(number)
+            collector = own / "collector"
+            saved = {
+                str(path.relative_to(collector)): path.read_bytes()
+                for path in sorted(collector.rglob("*"))
+                if path.is_file()
+            }
+            arrived.clear()
+            for place in range(counts[number]):
+                content = (own / f"message-{place}.npz").read_bytes()
+                arrived.append(read_message(content, like))
+            divergence = self._place.restore(number, saved)
+            if divergence and arrived:
+                arrived.append(_truncated(arrived.pop()))
+            self._divergence = self._divergence or divergence
+        self._next, self._version = int(state["next"]), int(state["version"])
+        self._known = [-1] * len(self._arrived)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._place.close()
+
+
+def empty_message(agent: Agent, num_steps: int, num_envs: int) -> Message:
+    """Returns a message of zeros, which has the structure, shapes and dtypes of all messages."""
+
+    def zeros(*leading: int) -> Callable[[tf.TensorSpec], np.ndarray]:
+        return lambda spec: np.zeros([*leading, *spec.shape], spec.dtype.as_numpy_dtype)
+
+    return Message(
+        tf.nest.map_structure(zeros(num_steps, num_envs), agent.collect_data_spec),
+        tf.nest.map_structure(zeros(num_envs), agent.time_step_spec),
+        tf.nest.map_structure(lambda x: x.numpy(), initial_statistics(num_envs)),
+        0,
+    )
+
+
+def _over_ray(
+    address: str, num_collectors: int, seed: int, num_steps: int, agent: Agent, num_envs: int
+) -> Place:
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
+    from pipeline.training.ray_collectors import OverRay
+
+    like = empty_message(agent, num_steps, num_envs)
+    return OverRay(address, num_collectors, seed, num_steps, like)
+
+
+def _check_length(num_steps: int, experience: Any) -> None:
+    """Checks that the rows of a message fit into a stream of the replay buffer.
+
+    Raises:
+      UserError: If they do not fit.
+    """
+    rows = experience.longest_addition
+    if num_steps > rows:
+        raise UserError(
+            f"A message of {num_steps} vector steps does not fit into a replay buffer that keeps "
+            f"{rows} rows of each environment. Lower distributed_runner.message_steps or "
+            "num_collectors, or raise ReplayBuffer.capacity."
+        )
+
+
+def _replaced(nest: Any, streams: tf.Tensor, values: Any) -> Any:
+    """Returns a nest of tensors [N, ...] in which the rows `streams` [W] have new values."""
+    indices = streams[:, tf.newaxis]
+    return tf.nest.map_structure(
+        lambda old, new: tf.tensor_scatter_nd_update(old, indices, new), nest, values
+    )
+
+
+def _added(
+    before: EpisodeStatistics, streams: tf.Tensor, messages: Sequence[EpisodeStatistics]
+) -> EpisodeStatistics:
+    """Returns the statistics with those of messages added."""
+    nothing = before.episode_return[:0], before.episode_length[:0]
+    counts = with_empty_window(before)._replace(
+        episode_return=nothing[0], episode_length=nothing[1]
+    )
+    merged = merge_statistics([counts, *messages], before)
+    in_flight = _replaced(
+        (before.episode_return, before.episode_length),
+        streams,
+        (merged.episode_return, merged.episode_length),
+    )
+    return merged._replace(episode_return=in_flight[0], episode_length=in_flight[1])
+
+
+def _truncated(message: Message) -> Message:
+    """Returns a message whose unfinished episodes end with its last rows."""
+    rows = message.rows
+    next_step_type = rows.next_step_type.copy()
+    is_step = rows.step_type[-1] != 2
+    next_step_type[-1] = np.where(is_step, 2, next_step_type[-1])
+    return message._replace(rows=rows._replace(next_step_type=next_step_type))
+
+
+@gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])
+def distributed_runner(
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    create_experience: Callable[..., Experience],
+    *,
+    num_collectors: PositiveInt = 2,
+    message_steps: PositiveInt = _DEFAULT_STEPS,
+    in_flight: PositiveInt = 2,
+    ray_address: str | None = None,
+) -> Components:
+    """Builds a run of collectors and a learner; bind `train.runner` to it.
+
+    Args:
+      seed: Seed of the run.
+      create_environment: Factory of the environments. Each collector has a vector of them.
+      create_agent: Factory of the agent.
+      create_experience: Factory of the replay buffer or rollout.
+      num_collectors: Number of collectors.
+      message_steps: Vector steps of a message of an off-policy agent. It is raised to a number to
+        which a whole number of updates belongs. On-policy agents have messages of
+        `Rollout.num_steps`.
+      in_flight: Messages under way for each collector of an off-policy agent. While the learner
+        learns from one, others are collected, with weights that are older by as many messages.
+      ray_address: Ray cluster whose processes collect, such as "auto"; None collects in this
+        process. It does not affect the results. The flag --ray_address sets it.
+
+    Raises:
+      UserError: If a parameter is out of range, or a message does not fit the replay buffer.
+    """
+    check_arguments(distributed_runner, locals())
+    seed_weights(seed)
+    sample = create_environment(seed)
+    try:
+        spaces = Spaces(sample.observation_space, sample.action_space, sample.batch_size)
+        specs = sample.time_step_spec(), sample.action_spec()
+    finally:
+        sample.close()
+    with tf.device(HOST):
+        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    num_streams = num_collectors * spaces.num_envs
+    agent = build_agent(*specs, num_streams, seed, create_agent, env_steps)
+    compile_update(agent)
+    experience = build_experience(agent, num_streams, seed, create_experience)
+    num_steps = experience.collect_steps
+    if experience.keeps_rows:
+        unit = num_collectors * experience.collect_steps
+        num_steps = unit * -(-message_steps // unit)
+        _check_length(num_steps, experience)
+    else:
+        in_flight = 1
+    place: Place
+    if ray_address is None:
+        place = InProcess(
+            [
+                Collector(number, seed, create_environment, create_agent, num_steps)
+                for number in range(num_collectors)
+            ]
+        )
+    else:
+        place = _over_ray(ray_address, num_collectors, seed, num_steps, agent, spaces.num_envs)
+    runner = Collectors(
+        agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight
+    )
+    environment: Any = runner  # it has the spaces, by which the evaluation's are checked
+    evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=False)
+    return Components(runner, agent, experience, runner, evaluator, env_steps)
