@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli, configuration
-from pipeline.benchmarks.cluster_flags import machines
+from pipeline.benchmarks import cluster_flags
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
@@ -108,6 +108,7 @@ def _check_flags() -> None:
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
         ("allow_gin_imports", _ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),
         ("allow_inexact_resume", _ALLOW_INEXACT_RESUME.value, _SUITE.value, "--suite"),
+        *((flag.name, flag.value, _SUITE.value, "--suite") for flag in cluster_flags.FLAGS),
     ]
     for name, value, is_met, need in needs:
         if value and not is_met:
@@ -121,12 +122,12 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
     for_runs = [f"--{flag.name}" for flag in _FOR_RUNS if flag.value]
     with (
-        machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
+        cluster_flags.machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
         StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
     ):
         outcome = runner.run_suite(
             suite,
-            output_dir.absolute() if on.bindings else output_dir,
+            on.output_dir,
             _WORKERS.value or on.workers,
             [*on.bindings, *_GIN_BINDINGS.value],
             stop,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli
-from pipeline.benchmarks.cluster_flags import machines
+from pipeline.benchmarks import cluster_flags
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
@@ -50,13 +50,11 @@ def main(_: Sequence[str]) -> int:
     output_dir = pathlib.Path(_OUTPUT_DIR.value or "")
     with cli.expendable_output():
         code = 0 if _REPORT.value else _search(output_dir)
-        from pipeline.tuning import search_folder, search_report, tuner
+        if code == 0:
+            from pipeline.tuning import search_report
 
-        if code == 0 and tuner.best_trial(search_folder.read_trials(output_dir)):
             for path in search_report.write(output_dir):
                 print(f"wrote {path}")
-        elif code == 0:
-            raise UserError(f"no trial in {output_dir} has a value.")
         return code
 
 
@@ -67,13 +65,14 @@ def _check_flags() -> None:
       UserError: If a flag is missing or has no effect, or Optuna is not installed.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise UserError("searches need Optuna, which is not installed: pip install optuna")
+        raise UserError("Optuna is not installed. Install it with: pip install 'optuna>=5,<6'")
     if not (_SEARCH.value or _REPORT.value):
-        raise UserError("say what to search: --search=FILE.gin, or --report.")
+        raise UserError("set --search=FILE.gin to run a search, or --report to report on one.")
     if not _OUTPUT_DIR.value:
-        raise UserError("say where results go: --output_dir=runs/NAME.")
+        raise UserError("--output_dir is required, for example --output_dir=runs/NAME.")
     if _REPORT.value:
-        for flag in (_SEARCH, _TRIALS, _WORKERS, _ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME):
+        of_search = (_SEARCH, _TRIALS, _WORKERS, _ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME)
+        for flag in (*of_search, *cluster_flags.FLAGS):
             if flag.value:
                 raise UserError(f"--{flag.name} has no effect with --report.")
 
@@ -82,17 +81,17 @@ def _search(output_dir: pathlib.Path) -> int:
     from pipeline.tuning import search, tuner
 
     loaded = search.load(_SEARCH.value or "", _ALLOW_GIN_IMPORTS.value)
-    default = len(loaded.grid) if loaded.sampler == "grid" else _NUM_TRIALS
+    default = loaded.grid_size if loaded.sampler == "grid" else _NUM_TRIALS
     for_runs = [
         f"--{flag.name}" for flag in (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME) if flag.value
     ]
     with (
-        machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
+        cluster_flags.machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
         StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
     ):
         outcome = tuner.tune(
-            loaded._replace(bindings=(*on.bindings, *loaded.bindings)),
-            output_dir.absolute() if on.bindings else output_dir,
+            loaded._replace(bindings=(*loaded.bindings, *on.bindings)),
+            on.output_dir,
             _TRIALS.value or default,
             _WORKERS.value or on.workers,
             stop,

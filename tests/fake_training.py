@@ -76,8 +76,9 @@ def log(root_dir: pathlib.Path, env_steps: int) -> None:
 
 
 def finish(root_dir: pathlib.Path, seed: int, budget: int, return_mean: float) -> None:
+    returns = [1.0 * seed, 2.0 * seed]
     result = {
-        "evaluation": {"returns": [1.0 * seed, 2.0 * seed], "return_mean": return_mean},
+        "evaluation": {"returns": returns, "return_mean": return_mean, "return_std": 0.5 * seed},
         "env_steps": budget + 3,
         "updates": budget // 2,
         "episodes": 4,

@@ -1,9 +1,11 @@
 """Starts `python -m MODULE` as forks of a process that has already imported TensorFlow.
 
 An import takes more than two seconds of processor time, and tests start about 150 programs. The
-process that is forked has run no operation of TensorFlow, and so has none of its threads. A fork
-differs from a fresh process only in what TensorFlow reads while it is imported: it does not use
-oneDNN, whatever is bound. Tests of the start-up itself use `subprocess.Popen`.
+parent process runs no TensorFlow operation before it forks, so TensorFlow has not started any
+threads. A fork differs from a fresh process in two respects. TensorFlow reads some environment
+variables when it is imported; here, oneDNN is disabled, also if a gin binding enables it. And all
+forks have the same random seed of Python's hashes, so that sets of strings have the same order in
+all of them. Tests of the start-up and of resuming use `subprocess.Popen`.
 """
 
 import atexit

@@ -97,7 +97,9 @@ class Run(Records):
         return self.at(path)
 
     def start(self, *flags):
-        return preloaded.Popen(
+        # A resumed run has another order of sets than the run before it; forks would not.
+        popen = subprocess.Popen if (self.path / "run.json").exists() else preloaded.Popen
+        return popen(
             [*self.command, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

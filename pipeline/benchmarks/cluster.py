@@ -8,10 +8,12 @@ those with the versions and vector instructions of the node that wrote it.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
-import os
 import pathlib
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -22,10 +24,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.benchmarks.planned_runs import Run
-from pipeline.benchmarks.ray_process import RayTrainProcess
-from pipeline.checkpointing.exactness import saved_traits, traits
+from pipeline.benchmarks.ray_process import RayTrainProcess, environment, working_folder
+from pipeline.checkpointing.exactness import saved_traits
 from pipeline.runs import source_revision
 from pipeline.utils.errors import UserError
+from pipeline.utils.files import named_errors
 
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _REMIND_SECONDS = 60.0
@@ -34,14 +37,14 @@ _TRAIN = ("-m", "pipeline.train")
 
 
 class Probe(NamedTuple):
-    """What a node says of itself.
+    """Result of the check of a node.
 
     Attributes:
       host: Name of the machine.
       source_sha256: Digest of the package's source.
       traits: See `exactness.traits`.
       niceness: Priority of the node's workers; a run has the same.
-      free_memory: Bytes of memory that are not used.
+      free_memory: Bytes of memory that new processes can use.
       sees_file: Whether the node sees a file that this machine has written.
       is_locked_out: Whether a lock that this machine holds keeps the node out.
     """
@@ -73,28 +76,18 @@ class Node(NamedTuple):
     traits: Mapping[str, str]
 
 
-def examine(folder: str, file: str, lock: str) -> Probe:
-    """Returns what this node says of itself; it also writes a file into the folder."""
-    shared = pathlib.Path(folder)
-    sees_file = (shared / file).exists()
-    is_locked_out = False
-    try:
-        (shared / f"{file}-{ray.get_runtime_context().get_node_id()}").touch()
-        with (shared / lock).open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        is_locked_out = True
-    except OSError:
-        sees_file = False
-    return Probe(
-        host=socket.gethostname(),
-        source_sha256=source_revision.source_sha256(),
-        traits=traits(),
-        niceness=os.nice(0),
-        free_memory=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        sees_file=sees_file,
-        is_locked_out=is_locked_out,
-    )
+def examine(folder: str, file: str, lock: str, own: str) -> Probe:
+    """Checks this node with a process like that of a run. It also writes the file `own`.
+
+    Raises:
+      RuntimeError: If the process fails, for instance because the package is not installed.
+    """
+    command = [sys.executable, "-m", "pipeline.benchmarks.node_probe", folder, file, lock, own]
+    where = {"env": environment(has_gpu=False), "cwd": working_folder(folder)}
+    ended = subprocess.run(command, capture_output=True, text=True, **where)  # type: ignore[call-overload]
+    if ended.returncode != 0:
+        raise RuntimeError(ended.stderr.strip().rpartition("\n")[2] or "it cannot run Python")
+    return Probe(**json.loads(ended.stdout))
 
 
 class Cluster:
@@ -108,25 +101,26 @@ class Cluster:
         gpus_per_run: float = 0.0,
         say: Callable[[str], None] = print,
         train: Sequence[str] = _TRAIN,
-        is_any_node_right: bool = False,
+        allow_inexact_resume: bool = False,
     ):
         """Initializes the connection, which is made on entry.
 
         Args:
           address: Address of the cluster, as `ray.init` takes it.
           folder: Folder that all nodes share; created if missing.
-          cpus_per_run: Processors of a node that a run takes.
-          gpus_per_run: GPUs of a node that a run takes.
-          say: Called with messages.
-          train: Arguments of Python that train.
-          is_any_node_right: Whether a run may go on where it cannot do so bit for bit.
+          cpus_per_run: Number of CPUs reserved for each run.
+          gpus_per_run: Number of GPUs reserved for each run: a whole number, or less than 1.
+          say: Function that shows a message.
+          train: Python arguments that run the training program.
+          allow_inexact_resume: Whether a run may continue on a node where its results are not
+            exactly reproducible.
         """
         self._address = address
         self._folder = folder.absolute()
         self._options: dict[str, Any] = {"num_cpus": cpus_per_run, "num_gpus": gpus_per_run}
         self._say = say
         self._train = train
-        self._is_any_node_right = is_any_node_right
+        self._allow_inexact_resume = allow_inexact_resume
         self._nodes: dict[str, Node] = {}  # that can train
         self._probes: dict[str, tuple[Any, float]] = {}  # under way, with their start
         self._refused: set[str] = set()
@@ -145,22 +139,28 @@ class Cluster:
         try:
             _check_address(self._address)
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise UserError(
-                f"--ray_address={self._address}: no Ray cluster answers ({_first_line(error)}). "
-                "Start one with: ray start --head"
+                f"--ray_address={self._address}: cannot connect to a Ray cluster "
+                f"({_first_line(error)}). If none is running, start one with: ray start --head. "
+                "Otherwise, check the address, the version of Ray and, if the cluster uses a "
+                "token, RAY_AUTH_MODE=token here."
             ) from error
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / self._file).touch()
-            self._lock_file = self._lock.open("a")
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            with named_errors(self._folder, "--output_dir"):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / self._file).touch()
+                self._lock_file = self._lock.open("a")
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX)
             self._look_around()
             while self._probes:
                 time.sleep(0.1)
                 self._look_around()
             if not self._nodes:
-                raise UserError("no node of the cluster can train; the lines above say why.")
+                raise UserError(
+                    "no node of the cluster can train; the lines above say why. Nodes without "
+                    "CPUs (ray start --num-cpus=0) are not used."
+                )
             return self
         except BaseException:
             self.__exit__()
@@ -173,11 +173,6 @@ class Cluster:
             path.unlink(missing_ok=True)
         ray.shutdown()
 
-    @property
-    def capacity(self) -> int:
-        """Returns how many runs fit on the nodes that can train."""
-        return sum(self._room_of(node) for node in self._nodes.values())
-
     def start(self, run: Run) -> RayTrainProcess | None:
         """Starts a run on the node with the most room; returns None if there is no room now."""
         self._look_around()
@@ -186,13 +181,12 @@ class Cluster:
         right = [node for node in self._nodes.values() if self._suits(node, run)]
         free = [node for node in right if self._room_of(node) > used[node.id]]
         if not free:
-            if not right:
+            if self._nodes and not right:
                 self._remind(run)
             return None
         node = max(free, key=lambda node: (self._room_of(node) - used[node.id], node.name))
-        again = (run.folder / "run.json").exists()  # its lost process may still train
         process = RayTrainProcess(
-            run, node.id, node.name, self._options, self._say, again, self._train
+            run, node.id, node.name, self._options, self._say, str(self._folder), self._train
         )
         self._running.append(process)
         return process
@@ -200,20 +194,24 @@ class Cluster:
     def _room_of(self, node: Node) -> int:
         room = int(node.cpus // self._options["num_cpus"])
         gpus = self._options["num_gpus"]
-        return min(room, int(node.gpus / gpus)) if gpus else room
+        if not gpus:
+            return room
+        # A share of a GPU is of one GPU.
+        return min(room, int(node.gpus) * int(1 / gpus) if gpus < 1 else int(node.gpus // gpus))
 
     def _suits(self, node: Node, run: Run) -> bool:
         """Returns True if a run continues bit for bit on a node."""
         checkpoints = sorted((run.folder / "checkpoints").glob("step-*"))
         known = saved_traits(checkpoints[-1]) if checkpoints else None
-        return self._is_any_node_right or known is None or known == node.traits
+        return self._allow_inexact_resume or known is None or known == node.traits
 
     def _remind(self, run: Run) -> None:
         if time.monotonic() - self._reminded.get(run.folder, -_REMIND_SECONDS) >= _REMIND_SECONDS:
             self._reminded[run.folder] = time.monotonic()
             self._say(
-                f"{run.name} waits: no node has the versions and vector instructions of the one "
-                "that wrote its checkpoint (--allow_inexact_resume lets it go on anywhere)"
+                f"{run.name} waits for a node with the package versions and vector instructions "
+                "of the node that wrote its checkpoint (--allow_inexact_resume lets it continue "
+                "on any node)"
             )
 
     def _look_around(self) -> None:
@@ -229,7 +227,8 @@ class Cluster:
             on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
             task: Any = ray.remote(examine)
             task = task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
-            probe = task.remote(str(self._folder), self._file, self._lock.name)
+            own = f"{self._file}-{node_id}"
+            probe = task.remote(str(self._folder), self._file, self._lock.name, own)
             self._probes[node_id] = probe, time.monotonic()
         for node_id, (probe, since) in list(self._probes.items()):
             if node_id not in alive:
@@ -239,7 +238,11 @@ class Cluster:
                 self._note(node_id, alive[node_id], probe)
             elif time.monotonic() - since > _PROBE_SECONDS:
                 del self._probes[node_id]
-                self._refuse(node_id, alive[node_id]["NodeName"], "it does not answer")
+                self._refuse(
+                    node_id,
+                    alive[node_id]["NodeName"],
+                    f"it did not answer within {_PROBE_SECONDS:g} s. Restart Ray there",
+                )
 
     def _note(self, node_id: str, node: dict[str, Any], probe: Any) -> None:
         """Reads a node's answer, and says what is wrong with the node."""
@@ -251,7 +254,7 @@ class Cluster:
                 node_id,
                 address,
                 f"it cannot run this package ({_last_line(error)}). Install the same revision "
-                "there, in the environment in which you call ray start",
+                "there, in the environment in which you run ray start",
             )
             return
         name = f"{answer.host} ({address}, {node_id[:6]})"
@@ -267,9 +270,13 @@ class Cluster:
                 "in one folder. Use a file system with locks, such as NFS 4 or Lustre"
             )
         elif answer.source_sha256 != source_revision.source_sha256():
-            why = "it has another revision of this package. Install the same one there"
+            why = "it has another revision of this package. Install the same revision there"
         elif not self._room_of(found):
-            why = f"it has {cpus:g} CPUs and {gpus:g} GPUs, which is too little for a run"
+            need = self._options["num_cpus"], self._options["num_gpus"]
+            why = (
+                f"it has {cpus:g} CPUs and {gpus:g} GPUs, but a run needs {need[0]:g} and "
+                f"{need[1]:g}. Decrease --cpus_per_run or --gpus_per_run"
+            )
         else:
             self._nodes[node_id] = found
             self._say(
@@ -279,7 +286,7 @@ class Cluster:
             if answer.niceness > 0:
                 self._say(
                     f"node {name}: its runs have low priority (nice {answer.niceness}). Set "
-                    "RAY_worker_niceness=0 in the environment in which you call ray start"
+                    "RAY_worker_niceness=0 in the environment in which you run ray start"
                 )
             self._say_what_differs(found)
             return
@@ -292,7 +299,8 @@ class Cluster:
         if differences:
             self._say(
                 f"node {node.name} differs from {first.name} ({', '.join(differences)}): a run "
-                "that has begun on one of them does not go on on the other"
+                "that started on one of them cannot continue on the other, unless "
+                "--allow_inexact_resume is set"
             )
 
     def _refuse(self, node_id: str, name: str, why: str) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -20,11 +20,15 @@ _RAY_ADDRESS = flags.DEFINE_string(
     "Ray cluster that trains the runs, such as auto or HOST:6379; by default this machine does.",
 )
 _CPUS_PER_RUN = flags.DEFINE_integer(
-    "cpus_per_run", None, "With --ray_address: processors of a run; default 1.", lower_bound=1
+    "cpus_per_run",
+    None,
+    "With --ray_address: number of CPUs reserved for each run; default 1.",
+    lower_bound=1,
 )
 _GPUS_PER_RUN = flags.DEFINE_float(
-    "gpus_per_run", None, "With --ray_address: GPUs of a run; default 0.", lower_bound=0
+    "gpus_per_run", None, "With --ray_address: number of GPUs reserved for each run; default 0."
 )
+FLAGS: Sequence[flags.FlagHolder[Any]] = (_RAY_ADDRESS, _CPUS_PER_RUN, _GPUS_PER_RUN)
 
 
 class Machines(NamedTuple):
@@ -34,11 +38,13 @@ class Machines(NamedTuple):
       start: Starts the process that trains a run.
       workers: Default number of parallel runs.
       bindings: Gin statements that every run needs there.
+      output_dir: Folder of the runs, as all machines name it.
     """
 
     start: Start
     workers: int
     bindings: Sequence[str]
+    output_dir: pathlib.Path
 
 
 @contextlib.contextmanager
@@ -47,7 +53,8 @@ def machines(output_dir: pathlib.Path, allow_inexact_resume: bool) -> Iterator[M
 
     Args:
       output_dir: Folder of the runs, which the machines of a cluster share.
-      allow_inexact_resume: Whether runs may go on where they cannot do so bit for bit.
+      allow_inexact_resume: Whether a run may continue on a machine where its results are not
+        exactly reproducible.
 
     Raises:
       UserError: If a flag has no effect, Ray is not installed, or the cluster cannot be used.
@@ -56,18 +63,23 @@ def machines(output_dir: pathlib.Path, allow_inexact_resume: bool) -> Iterator[M
         for flag in (_CPUS_PER_RUN, _GPUS_PER_RUN):
             if flag.value is not None:
                 raise UserError(f"--{flag.name} has no effect without --ray_address.")
-        yield Machines(TrainProcess, 1, ())
+        yield Machines(TrainProcess, 1, (), output_dir)
         return
     if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
+        raise UserError("Ray is not installed. Install it with: pip install ray==2.60.0")
     from pipeline.benchmarks.cluster import Cluster, thread_bindings
 
-    cpus = _CPUS_PER_RUN.value or 1
+    cpus, gpus = _CPUS_PER_RUN.value or 1, _GPUS_PER_RUN.value or 0.0
+    is_share = 0.0001 <= gpus < 1 and round(gpus, 4) == gpus
+    if not is_share and not (0 <= gpus < 1_000 and gpus == int(gpus)):
+        raise UserError(
+            f"--gpus_per_run={gpus} must be a whole number, or below 1 with at most four decimals."
+        )
     with Cluster(
         _RAY_ADDRESS.value,
         output_dir,
         cpus,
-        _GPUS_PER_RUN.value or 0.0,
-        is_any_node_right=allow_inexact_resume,
+        gpus,
+        allow_inexact_resume=allow_inexact_resume,
     ) as cluster:
-        yield Machines(cluster.start, sys.maxsize, thread_bindings(cpus))
+        yield Machines(cluster.start, sys.maxsize, thread_bindings(cpus), output_dir.absolute())

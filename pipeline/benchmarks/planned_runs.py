@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pipeline import configuration
 from pipeline.benchmarks.suites import Experiment, Suite
-from pipeline.configuration.statements import Binding
+from pipeline.configuration.statements import Binding, shipped_folder
 from pipeline.utils.errors import UserError
 
 _BUDGET = "train.num_env_steps"
@@ -43,6 +43,13 @@ class Run(NamedTuple):
         return f"{self.experiment.name} seed {self.seed}"
 
     @property
+    def config(self) -> str:
+        """Returns the gin file as a process with another working directory names it."""
+        path = configuration.find_config(self.experiment.config)
+        is_shipped = path.is_relative_to(shipped_folder())
+        return self.experiment.config if is_shipped else str(path.absolute())
+
+    @property
     def num_env_steps(self) -> int:
         """Returns the budget in environment steps, from the suite or a binding."""
         return int(self.settings[_BUDGET])
@@ -57,7 +64,7 @@ class Run(NamedTuple):
         """Returns the flags for `pipeline.train`."""
         return [
             f"--root_dir={self.folder}",
-            f"--gin_file={self.experiment.config}",
+            f"--gin_file={self.config}",
             *(f"--gin_bindings={binding}" for binding in self.bindings),
             f"--seed={self.seed}",
             *self.flags,

@@ -11,16 +11,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.benchmarks.planned_runs import Run
-from pipeline.benchmarks.train_process import LocalProcess
+from pipeline.benchmarks.train_process import STOPPED, LocalProcess
+from pipeline.runs.run_folder import BUSY
 
 _POLL_SECONDS = 0.5
-_LOCKED = "another process is training in"  # runs/run_folder.py
 _LOCK_SECONDS = 10.0  # between attempts to take over a run
-_STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
+_STOPPED_CODE = 128 + signal.SIGTERM
+_WAITS = (
+    "another process still trains in its folder, perhaps on a node that lost its connection; "
+    f"retrying every {_LOCK_SECONDS:g} seconds"
+)
+
+
+def environment(has_gpu: bool) -> dict[str, str]:
+    """Returns the environment variables of a run on this node.
+
+    Args:
+      has_gpu: Whether the run may use the GPUs that Ray has chosen. Otherwise, it sees none.
+    """
+    # Ray's variables are for its workers: one of them would slow the training down.
+    of_ray = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(of_ray)}
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if has_gpu else ""
+    return variables | {"CUDA_VISIBLE_DEVICES": gpus}
+
+
+def working_folder(folder: str) -> str:
+    """Returns the working directory of a run: the folder of all runs, if this node has it."""
+    return folder if os.path.isdir(folder) else "/"
 
 
 class ProcessActor:
@@ -30,40 +58,39 @@ class ProcessActor:
     the constructor and methods of an actor without concurrency run in the main thread.
     """
 
-    def __init__(self, arguments: Sequence[str], log: str, waits_for_lock: bool, has_gpu: bool):
+    def __init__(self, arguments: Sequence[str], log: str, folder: str, has_gpu: bool):
         """Starts the process.
 
         Args:
           arguments: Arguments of this node's Python.
           log: File to which the output is appended.
-          waits_for_lock: Whether to try again if another process still trains in the folder.
+          folder: Folder of all runs.
           has_gpu: Whether the process may use the GPUs that Ray has chosen.
         """
-        # Ray's variables are for its workers: one of them would slow the training down.
-        of_ray = ("RAY_", "OMP_NUM_THREADS", *(() if has_gpu else ("CUDA_VISIBLE_DEVICES",)))
-        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(of_ray)}
+        self._environment = environment(has_gpu)
         self._arguments = [sys.executable, *arguments]
-        self._log = pathlib.Path(log)
-        self._waits_for_lock = waits_for_lock
+        self._log, self._folder = pathlib.Path(log), folder
         self._waits_until: float | None = None
-        self._why = ""
+        self._is_stopping = False
         self._start()
 
     def poll(self) -> tuple[int | None, str]:
         """Returns the exit code, or None while the process runs, and why the run has to wait."""
+        if self._waits_until is None and self._process.poll() is not None:
+            if BUSY not in self._process.error():
+                return self._process.poll(), ""
+            self._waits_until = time.monotonic() + _LOCK_SECONDS
         if self._waits_until is not None:
+            if self._is_stopping:
+                return _STOPPED_CODE, ""
             if time.monotonic() < self._waits_until:
-                return None, self._why
+                return None, _WAITS
             self._start()
-        code = self._process.poll()
-        if code is None or not self._waits_for_lock or _LOCKED not in self._process.error():
-            return code, ""
-        self._waits_until = time.monotonic() + _LOCK_SECONDS
-        self._why = "its folder is still locked by the process that was lost"
-        return None, self._why
+        return None, ""
 
     def stop(self) -> None:
         """Asks the process to write a checkpoint and exit."""
+        self._is_stopping = True
         self._process.stop()
 
     def error(self) -> str:
@@ -72,7 +99,9 @@ class ProcessActor:
 
     def _start(self) -> None:
         self._waits_until = None
-        self._process = LocalProcess(self._arguments, self._log, self._environment)
+        self._process = LocalProcess(
+            self._arguments, self._log, self._environment, working_folder(self._folder)
+        )
 
 
 class RayTrainProcess:
@@ -85,8 +114,8 @@ class RayTrainProcess:
         node_name: str,
         options: dict[str, Any],
         say: Callable[[str], None],
-        waits_for_lock: bool = False,
-        module: Sequence[str] = ("-m", "pipeline.train"),
+        folder: str,
+        train: Sequence[str] = ("-m", "pipeline.train"),
     ):
         """Starts the process.
 
@@ -95,9 +124,9 @@ class RayTrainProcess:
           node_id: Node of the cluster on which it is trained.
           node_name: Name of the node in messages.
           options: Ray's options of the actor: num_cpus, num_gpus and the like.
-          say: Called with messages.
-          waits_for_lock: Whether the run was lost, so that its lost process may still train.
-          module: Arguments of Python that train.
+          say: Function that shows a message.
+          folder: Folder of all runs.
+          train: Python arguments that run the training program.
         """
         self.run = run
         self.node_id = node_id
@@ -113,9 +142,10 @@ class RayTrainProcess:
         remote_class: Any = ray.remote(ProcessActor)
         actor = remote_class.options(max_restarts=0, scheduling_strategy=on_node, **options)
         has_gpu = bool(options.get("num_gpus"))
-        arguments = [*module, *run.arguments]
-        self._actor = actor.remote(arguments, str(run.log.absolute()), waits_for_lock, has_gpu)
+        arguments = [*train, *run.arguments]
+        self._actor = actor.remote(arguments, str(run.log.absolute()), folder, has_gpu)
         self._answer = self._actor.poll.remote()
+        self._has_answered = False
 
     @property
     def seconds(self) -> float:
@@ -129,31 +159,35 @@ class RayTrainProcess:
         return self._code
 
     def _read_answer(self) -> None:
+        code, why = None, ""
         try:
             code, why = ray.get(self._answer)
+            self._has_answered = True
         except ActorUnavailableError:
-            code = None  # The node may answer again; only the errors below are final.
-        except RayActorError as error:
+            pass  # The node may answer again; the errors below are final.
+        except (RayActorError, ActorUnschedulableError) as error:
             self._end(-signal.SIGKILL, f"node {self._node_name} was lost")
             self.is_lost = not getattr(error, "actor_init_failed", False)
             if not self.is_lost:
                 self._error = f"the process cannot be started on {self._node_name}: {error}"
-            return
         except RayTaskError as error:
             self._end(1, f"node {self._node_name}: {error}")
+        except RayError:
+            pass  # Ray itself may recover; if the node is lost, one of the errors above follows.
+        if self._code is not None:
             return
-        else:
-            if why and why != self._waits_because:
-                self._say(f"{self.run.name} waits on {self._node_name}: {why}")
-            self._waits_because = why
+        if why and why != self._waits_because:
+            self._say(f"{self.run.name} waits on {self._node_name}: {why}")
+        self._waits_because = why
         if code is not None:
             try:
                 self._end(code, ray.get(self._actor.error.remote(), timeout=30))
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 self._end(code, f"exit code {code}\n{error}")
-            return
-        if time.monotonic() - self._asked >= _POLL_SECONDS:
+        elif time.monotonic() - self._asked >= _POLL_SECONDS:
             self._asked = time.monotonic()
+            if self._is_stopping:
+                self._actor.stop.remote()  # again, because a node that was away has missed it
             self._answer = self._actor.poll.remote()
 
     def _end(self, code: int, error: str) -> None:
@@ -162,13 +196,16 @@ class RayTrainProcess:
 
     def was_stopped(self) -> bool:
         """Returns True if the process has ended because `stop` asked it to."""
-        return self._is_stopping and self._code in _STOPPED
+        return self._is_stopping and self._code in STOPPED
 
     def stop(self) -> None:
         """Asks the process to write a checkpoint and exit; see `Process.stop`."""
         if not self._is_stopping:
             self._is_stopping = True
-            self._actor.stop.remote()
+            if self._has_answered:
+                self._actor.stop.remote()
+            else:  # It has not begun, for instance because other programs use the node.
+                self._end(_STOPPED_CODE, "stopped before it began")
 
     def wait(self) -> None:
         """Waits until the process has ended or its node is lost."""

@@ -96,15 +96,19 @@ class _Runner:
         self._waiting: deque[Run] = deque()
         self._running: list[Process] = []
         self._losses = Losses()
+        self._most_running = 0
 
     def run(self) -> Outcome:
         self._waiting.extend(run for run in self._runs if not self._is_over(run))
         over = len(self._runs) - len(self._waiting)
         left = len(self._waiting)
-        self._display.message(f"{left} runs to do, {over} are done; {self._workers} at a time")
+        self._display.message(
+            f"{left} runs to do, {over} are done; at most {self._workers} at a time"
+        )
         try:
             while (self._waiting and not self._stop.requested) or self._running:
                 self._step()
+                self._most_running = max(self._most_running, len(self._running))
                 self._display.show(self._progress)
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -129,7 +133,7 @@ class _Runner:
             result = RunFolder(run.folder).read_json("result.json")
             if result.get("env_steps", 0) < run.num_env_steps:
                 return None
-            return records.finished(run, self._workers)
+            return records.finished(run, max(self._most_running, 1))
         except UserError as error:
             return records.failed(run, str(error))
 
@@ -143,7 +147,10 @@ class _Runner:
             if record is None and (process.was_stopped() or self._goes_on_elsewhere(process)):
                 self._waiting.append(process.run)
             else:
-                record = record or records.failed(process.run, process.error())
+                error = process.error()
+                if process.is_lost:
+                    error += f"\n{self._losses.reason(process.run)}"
+                record = record or records.failed(process.run, error)
                 self._note(process.run, record, process.seconds)
         for _ in range(len(self._waiting)):
             if len(self._running) >= self._workers or self._stop.requested:
@@ -154,7 +161,9 @@ class _Runner:
         if not process.is_lost or not self._losses.may_go_on(process.run):
             return False
         reason = process.error().splitlines()[0]
-        self._display.message(f"{process.run.name}: {reason}; it goes on from its checkpoint")
+        self._display.message(
+            f"{process.run.name}: {reason}. The run will be restarted from its newest checkpoint."
+        )
         return True
 
     def _start_next(self) -> None:

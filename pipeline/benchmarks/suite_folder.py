@@ -134,16 +134,20 @@ class SuiteFolder:
         return is_recorded or any(run.folder.parent.glob("*/run.json"))
 
     def _refusal(self, run: Run, before: Mapping[str, str]) -> str:
-        now = _settings(run)
-        names = sorted(before.keys() | now.keys())
-        pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
-        changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
+        changes = differences(before, _settings(run))
         return (
             f"{run.folder.parent} has runs with other settings than the requested ones:\n  "
             + "\n  ".join(changes)
             + f"\nChoose another --output_dir. Or, to run {run.experiment.name} from the start, "
             f"delete {run.folder.parent} and its lines in {self._path}."
         )
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the settings that differ, one line each."""
+    names = sorted(before.keys() | now.keys())
+    pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
+    return [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
 
 
 def _key(run: Run) -> records.Key:

@@ -20,7 +20,8 @@ TRAIN = (sys.executable, "-m", "pipeline.train")
 _MAX_ERROR_LINES = 20
 _TAIL_BYTES = 65_536
 _MOST_LOSSES = 3  # without a new checkpoint between them
-_STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
+#: Exit codes of a run that SIGTERM has stopped.
+STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 class Process(Protocol):
@@ -73,6 +74,7 @@ class LocalProcess:
         command: Sequence[str],
         log: pathlib.Path,
         environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
     ) -> None:
         """Starts the process.
 
@@ -80,6 +82,7 @@ class LocalProcess:
           command: Program and its arguments.
           log: File to which the output is appended. Its folder is created if missing.
           environment: Environment variables; None for those of the current process.
+          folder: Working directory; None for that of the current process.
         """
         self._path = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +95,7 @@ class LocalProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=environment,
+                cwd=folder,
             )
         self._is_stopping = False
 
@@ -101,7 +105,7 @@ class LocalProcess:
 
     def was_stopped(self) -> bool:
         """Returns True if the process has ended because `stop` asked it to."""
-        return self._is_stopping and self.poll() in _STOPPED
+        return self._is_stopping and self.poll() in STOPPED
 
     def stop(self) -> None:
         """Asks the process to write a checkpoint and exit; see `Process.stop`."""
@@ -166,14 +170,21 @@ class Losses:
         self._since_checkpoint[key] += 1
         return self._since_checkpoint[key] <= _MOST_LOSSES
 
+    def reason(self, run: Run) -> str:
+        """Returns a sentence about a run that was lost too often."""
+        return (
+            f"The run was lost {self._counts[run.folder]} times, the last {_MOST_LOSSES + 1} times "
+            "without a new checkpoint. It may have run out of memory: let fewer runs share a "
+            "machine (--workers, --cpus_per_run)."
+        )
+
 
 def env_steps(run: Run) -> int:
     """Returns the environment steps in the last record of a run's metrics.jsonl; 0 if unknown."""
-    path = run.folder / "metrics.jsonl"
-    lines = _tail(path).split(b"\n")[:-1] if path.exists() else []
     try:
+        lines = _tail(run.folder / "metrics.jsonl").split(b"\n")[:-1]
         return int(json.loads(lines[-1])["env_steps"])
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (OSError, IndexError, KeyError, TypeError, ValueError):
         return 0  # There is no record yet, or a damaged one, which the run itself reports.
 
 

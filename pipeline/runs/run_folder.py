@@ -29,6 +29,8 @@ from pipeline.utils.files import lock, named_errors, write_text
 
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
+#: Beginning of the error message if another process holds the lock of a folder.
+BUSY = "another process is training in"
 _OTHER_SOURCE = (
     "this program has changed since the last start; the run continues as if it had never been "
     "interrupted only if the change does not affect its computations."
@@ -93,8 +95,7 @@ class RunFolder:
     def _lock(self) -> None:
         """Keeps other processes out until `close` is called or this process ends in any way."""
         self.close()
-        busy = "another process is training in"
-        self._lock_file = lock(self.path / _LOCK, busy, "--root_dir")
+        self._lock_file = lock(self.path / _LOCK, BUSY, "--root_dir")
 
     def close(self) -> None:
         """Lets other processes train in the folder."""

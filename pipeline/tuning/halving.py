@@ -1,14 +1,14 @@
 """Successive halving: which trials are trained next, and what each suggestion may depend on.
 
 Trials are numbered from 0 and grouped in brackets of `reduction ** len(rungs)`. All trials of a
-bracket are trained up to the first rung. The best of them, one of `reduction`, go on to the second
-rung, and so on (Jamieson & Talwalkar 2016, "Non-stochastic best arm identification and
-hyperparameter optimization"). The others stay paused.
+bracket are trained up to the first rung. The best of them, 1 of every `reduction`, are trained up
+to the second rung, and so on (Jamieson & Talwalkar 2016, "Non-stochastic best arm identification
+and hyperparameter optimization"). The others are never continued.
 
-The parameters of a trial depend on the results of trials that are over by then in every order of
-events: the results at the first rung of trials at least `num_concurrent` numbers before, and all
-results of brackets before the last one. So a search has the same trials with any number of workers,
-and after any interruption.
+The parameters of a trial depend only on results that are known whichever runs finish first. These
+are the first-rung results of all trials whose numbers are lower by at least `num_concurrent`, and
+all results of earlier brackets, except the bracket just before the trial's own. The search
+therefore has the same trials with any number of workers, and after any interruption.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def bracket(search: Search, number: int, num_trials: int) -> range:
 
 
 def cohorts(search: Search, trials: Trials, of_bracket: Sequence[int]) -> list[list[int]]:
-    """Returns the numbers of the trials that are trained up to each rung, as far as it is known."""
+    """Returns the numbers of the trials trained up to each rung whose participants are known."""
     cohort = list(of_bracket)
     known = [cohort]
     for rung in range(len(search.rungs)):
@@ -77,7 +77,7 @@ def cohorts(search: Search, trials: Trials, of_bracket: Sequence[int]) -> list[l
 
 
 def cohort_sizes(search: Search, size: int) -> list[int]:
-    """Returns how many trials of a bracket of `size` are trained up to each rung, at most."""
+    """Returns how many trials of a bracket of `size` are trained up to each rung."""
     sizes = [size]
     for _ in search.rungs:
         sizes.append(max(1, sizes[-1] // search.reduction))
@@ -85,7 +85,7 @@ def cohort_sizes(search: Search, size: int) -> list[int]:
 
 
 def planned_steps(search: Search, num_trials: int) -> int:
-    """Returns the environment steps of all runs of `num_trials` trials, at most."""
+    """Returns the environment steps of all runs of `num_trials` trials if none of them fails."""
     lengths = np.diff([0, *search.ends])
     firsts = range(0, num_trials, search.reduction ** len(search.rungs))
     sizes = [cohort_sizes(search, len(bracket(search, n, num_trials))) for n in firsts]
@@ -109,14 +109,17 @@ def ready_jobs(search: Search, trials: Trials, num_trials: int) -> Iterator[Job]
 
 
 def told(search: Search, trials: Trials, number: int, num_trials: int) -> list[Told]:
-    """Returns what the suggestion of trial `number` depends on: all trials before it, in order."""
+    """Returns all earlier trials, in order, with the results that a suggestion may use."""
     visible = []
     for trial in (trials[n] for n in range(number)):
         if trial.number > number - search.num_concurrent:
             visible.append(Told(trial.parameters, None, is_complete=False))
             continue
         of_trial = bracket(search, trial.number, num_trials)
-        num_rungs = len(trial.returns) if _is_early(search, of_trial, number, num_trials) else 1
+        num_rungs = 1
+        if _is_early(search, of_trial, number, num_trials):
+            # A search with fewer trials may have trained it longer, in a smaller bracket.
+            num_rungs = sum(trial.number in x for x in cohorts(search, trials, of_trial))
         means = [trial.value(rung) for rung in range(len(trial.returns))][:num_rungs]
         visible.append(Told(trial.parameters, means, len(means) == len(search.ends)))
     return visible

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +17,12 @@ from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_argume
 from pipeline.utils.errors import UserError
 
 # A distribution is a tuple of its kind and its arguments.
-_KINDS = {
-    "uniform": '("uniform", low, high)',
-    "log_uniform": '("log_uniform", low, high)',
-    "int": '("int", low, high)',
-    "log_int": '("log_int", low, high)',
-    "choice": '("choice", value, value, ...)',
-}
+_FORMS = (
+    '("uniform", low, high), ("log_uniform", low, high), ("int", low, high), ("log_int", low, '
+    'high) or ("choice", value, value, ...)'
+)
+# The search itself decides about these.
+_NO_PARAMETERS = ("train.num_env_steps", "train.eval_interval", "train.num_final_episodes")
 _STARTUP_TRIALS = 10  # trials that TPE draws at random first, Optuna's default
 
 
@@ -56,9 +56,9 @@ class Search(NamedTuple):
         Optuna, with the parameters taken together), "random" or "grid".
       num_seeds: Seeds of a trial, which are 1 to num_seeds.
       rungs: Environment steps at which trials are paused and compared; () trains all to the end.
-      reduction: At a rung, one of this number of trials goes on.
-      num_concurrent: A trial is chosen by the results of the trials up to this many numbers before
-        it. So many can run at the same time, and `--workers` has no effect on the results.
+      reduction: 1 of every `reduction` trials continues after a rung.
+      num_concurrent: Number of trials that can be in progress at the same time. The parameters of
+        trial n depend on the results of trials 0 to n - num_concurrent.
       seed: Seed of the suggestions.
     """
 
@@ -80,13 +80,18 @@ class Search(NamedTuple):
         return (*self.rungs, self.num_env_steps)
 
     @property
-    def grid(self) -> list[dict[str, Any]]:
-        """Returns all combinations of the choices."""
-        choices = [distribution[1:] for distribution in self.parameters.values()]
-        return [
-            dict(zip(self.parameters, values, strict=True))
-            for values in itertools.product(*choices)
-        ]
+    def grid_size(self) -> int:
+        """Returns the number of combinations of the choices."""
+        return math.prod(len(distribution) - 1 for distribution in self.parameters.values())
+
+    def _grid_point(self, number: int) -> dict[str, Any]:
+        """Returns a combination of the choices. The last parameter changes fastest."""
+        point = {}
+        for name in reversed(list(self.parameters)):
+            choices = self.parameters[name][1:]
+            number, place = divmod(number, len(choices))
+            point[name] = choices[place]
+        return {name: point[name] for name in self.parameters}
 
     def suite(self, trials: Mapping[int, Mapping[str, Any]]) -> Suite:
         """Returns the runs of trials, given by number and parameters, as a suite."""
@@ -113,11 +118,11 @@ class Search(NamedTuple):
     def suggest(self, number: int, told: Sequence[Told]) -> dict[str, Any]:
         """Returns the parameters of trial `number`, given all trials before it.
 
-        The result depends on nothing but the arguments and the search. Real numbers are rounded to
-        three significant digits.
+        The result depends on nothing but the arguments and the search. Real numbers are rounded,
+        to three digits or to a thousandth of their range, whichever is finer.
         """
         if self.sampler == "grid":
-            return self.grid[number]
+            return self._grid_point(number)
         import optuna
 
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
@@ -173,8 +178,9 @@ class Search(NamedTuple):
         kind, *arguments = self.parameters[name]
         if kind not in ("uniform", "log_uniform"):
             return value
-        low, high = arguments
-        return min(max(float(f"{value:.3g}"), float(low)), float(high))
+        low, high = map(float, arguments)
+        finest = min(abs(value), high - low) if value else high - low
+        return min(max(round(value, 2 - math.floor(math.log10(finest))), low), high)
 
 
 def _optuna_distribution(kind: str, *arguments: Any) -> Any:
@@ -197,8 +203,6 @@ def load(path: str, allow_imports: bool = False) -> Search:
     Raises:
       UserError: If there is no such file, or if a value in it is invalid.
     """
-    import pathlib
-
     file = find_file(path, [pathlib.Path()])
     with configuration.preserved():
         configuration.load([str(file)], allow_imports=allow_imports)
@@ -210,7 +214,7 @@ def search(
     name: str,
     *,
     config: str = "",
-    num_env_steps: PositiveInt = 1,
+    num_env_steps: NonNegativeInt = 0,
     parameters: Mapping[str, Sequence[Any]] | None = None,
     bindings: Sequence[str] = (),
     sampler: Literal["tpe", "random", "grid"] = "tpe",
@@ -224,7 +228,7 @@ def search(
 
     Args:
       name: Name of the search.
-      config: See `Search`, as for all other arguments.
+      config: Shipped config or path of a gin file that every trial trains.
       num_env_steps: Budget of a run in environment steps.
       parameters: Dict from the name of a parameter to its distribution: ("uniform", low, high),
         ("log_uniform", low, high), ("int", low, high), ("log_int", low, high) or
@@ -233,27 +237,36 @@ def search(
       sampler: "tpe", "random" or "grid".
       num_seeds: Seeds of a trial.
       rungs: Environment steps at which trials are compared.
-      reduction: At a rung, one of this number of trials goes on.
-      num_concurrent: Trials that may be chosen before the results of the first of them are known.
+      reduction: 1 of every `reduction` trials continues after a rung.
+      num_concurrent: Number of trials that can be in progress at the same time. The parameters of
+        trial n depend on the results of trials 0 to n - num_concurrent.
       seed: Seed of the suggestions.
 
     Raises:
       UserError: If a value is invalid.
     """
     check_arguments(search, locals())
-    _check(isinstance(config, str) and bool(config), "config", config, "name what to train")
-    _check(_are_texts(bindings), "bindings", bindings, "must be a tuple of gin statements")
-    _check(bool(parameters), "parameters", parameters, "name at least one parameter")
-    for parameter, distribution in dict(parameters or {}).items():
-        need = f"{parameter!r} must have a distribution: {', '.join(_KINDS.values())}"
-        _check(_is_distribution(distribution), "parameters", distribution, need)
-        if sampler == "grid":
-            need = f'with the sampler "grid", {parameter!r} must be a ("choice", value, ...)'
-            _check(distribution[0] == "choice", "parameters", distribution, need)
-    ends = (*rungs, num_env_steps)
-    are_rising = all(type(x) is int for x in ends) and list(ends) == sorted({0, *ends} - {0})
-    _check(are_rising, "rungs", rungs, "must be rising environment steps below num_env_steps")
-    _check(reduction >= 2, "reduction", reduction, "must be at least 2")
+    if not config or not isinstance(config, str):
+        raise UserError(
+            "search.config is not set. Set it to a shipped config or to the path of a gin file, "
+            'for example search.config = "ppo_cartpole".'
+        )
+    if not num_env_steps:
+        raise UserError(
+            "search.num_env_steps is not set. Set it to the environment steps of a run, for "
+            "example search.num_env_steps = 100_000."
+        )
+    if not _are_texts(bindings):
+        raise UserError(
+            f"search.bindings = {bindings!r} must be a tuple of strings, for example "
+            '("train.eval_interval = 5_000",). A tuple with one string needs a comma.'
+        )
+    if fixed := [x for x in bindings if x.partition("=")[0].strip() == _NO_PARAMETERS[0]]:
+        raise UserError(f"search.bindings: {fixed[0]!r}: set search.num_env_steps instead.")
+    _check_parameters(parameters, sampler)
+    _check_rungs(rungs, num_env_steps)
+    if reduction < 2:
+        raise UserError(f"search.reduction = {reduction} must be at least 2.")
     return Search(
         name=name,
         config=config,
@@ -269,24 +282,72 @@ def search(
     )
 
 
-def _is_distribution(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or not value or value[0] not in _KINDS:
-        return False
-    kind, *arguments = value
+def _check_parameters(parameters: Any, sampler: str) -> None:
+    """Checks the names and the distributions of a search.
+
+    Raises:
+      UserError: If one is invalid.
+    """
+    if not isinstance(parameters, Mapping) or not parameters:
+        raise UserError(
+            f"search.parameters = {parameters!r} must be a dict with at least one parameter and "
+            'its distribution, for example {"Rollout.num_epochs": ("int", 1, 20)}.'
+        )
+    for name, distribution in parameters.items():
+        if not isinstance(name, str) or "." not in name:
+            raise UserError(
+                f"search.parameters: {name!r} is not the name of a parameter, such as "
+                '"create_ppo_agent.gae_lambda". To search over a macro, name a parameter that it '
+                "is bound to."
+            )
+        if name in _NO_PARAMETERS:
+            raise UserError(
+                f"search.parameters: {name} cannot be searched over, because trials are compared "
+                "by it. Set search.num_env_steps, or use search.bindings."
+            )
+        wrong = _wrong_with(distribution)
+        if sampler == "grid" and not wrong and distribution[0] != "choice":
+            wrong = 'search.sampler = "grid" needs ("choice", value, ...)'
+        if wrong:
+            raise UserError(f"search.parameters: {name!r}: {distribution!r}: {wrong}.")
+
+
+def _wrong_with(distribution: Any) -> str:
+    """Returns what is wrong with a distribution, or "" if nothing is."""
+    is_tuple = isinstance(distribution, list | tuple) and bool(distribution)
+    kind = distribution[0] if is_tuple else None
     if kind == "choice":
         scalars = (bool, int, float, str, type(None))
-        return bool(arguments) and all(isinstance(x, scalars) for x in arguments)
-    are_numbers = all(type(x) in ((int,) if "int" in kind else (int, float)) for x in arguments)
-    if len(arguments) != 2 or not are_numbers:
-        return False
-    low, high = arguments
-    return low < high and (low > 0 or not kind.startswith("log"))
+        are_scalars = all(isinstance(x, scalars) for x in distribution[1:])
+        is_right = len(distribution) > 1 and are_scalars
+        return "" if is_right else "choices must be numbers, strings, True, False or None"
+    if kind not in ("uniform", "log_uniform", "int", "log_int"):
+        return f"a distribution is one of {_FORMS}"
+    kinds = (int,) if kind.endswith("int") else (int, float)
+    if len(distribution) != 3 or not all(type(x) in kinds for x in distribution[1:]):
+        numbers = "whole numbers" if kind.endswith("int") else "numbers"
+        return f"{kind} needs two {numbers}, low and high"
+    _, low, high = distribution
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return "low must be less than high, and both must be finite"
+    return f"low must be greater than 0 for {kind}" if kind[:3] == "log" and low <= 0 else ""
+
+
+def _check_rungs(rungs: Any, num_env_steps: int) -> None:
+    """Checks the rungs.
+
+    Raises:
+      UserError: If they are not increasing, or not below the budget.
+    """
+    is_tuple = isinstance(rungs, list | tuple)
+    ends = (*rungs, num_env_steps) if is_tuple else ()
+    are_whole = is_tuple and all(type(x) is int and x > 0 for x in ends)
+    if not are_whole or list(ends) != sorted(set(ends)):
+        raise UserError(
+            f"search.rungs = {rungs!r} must be positive whole numbers in increasing order, all "
+            f"less than search.num_env_steps = {num_env_steps:_}."
+        )
 
 
 def _are_texts(values: Any) -> bool:
     return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _check(is_right: bool, parameter: str, value: Any, need: str) -> None:
-    if not is_right:
-        raise UserError(f"search.{parameter} = {value!r}: {need}.")

@@ -8,11 +8,13 @@ trials.jsonl      a record for each trial: number, parameters, returns at each r
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import pathlib
 from collections.abc import Mapping
 from typing import IO, Any
 
+from pipeline.benchmarks.suite_folder import differences
 from pipeline.tuning.halving import Trial
 from pipeline.tuning.search import Search
 from pipeline.utils.errors import UserError
@@ -20,7 +22,6 @@ from pipeline.utils.files import lock, read_json, write_json, write_text
 from pipeline.utils.jsonl import read_jsonl
 
 _LOCK, _SEARCH, _TRIALS = ".tune.lock", "search.json", "trials.jsonl"
-_UNSET = "nothing"
 
 
 class SearchFolder:
@@ -30,13 +31,15 @@ class SearchFolder:
       trials: Trials that have begun, by number.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, search: Search):
         """Initializes the folder.
 
         Args:
           path: Path of the folder; created if missing.
+          search: The search, which `check_settings` compares with that of earlier calls.
         """
         self._path = path
+        self._search = search
         self._lock: IO[str] | None = None
         self.trials: dict[int, Trial] = {}
 
@@ -65,30 +68,45 @@ class SearchFolder:
         lines = [json.dumps(trial._asdict(), allow_nan=False) for trial in in_order]
         write_text(self._path / _TRIALS, "".join(line + "\n" for line in lines))
 
-    def check_settings(self, search: Search, run_settings: Mapping[str, str]) -> None:
-        """Checks that earlier calls had the same search, and writes it if there were none.
+    def check_settings(self, run_settings: Mapping[str, str]) -> None:
+        """Checks that earlier calls had the same search, and writes it if nothing has been trained.
 
         Args:
-          search: The search.
           run_settings: Values that the config and the search's bindings bind, by name.
 
         Raises:
           UserError: If an earlier call had another search.
         """
-        now = {f"search.{name}": repr(value) for name, value in search._asdict().items()}
-        now |= run_settings
-        before = read_json(self._path / _SEARCH, {}).get("settings", {})
-        if not self.trials:
-            write_json(self._path / _SEARCH, {"search": search._asdict(), "settings": now})
+        fields = self._search._asdict()
+        now = {f"search.{name}": repr(value) for name, value in fields.items()}
+        now |= {**run_settings, "version of optuna": importlib.metadata.version("optuna")}
+        has_results = any(trial.returns or trial.error for trial in self.trials.values())
+        if not has_results and not any(self._path.glob("*/trial-*/seed-*/run.json")):
+            self.trials = {}
+            write_json(self._path / _SEARCH, {"search": fields, "settings": now})
             return
-        names = sorted(before.keys() | now.keys())
-        pairs = ((name, before.get(name, _UNSET), now.get(name, _UNSET)) for name in names)
-        changes = [f"{name}: {old} then, {new} now" for name, old, new in pairs if old != new]
-        if changes:
+        before = _read(self._path).get("settings")
+        if before is None:
             raise UserError(
-                f"{self._path} has trials of another search:\n  " + "\n  ".join(changes) + "\n"
-                "Choose another --output_dir."
+                f"{self._path} has trials, but its {_SEARCH} is missing. Put it back, or choose "
+                "another --output_dir."
             )
+        if changes := differences(before, now):
+            raise UserError(
+                f"The search in {self._path} was started with other settings:\n  "
+                + "\n  ".join(changes)
+                + "\nRestore these settings to continue it, or choose another --output_dir."
+            )
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return read_json(path / _SEARCH, {"search": dict, "settings": dict})
+    except UserError as error:
+        raise UserError(
+            f"{path / _SEARCH} is damaged or cannot be read. Restore it from a backup, or start "
+            "the search again in another --output_dir."
+        ) from error
 
 
 def read_search(path: pathlib.Path) -> Search:
@@ -97,9 +115,12 @@ def read_search(path: pathlib.Path) -> Search:
     Raises:
       UserError: If there is no search, or if the file is damaged.
     """
-    saved = read_json(path / _SEARCH, {"search": dict}).get("search")
+    saved = _read(path).get("search")
     if saved is None:
-        raise UserError(f"there is no search in {path}; start one: --search=FILE.gin.")
+        raise UserError(
+            f"{path} contains no search. Check --output_dir, or start a search with "
+            "--search=FILE.gin."
+        )
     try:
         fields: dict[str, Any] = saved | {
             "parameters": {name: tuple(of) for name, of in saved["parameters"].items()},
@@ -108,7 +129,10 @@ def read_search(path: pathlib.Path) -> Search:
         }
         return Search(**fields)
     except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path / _SEARCH} is damaged ({error!r}).") from error
+        raise UserError(
+            f"{path / _SEARCH} is damaged ({error!r}). Restore it from a backup, or start the "
+            "search again in another --output_dir."
+        ) from error
 
 
 def read_trials(path: pathlib.Path) -> dict[int, Trial]:
@@ -118,12 +142,26 @@ def read_trials(path: pathlib.Path) -> dict[int, Trial]:
       UserError: If a line is not the record of a trial.
     """
     records = read_jsonl(path / _TRIALS, *Trial._fields)
-    return {
-        record["number"]: Trial(
-            record["number"],
-            record["parameters"],
-            tuple(tuple(of_seeds) for of_seeds in record["returns"]),
-            record["error"],
-        )
-        for record in records
-    }
+    trials = {}
+    for place, record in enumerate(records):
+        if not _is_trial(record, place, records[0]):
+            raise UserError(
+                f"{path / _TRIALS}: line {place + 1} is damaged. Restore the file from a backup, "
+                "or start the search again in another --output_dir."
+            )
+        returns = tuple(tuple(of_seeds) for of_seeds in record["returns"])
+        trials[place] = Trial(place, record["parameters"], returns, record["error"])
+    return trials
+
+
+def _is_trial(record: dict[str, Any], number: int, first: dict[str, Any]) -> bool:
+    returns = record["returns"]
+    are_lists = isinstance(returns, list) and all(isinstance(x, list) and x for x in returns)
+    return (
+        record["number"] == number
+        and isinstance(record["parameters"], dict)
+        and record["parameters"].keys() == first["parameters"].keys()
+        and isinstance(record["error"], str | None)
+        and are_lists
+        and all(isinstance(x, int | float) for of_seeds in returns for x in of_seeds)
+    )

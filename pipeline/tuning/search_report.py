@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import configuration
 from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
-from pipeline.configuration.statements import shipped_names
+from pipeline.configuration.statements import shipped_folder
 from pipeline.tuning.halving import Trial
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
@@ -44,7 +45,17 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     search, trials = read_search(output_dir), read_trials(output_dir)
     best = best_trial(trials)
     if best is None:
-        raise UserError(f"no trial in {output_dir} has a value yet.")
+        failed = [trial for trial in trials.values() if trial.error is not None]
+        if failed and len(failed) == len(trials):
+            raise UserError(
+                f"all {len(failed)} trials failed. The last one ended with: "
+                f"{last_line(failed[-1].error or '')}\nTheir output is in "
+                f"{output_dir / search.name}/trial-*/seed-*.log."
+            )
+        raise UserError(
+            f"no trial in {output_dir} has been evaluated yet. Run the search until a trial "
+            "reaches its first rung."
+        )
     figures = list(_figures(search, trials))
     written = {
         _MARKDOWN: _text(search, trials, best, ""),
@@ -65,13 +76,9 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
 
 def best_gin(search: Search, best: Trial, num_trials: int) -> str:
     """Returns the configuration of the best trial as a gin file."""
-    config = search.config
-    if config in shipped_names():
-        config = f"{config}.gin"
-    elif pathlib.Path(config).suffix != ".gin":
-        config = str(pathlib.Path(f"{config}.gin").absolute())
-    else:
-        config = str(pathlib.Path(config).absolute())
+    path = configuration.find_config(search.config).absolute()
+    shipped = shipped_folder()
+    config = str(path.relative_to(shipped) if path.is_relative_to(shipped) else path)
     return "\n".join(
         [
             f"# Trial {best.number} of the search {search.name}, the best of {num_trials} trials.",
@@ -128,11 +135,12 @@ def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
     trained = sum(search.ends[len(trial.returns) - 1] for trial in trials.values() if trial.returns)
     whole = search.num_env_steps * sum(bool(trial.returns) for trial in trials.values())
     rungs = " and ".join(f"{rung:,}" for rung in search.rungs)
+    trained, whole = trained * search.num_seeds, whole * search.num_seeds
     yield (
-        f"Trials were compared after {rungs} environment steps, and one of {search.reduction} went "
-        f"on. The trials took {trained * search.num_seeds:,} environment steps; training all of "
-        f"them to the end would have taken {whole * search.num_seeds:,}, so "
-        f"{1 - trained / whole:.0%} were saved.\n"
+        f"Trials were compared after {rungs} environment steps, and 1 of every "
+        f"{search.reduction} continued. The trials took {trained:,} environment steps; training "
+        f"all of them to the end would have taken {whole:,}, so {1 - trained / whole:.0%} were "
+        "saved.\n"
     )
 
 
@@ -180,7 +188,7 @@ def _state(search: Search, trial: Trial) -> str:
         return "failed"
     if len(trial.returns) == len(search.ends):
         return "finished"
-    return "paused" if trial.returns else "begun"
+    return "not continued" if trial.returns else "begun"
 
 
 def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:

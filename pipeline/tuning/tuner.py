@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.display import Display
@@ -62,11 +63,13 @@ def tune(
       UserError: If another search uses the folder or is in it, if the configuration is wrong, or if
         the disk is full or not writable. All processes are stopped before the error is raised.
     """
-    if search.sampler == "grid" and num_trials > len(search.grid):
-        raise UserError(f"--trials={num_trials}: the grid has {len(search.grid)} points.")
-    with SearchFolder(output_dir) as folder, Display(search.name) as display:
+    if search.sampler == "grid" and num_trials > search.grid_size:
+        raise UserError(
+            f"--trials={num_trials} is more than the {search.grid_size} points of the grid. Omit "
+            "--trials to train all of them."
+        )
+    with SearchFolder(output_dir, search) as folder, Display(search.name) as display:
         tuner = _Tuner(search, folder, output_dir, num_trials, workers, stop, flags, start, display)
-        tuner.check()
         return tuner.run()
 
 
@@ -96,26 +99,21 @@ class _Tuner:
         self._runs: dict[int, list[Run]] = {}  # by trial
         self._losses = Losses()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Checks the config and the rungs before anything is trained."""
-        first = self._search.suggest(0, []) if 0 not in self._folder.trials else {}
-        parameters = first or self._folder.trials[0].parameters
+        parameters = self._search.suggest(0, [])
         (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
-        interval = int(float(run.settings.get(_EVAL_INTERVAL, "10_000")))
-        if off := [rung for rung in self._search.rungs if not interval or rung % interval]:
-            raise UserError(
-                f"search.rungs: trials are compared by evaluations, but {off[0]:_} is no multiple "
-                f"of {_EVAL_INTERVAL} = {interval:_}. Add a binding of it to search.bindings, or "
-                "change the rung."
-            )
+        _check_interval(run.settings.get(_EVAL_INTERVAL, "10_000"), self._search.rungs)
         settings = {k: v for k, v in run.settings.items() if k not in self._search.parameters}
-        self._folder.check_settings(self._search, settings)
+        self._folder.check_settings(settings)
 
     def run(self) -> Outcome:
-        over = sum(1 for trial in self._folder.trials.values() if trial.returns or trial.error)
-        self._display.message(
-            f"{self._num_trials} trials, {over} have results; {self._workers} runs at a time"
-        )
+        self._check()
+        trials = self._folder.trials
+        # With fewer trials, the last bracket would be smaller, and others would be its best.
+        self._num_trials = max(self._num_trials, len(trials))
+        over = sum(1 for trial in trials.values() if trial.returns or trial.error)
+        self._display.message(f"{self._num_trials} trials, {over} with results")
         try:
             while True:
                 jobs = self._step()
@@ -157,11 +155,7 @@ class _Tuner:
         """Does what can be done for a job now; returns True if its result is recorded."""
         returns = []
         for run in self._runs_of(job.number):
-            try:
-                value = self._return_at(run, job.rung)
-            except UserError as error:
-                self._fail(job, str(error))
-                return True
+            value = self._return_at(run, job.rung)
             if value is not None:
                 returns.append(value)
                 if run.folder in self._running:
@@ -173,8 +167,7 @@ class _Tuner:
                 try:
                     process = self._start(run)
                 except OSError as error:
-                    self._fail(job, f"the process cannot be started: {error}")
-                    return True
+                    raise UserError(f"{run.name} cannot be started: {error}") from error
                 if process is not None:
                     self._running[run.folder] = process
         if len(returns) < self._search.num_seeds:
@@ -206,25 +199,37 @@ class _Tuner:
         """
         folder = RunFolder(run.folder)
         if rung == len(self._search.rungs):
-            result = folder.read_json("result.json")
-            return result["evaluation"]["return_mean"] if result else None
-        evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
-        of_rung = (e for e in evaluations if e["env_steps"] >= self._search.rungs[rung])
-        first = next(of_rung, None)
-        return first["return_mean"] if first else None
+            result = folder.finished(run.seed, run.num_env_steps)
+            value = result["evaluation"]["return_mean"] if result else None
+        else:
+            evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
+            end = self._search.rungs[rung]
+            values = (e["return_mean"] for e in evaluations if _number(e, folder) >= end)
+            value = next(values, None)
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"{run.folder}: a mean return is not finite.")
+        return value
 
     def _failure(self, process: Process) -> str:
         """Returns why a process failed; "" if it was stopped or is to be started again."""
         if process.was_stopped():
             return ""
         code, error = process.poll() or 0, process.error()
-        if (code < 0 or process.is_lost) and self._losses.may_go_on(process.run):
+        # A shared file system may show the results of a run that has finished only later.
+        is_no_failure = code <= 0 or process.is_lost
+        if is_no_failure and self._losses.may_go_on(process.run):
             reason = error.splitlines()[0]
-            self._display.message(f"{process.run.name}: {reason}; it goes on")
+            self._display.message(
+                f"{process.run.name}: {reason}. The run will be restarted from its newest "
+                "checkpoint."
+            )
             return ""
-        is_first = process.run.experiment.name == "trial-000"
-        if code == USER_ERROR_CODE and is_first and not (process.run.folder / "run.json").exists():
-            raise UserError(f"the first trial cannot be trained:\n{error}")
+        has_results = any(trial.returns for trial in self._folder.trials.values())
+        has_begun = (process.run.folder / "run.json").exists()
+        if code == USER_ERROR_CODE and not has_results and not has_begun:
+            raise UserError(f"the trials cannot be trained:\n{error}")
+        if is_no_failure:
+            error += f"\n{self._losses.reason(process.run)}"
         return error
 
     def _fail(self, job: Job, error: str) -> None:
@@ -253,6 +258,47 @@ class _Tuner:
         done = sum(min(train_process.env_steps(run), run.num_env_steps) for run in runs)
         total = planned_steps(search, self._num_trials)
         return min(done, total), total, text
+
+
+def _check_interval(eval_interval: str, rungs: Sequence[int]) -> None:
+    """Checks that the run is evaluated at every rung.
+
+    Args:
+      eval_interval: Value that is bound to `train.eval_interval`, as text.
+      rungs: Environment steps of the rungs.
+
+    Raises:
+      UserError: If it is not.
+    """
+    if not rungs:
+        return
+    try:
+        interval = int(float(eval_interval))
+    except ValueError:
+        interval = 0
+    advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
+    if not interval:
+        raise UserError(
+            "search.rungs: trials are compared by evaluations during training, but "
+            f"{_EVAL_INTERVAL} = {eval_interval} is not a number of environment steps: {advice}"
+        )
+    if off := [rung for rung in rungs if rung % interval]:
+        raise UserError(
+            f"search.rungs: {off[0]:_} is not a multiple of {_EVAL_INTERVAL} = {interval:_}. "
+            f"Change the rung, or {advice}"
+        )
+
+
+def _number(evaluation: dict[str, Any], folder: RunFolder) -> int | float:
+    """Returns the environment steps of an evaluation.
+
+    Raises:
+      UserError: If a value of the record is not a number.
+    """
+    steps, value = evaluation["env_steps"], evaluation["return_mean"]
+    if not isinstance(steps, int | float) or not isinstance(value, int | float):
+        raise UserError(f"{folder.evaluations} is damaged: a value is not a number.")
+    return steps
 
 
 def in_words(trial: Trial) -> str:

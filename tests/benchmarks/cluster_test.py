@@ -1,12 +1,16 @@
 """Suites on clusters of several Ray nodes, which are all on this machine."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import ray
+from conftest import ROOT
 from ray_clusters import kill, ray_cluster, run, wait_for
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 
@@ -52,7 +56,7 @@ def process_ids(folder: pathlib.Path) -> list[int]:
     return [int(text) for text in texts if text]
 
 
-def test_a_suite_ends_as_it_does_on_one_machine(nodes, tmp_path):
+def test_a_suite_is_trained_on_the_nodes(nodes, tmp_path):
     said: list[str] = []
     assert run(nodes.address, tmp_path, make_suite(2), say=said.append) == (4, [], 0)
     assert set(starts(tmp_path).values()) == {1}
@@ -87,7 +91,8 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     nodes.add_node(num_cpus=1)  # for the tests that follow
     assert suite.result() == (1, [], 0)
     assert recorded(tmp_path)["A-v1", 1]["losses"] == 1
-    assert re.search("dqn-A-v1 seed 1: node .* was lost; it goes on", capsys.readouterr().out)
+    told = "dqn-A-v1 seed 1: node .* was lost. The run will be restarted"
+    assert re.search(told, capsys.readouterr().out)
     assert any("has left the cluster" in line for line in suite.said)
 
 
@@ -147,8 +152,40 @@ def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(nodes, tmp_path, m
     )
 
 
+def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
+    blocker = Suite(nodes.address, tmp_path / "first", make_suite(1, PATIENCE))
+    wait_for(lambda: len(process_ids(tmp_path / "first")) == 2)
+    # Another search does not know that the nodes are in use.
+    program = f"""
+import pathlib, threading, time
+from cluster_test import Stop
+from ray_clusters import run
+from tiny_benchmarks import make_suite
+stop = Stop()
+threading.Timer(5, lambda: setattr(stop, "requested", True)).start()
+print(run({nodes.address!r}, pathlib.Path({str(tmp_path / "second")!r}), make_suite(1), stop))
+"""
+    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/benchmarks"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Outcome(finished=0, failed=[], left=2)" in ended.stdout, ended.stderr
+    blocker.stop.requested = True
+    assert blocker.result() == (0, [], 2)
+
+
+def test_no_folder(nodes, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--output_dir"):
+        run(nodes.address, tmp_path / "file", make_suite(1))
+
+
 def test_no_cluster(tmp_path):
-    with pytest.raises(UserError, match=r"--ray_address=127\.0\.0\.1:1: no Ray cluster answers"):
+    with pytest.raises(UserError, match=r"--ray_address=127\.0\.0\.1:1: cannot connect"):
         run("127.0.0.1:1", tmp_path, make_suite(1))
     assert not ray.is_initialized()
 
@@ -162,9 +199,16 @@ def test_a_run_whose_lost_process_still_trains_waits(tmp_path, monkeypatch):
         f"if pathlib.Path({str(locked)!r}).exists():\n"
         "    sys.exit('error: another process is training in x.')\n"
     )
-    actor = ProcessActor(["-c", program], str(log), waits_for_lock=True, has_gpu=False)
+    actor = ProcessActor(["-c", program], str(log), str(tmp_path), has_gpu=False)
     wait_for(lambda: actor.poll()[1])
-    assert actor.poll() == (None, "its folder is still locked by the process that was lost")
+    assert "another process still trains in its folder" in actor.poll()[1]
     locked.unlink()
     wait_for(lambda: actor.poll() == (0, ""))
     assert log.read_text().count("another process is training in x.") >= 1
+
+    locked.touch()
+    actor = ProcessActor(["-c", program], str(log), str(tmp_path), has_gpu=False)
+    wait_for(lambda: actor.poll()[1])
+    actor.stop()
+    locked.unlink()
+    assert actor.poll()[0] == 143

@@ -1,6 +1,7 @@
 """Searches whose trials `fake_training` trains."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from tiny_searches import PATIENT, make_search, run
 from pipeline import configuration
 from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.configuration.statements import Binding
-from pipeline.tuning import search_report, tuner
+from pipeline.tuning import tuner
 from pipeline.tuning.search_folder import SearchFolder, read_search
+from pipeline.tuning.search_report import write
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
@@ -35,7 +37,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_the_best_of_each_bracket_is_trained_to_the_end(uninterrupted):
-    trials = SearchFolder(uninterrupted)
+    trials = SearchFolder(uninterrupted, PATIENT)
     with trials:
         found = trials.trials
     assert [len(found[n].returns) for n in range(6)].count(2) == 2
@@ -108,7 +110,10 @@ def test_another_search_is_refused(tmp_path):
 
 
 def test_a_folder_is_for_one_process(tmp_path):
-    with SearchFolder(tmp_path), pytest.raises(UserError, match="another search is running in"):
+    with (
+        SearchFolder(tmp_path, PATIENT),
+        pytest.raises(UserError, match="another search is running in"),
+    ):
         run(tmp_path, PATIENT, 1)
 
 
@@ -120,8 +125,8 @@ def test_a_failed_trial_is_recorded_and_the_search_goes_on(tmp_path, capsys):
     assert outcome.is_over
     assert all("seed 2: exit code 2" in str(x.error) for x in outcome.trials.values())
     assert "error: the loss is NaN" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no trial in .* has a value"):
-        search_report.write(tmp_path / "search")
+    with pytest.raises(UserError, match="all 2 trials failed.*: error: the loss is NaN"):
+        write(tmp_path / "search")
 
 
 def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
@@ -129,7 +134,7 @@ def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     search = PATIENT._replace(rungs=(), bindings=(), parameters=killed)
     (trial,) = run(tmp_path, search, 1).trials.values()
     assert trial.returns
-    assert "ended by signal 9 (Killed); it goes on" in capsys.readouterr().out
+    assert "ended by signal 9 (Killed). The run will be restarted" in capsys.readouterr().out
 
 
 def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path):
@@ -147,13 +152,13 @@ def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path):
 
 def test_rungs_are_where_evaluations_are(tmp_path):
     search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
-    with pytest.raises(UserError, match=r"10_500 is no multiple of train\.eval_interval"):
+    with pytest.raises(UserError, match=r"10_500 is not a multiple of train\.eval_interval"):
         run(tmp_path, search, 1)
 
 
 def test_too_many_trials_for_a_grid(tmp_path):
     grid = make_search(sampler="grid", parameters={"fake.quality": ("choice", 1, 2)})
-    with pytest.raises(UserError, match="the grid has 2 points"):
+    with pytest.raises(UserError, match="more than the 2 points of the grid"):
         run(tmp_path, grid, 3)
 
 
@@ -161,10 +166,10 @@ def test_too_many_trials_for_a_grid(tmp_path):
 
 
 def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
-    paths = search_report.write(uninterrupted)
+    paths = write(uninterrupted)
     assert [path.name for path in paths] == ["report.md", "report.html", "best.gin"]
     text, page, best = (path.read_text() for path in paths)
-    with SearchFolder(uninterrupted) as folder:
+    with SearchFolder(uninterrupted, PATIENT) as folder:
         trial = tuner.best_trial(folder.trials)
     assert trial is not None
     assert f"The best of 6 trials is trial {trial.number}" in text
@@ -183,6 +188,69 @@ def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
 
 def test_the_search_is_read_back(uninterrupted):
     assert read_search(uninterrupted) == PATIENT
+
+
+def test_fewer_trials_first_change_nothing_of_what_follows(tmp_path):
+    search = PATIENT._replace(sampler="tpe")
+    whole = run(tmp_path / "whole", search, 9).trials
+    run(tmp_path / "parts", search, 4)  # the second bracket is one trial, trained to the end
+    run(tmp_path / "parts", search, 2)
+    parts = run(tmp_path / "parts", search, 9).trials
+    assert [x.parameters for x in parts.values()] == [x.parameters for x in whole.values()]
+
+
+def test_a_search_that_has_trained_nothing_may_be_corrected(tmp_path):
+    wrong = "import sys; sys.exit('error: no configurable is named x')"
+
+    def start(run):
+        return TrainProcess(run, (sys.executable, "-c", wrong.replace("exit(", "exit(2 or ")))
+
+    with pytest.raises(UserError, match="the trials cannot be trained"):
+        tuner.tune(PATIENT, tmp_path, 3, 2, StopSignal(), start=start)
+    corrected = {"fake.quality": ("uniform", 0.5, 1)}
+    assert run(tmp_path, PATIENT._replace(parameters=corrected, rungs=(), bindings=()), 1).is_over
+
+
+def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
+    def start(run):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="cannot be started.*No space left"):
+        tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), start=start)
+    assert run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1).trials[0].returns
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"parameters": {}}, "line 2 is damaged"),
+        ({"number": "1"}, "line 2 is damaged"),
+        ({"returns": 5}, "line 2 is damaged"),
+        ({"returns": [["x"]]}, "line 2 is damaged"),
+    ],
+)
+def test_a_record_with_other_values_is_named(tmp_path, uninterrupted, line, message):
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    path = tmp_path / "copy" / "trials.jsonl"
+    records = path.read_text().splitlines()
+    records[1] = json.dumps(json.loads(records[1]) | line)
+    path.write_text("\n".join(records) + "\n")
+    for act in (lambda: run(tmp_path / "copy", PATIENT, 6), lambda: write(tmp_path / "copy")):
+        with pytest.raises(UserError, match=message):
+            act()
+
+
+def test_a_missing_or_damaged_search_file_is_named(tmp_path, uninterrupted):
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    path = tmp_path / "copy" / "search.json"
+    path.write_text("{")
+    with pytest.raises(UserError, match="search.json is damaged or cannot be read"):
+        run(tmp_path / "copy", PATIENT, 6)
+    path.unlink()
+    with pytest.raises(UserError, match="its search.json is missing"):
+        run(tmp_path / "copy", PATIENT, 6)
+    with pytest.raises(UserError, match="contains no search"):
+        write(tmp_path / "copy")
 
 
 def test_a_damaged_record_is_named(tmp_path):

@@ -1,0 +1,54 @@
+"""Prints what a machine says of itself, as JSON, in the process that a run would have there.
+
+    python -m pipeline.benchmarks.node_probe FOLDER FILE LOCK OWN
+
+FOLDER is the shared folder. FILE is a file that another machine has written there, LOCK one that it
+has locked, and OWN the name of a file to write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import sys
+
+from pipeline.checkpointing.exactness import traits
+from pipeline.runs import source_revision
+
+
+def main(folder: str, file: str, lock: str, own: str) -> None:
+    """Prints the fields of `cluster.Probe`."""
+    shared = pathlib.Path(folder)
+    sees_file, is_locked_out = (shared / file).exists(), False
+    try:
+        (shared / own).touch()
+        with (shared / lock).open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        is_locked_out = True
+    except OSError:
+        sees_file = False
+    probe = {
+        "host": socket.gethostname(),
+        "source_sha256": source_revision.source_sha256(),
+        "traits": traits(),
+        "niceness": os.nice(0),
+        "free_memory": _available_memory(),
+        "sees_file": sees_file,
+        "is_locked_out": is_locked_out,
+    }
+    print(json.dumps(probe))
+
+
+def _available_memory() -> int:
+    """Returns the bytes of memory that a new process can use without swapping."""
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return 1024 * int(kibibytes)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
