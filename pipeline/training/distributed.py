@@ -61,6 +61,7 @@ from pipeline.utils.execution import HOST
 
 _STATE = "state.json"
 _DEFAULT_STEPS = 32  # vector steps of a message
+_LAGS = 100  # messages
 
 
 class Spaces(NamedTuple):
@@ -197,7 +198,7 @@ class Collectors:
         self._known = [-1] * num_collectors
         self._sent: tuple[int, list[np.ndarray]] = -1, []
         self._divergence = ""
-        self._lags: list[int] = []
+        self._lags: deque[int] = deque(maxlen=_LAGS)
         self._learn = {
             is_random: tf.function(self._iteration_of(is_random), autograph=False)
             for is_random in (False, True)
@@ -322,9 +323,12 @@ class Collectors:
         return state
 
     def measurements(self) -> dict[str, Any]:
-        """Returns the mean staleness of the rows since the last call, in versions of weights."""
-        lags, self._lags = self._lags, []
-        return {"staleness_mean": float(np.mean(lags)) if lags else None}
+        """Returns the mean staleness of the last 100 messages.
+
+        The staleness of a message is the number of messages that the learner has learnt from since
+        it sent the weights with which the message was collected.
+        """
+        return {"staleness_mean": float(np.mean(self._lags)) if self._lags else None}
 
     @property
     def seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -67,18 +68,19 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
                 f'<div class="figures">\n{"".join(x.html() for x in figures)}</div>\n',
             )
         ),
-        _BEST: best_gin(search, best, len(trials)),
+        _BEST: best_gin(search, best, len(trials), output_dir),
     }
     for name, text in written.items():
         write_text(output_dir / name, text)
     return [output_dir / name for name in written]
 
 
-def best_gin(search: Search, best: Trial, num_trials: int) -> str:
-    """Returns the configuration of the best trial as a gin file."""
+def best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path) -> str:
+    """Returns the configuration of the best trial as a gin file to be written into `folder`."""
     path = configuration.find_config(search.config).absolute()
     shipped = shipped_folder()
-    config = str(path.relative_to(shipped) if path.is_relative_to(shipped) else path)
+    is_shipped = path.is_relative_to(shipped)
+    config = str(path.relative_to(shipped)) if is_shipped else os.path.relpath(path, folder)
     return "\n".join(
         [
             f"# Trial {best.number} of the search {search.name}, the best of {num_trials} trials.",
