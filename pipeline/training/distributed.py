@@ -81,7 +81,7 @@ class Place(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that all environments have taken."""
+        """Returns the seconds that environments have taken, those at the same time once."""
 
     def submit(self, number: int, order: Order) -> None:
         """Asks a collector for a message; it does not wait."""

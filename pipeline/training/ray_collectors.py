@@ -106,8 +106,8 @@ class OverRay:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that all environments have taken, by the messages taken so far."""
-        return sum(self._seconds)
+        """Returns the mean over the collectors of the seconds that their environments took."""
+        return sum(self._seconds) / len(self._seconds)
 
     def submit(self, number: int, order: Order) -> None:
         """Asks a collector for a message. Weights are sent once, whatever their receivers."""
