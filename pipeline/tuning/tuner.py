@@ -249,7 +249,7 @@ class _Tuner:
         finished = sum(len(trial.returns) == len(search.ends) for trial in trials.values())
         begun = len(trials) - failed - finished
         text = (
-            f"{finished} finished, {len(running)} running, {max(begun - len(running), 0)} paused, "
+            f"{finished} finished, {len(running)} running, {max(begun - len(running), 0)} at a rung, "
             f"{failed} failed, {self._num_trials - len(trials)} left"
         )
         if best := best_trial(trials):
