@@ -248,9 +248,10 @@ class _Tuner:
         failed = sum(trial.error is not None for trial in trials.values())
         finished = sum(len(trial.returns) == len(search.ends) for trial in trials.values())
         begun = len(trials) - failed - finished
+        at_rung = max(begun - len(running), 0)
         text = (
-            f"{finished} finished, {len(running)} running, {max(begun - len(running), 0)} at a rung, "
-            f"{failed} failed, {self._num_trials - len(trials)} left"
+            f"{finished} finished, {len(running)} running, {at_rung} at a rung, {failed} failed, "
+            f"{self._num_trials - len(trials)} left"
         )
         if best := best_trial(trials):
             text += f"; best {best.value(-1):,.1f} (trial {best.number}: {in_words(best)})"
