@@ -1,0 +1,214 @@
+"""Suites on clusters of several Ray nodes, which are all on this machine."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import ray
+from conftest import ROOT
+from ray_clusters import kill, ray_cluster, run, wait_for
+from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
+
+from pipeline.benchmarks import cluster, ray_process
+from pipeline.benchmarks.ray_process import ProcessActor
+from pipeline.utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with ray_cluster(1, 1) as cluster:
+        yield cluster
+
+
+class Stop:
+    """Stop signal that a test sets."""
+
+    signal = None
+    requested = False
+
+
+class Suite(threading.Thread):
+    """Suite that a thread trains on the cluster."""
+
+    def __init__(self, address, folder, suite):
+        super().__init__()
+        self.stop, self.outcome = Stop(), None
+        self.said: list[str] = []
+        self._arguments = address, folder, suite, self.stop, self.said.append
+        self.start()
+
+    def run(self):
+        self.outcome = run(*self._arguments)
+
+    def result(self):
+        self.join(120)
+        return self.outcome
+
+
+def process_ids(folder: pathlib.Path) -> list[int]:
+    """Returns the ids of the fake trainings that wait for a signal."""
+    texts = [path.read_text() for path in folder.glob("tiny/*/*/process_id")]
+    return [int(text) for text in texts if text]
+
+
+def test_a_suite_is_trained_on_the_nodes(nodes, tmp_path):
+    said: list[str] = []
+    assert run(nodes.address, tmp_path, make_suite(2), say=said.append) == (4, [], 0)
+    assert set(starts(tmp_path).values()) == {1}
+    by_run = recorded(tmp_path)
+    assert by_run["B-v1", 2]["evaluation_returns"] == [2.0, 4.0]
+    assert not any("losses" in record for record in by_run.values())
+    assert len([line for line in said if "1 CPUs, 0 GPUs" in line]) == 2
+    assert not list(tmp_path.glob(".cluster-*"))
+
+
+def test_as_many_runs_train_as_fit_and_a_stop_lets_them_write_checkpoints(nodes, tmp_path):
+    suite = Suite(nodes.address, tmp_path, make_suite(2, PATIENCE))
+    wait_for(lambda: len(process_ids(tmp_path)) == 2)
+    time.sleep(1)
+    suite.stop.requested = True
+    assert suite.result() == (0, [], 4)
+    assert len(list(tmp_path.glob("tiny/*/*/checkpoint"))) == 2
+    assert len(starts(tmp_path)) == 2
+    assert run(nodes.address, tmp_path, make_suite(1, PATIENCE)) == (2, [], 0)
+
+
+def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
+    one = make_suite(1, PATIENCE)
+    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
+    wait_for(lambda: process_ids(tmp_path))
+    (trained,) = process_ids(tmp_path)
+    (owner,) = [node for node in nodes.worker_nodes if trains_on(node, trained)]
+    (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").touch()  # started again, it finishes
+    kill(owner)
+    nodes.worker_nodes.remove(owner)
+    wait_for(lambda: not is_alive(trained), 5)
+    nodes.add_node(num_cpus=1)  # for the tests that follow
+    assert suite.result() == (1, [], 0)
+    assert recorded(tmp_path)["A-v1", 1]["losses"] == 1
+    told = "dqn-A-v1 seed 1: node .* was lost. The run will be restarted"
+    assert re.search(told, capsys.readouterr().out)
+    assert any("has left the cluster" in line for line in suite.said)
+
+
+def trains_on(node, process_id: int) -> bool:
+    """Returns True if a process descends from the raylet of a node."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    while process_id not in (0, 1, raylet):
+        stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
+        process_id = int(stat.rpartition(")")[2].split()[1])
+    return process_id == raylet
+
+
+def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):
+    (tmp_path / "broken").touch()
+    bindings = "fake.failing = '1'", f"fake.broken = '{tmp_path / 'broken'}'"
+    outcome = run(nodes.address, tmp_path / "suite", make_suite(1, *bindings))
+    assert [reason for _, reason in outcome.failed] == ["exit code 2: error: the loss is NaN"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"source_sha256": "0"}, "it has another revision of this package"),
+        ({"sees_file": False}, "it does not share"),
+        ({"is_locked_out": False}, "locks in .* have no effect there"),
+    ],
+)
+def test_a_node_that_cannot_train_is_named(nodes, tmp_path, monkeypatch, answer, message):
+    examine = cluster.examine
+
+    def other(*arguments):
+        return examine(*arguments)._replace(**answer)
+
+    monkeypatch.setattr(cluster, "examine", other)
+    said: list[str] = []
+    with pytest.raises(UserError, match="no node of the cluster can train"):
+        run(nodes.address, tmp_path, make_suite(1), say=said.append)
+    assert len(said) == 2
+    assert all(re.search(f"node .* is not used: {message}", line) for line in said)
+    assert not ray.is_initialized()
+
+
+def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(nodes, tmp_path, monkeypatch):
+    examine = cluster.examine
+
+    def other(*arguments):
+        found = examine(*arguments)
+        own = {"version of numpy": ray.get_runtime_context().get_node_id()}
+        return found._replace(niceness=15, traits={**found.traits, **own})
+
+    monkeypatch.setattr(cluster, "examine", other)
+    said: list[str] = []
+    assert run(nodes.address, tmp_path, make_suite(1), say=said.append) == (2, [], 0)
+    assert len([line for line in said if "low priority (nice 15)" in line]) == 2
+    assert (
+        len([line for line in said if re.search(r"differs from .*\(version of numpy\)", line)]) == 1
+    )
+
+
+def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
+    blocker = Suite(nodes.address, tmp_path / "first", make_suite(1, PATIENCE))
+    wait_for(lambda: len(process_ids(tmp_path / "first")) == 2)
+    # Another search does not know that the nodes are in use.
+    program = f"""
+import pathlib, threading, time
+from cluster_cases import Stop
+from ray_clusters import run
+from tiny_benchmarks import make_suite
+stop = Stop()
+threading.Timer(5, lambda: setattr(stop, "requested", True)).start()
+print(run({nodes.address!r}, pathlib.Path({str(tmp_path / "second")!r}), make_suite(1), stop))
+"""
+    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/benchmarks"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Outcome(finished=0, failed=[], left=2)" in ended.stdout, ended.stderr
+    blocker.stop.requested = True
+    assert blocker.result() == (0, [], 2)
+
+
+def test_no_folder(nodes, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--output_dir"):
+        run(nodes.address, tmp_path / "file", make_suite(1))
+
+
+def test_no_cluster(tmp_path):
+    with pytest.raises(UserError, match=r"--ray_address=127\.0\.0\.1:1: cannot connect"):
+        run("127.0.0.1:1", tmp_path, make_suite(1))
+    assert not ray.is_initialized()
+
+
+def test_a_run_whose_lost_process_still_trains_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_process, "_LOCK_SECONDS", 0.1)
+    locked, log = tmp_path / "locked", tmp_path / "log"
+    locked.touch()
+    program = (
+        "import pathlib, sys\n"
+        f"if pathlib.Path({str(locked)!r}).exists():\n"
+        "    sys.exit('error: another process is training in x.')\n"
+    )
+    actor = ProcessActor(["-c", program], str(log), str(tmp_path), has_gpu=False)
+    wait_for(lambda: actor.poll()[1])
+    assert "another process still trains in its folder" in actor.poll()[1]
+    locked.unlink()
+    wait_for(lambda: actor.poll() == (0, ""))
+    assert log.read_text().count("another process is training in x.") >= 1
+
+    locked.touch()
+    actor = ProcessActor(["-c", program], str(log), str(tmp_path), has_gpu=False)
+    wait_for(lambda: actor.poll()[1])
+    actor.stop()
+    locked.unlink()
+    assert actor.poll()[0] == 143
