@@ -18,7 +18,10 @@ from pipeline.utils.jsonl import read_jsonl
 
 TESTS = pathlib.Path(__file__).parent
 WARMING_UP, TRAINING, EVALUATING = "warming up", "training:", "evaluating:"
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # as in the forks of `preloaded`
+}
 
 
 class Records:
