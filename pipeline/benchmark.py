@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli, configuration
-from pipeline.benchmarks import cluster_flags
+from pipeline.benchmarks import run_flags
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
@@ -27,12 +27,6 @@ _SUITE = flags.DEFINE_string(
 _OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; created if missing.")
 _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Number N of seeds, which are 1 to N; the default is the suite's.", lower_bound=1
-)
-_WORKERS = flags.DEFINE_integer(
-    "workers",
-    None,
-    "Number of parallel runs; by default 1 on this machine, on a cluster as many as fit.",
-    lower_bound=1,
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
@@ -47,15 +41,7 @@ _THROUGHPUT = flags.DEFINE_bool(
 _SECONDS = flags.DEFINE_float(
     "seconds", 5.0, "With --throughput: minimum seconds for each stage.", lower_bound=0.1
 )
-_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
-)
-_ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
-    "allow_inexact_resume", False, "Let runs resume although the processor or versions differ."
-)
-
-_FOR_RUNS = (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME)
-_STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
+flags.adopt_module_key_flags(run_flags)  # --help lists them
 
 
 def main(_: Sequence[str]) -> int:
@@ -75,7 +61,8 @@ def main(_: Sequence[str]) -> int:
 
 
 def _measure_throughput() -> None:
-    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
+    allow_imports = run_flags.ALLOW_GIN_IMPORTS.value
+    statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, allow_imports)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.benchmarks import throughput
@@ -103,12 +90,10 @@ def _check_flags() -> None:
     either = _SUITE.value or _THROUGHPUT.value
     needs = [
         ("seeds", _SEEDS.value, _SUITE.value, "--suite"),
-        ("workers", _WORKERS.value, _SUITE.value, "--suite"),
         ("gin_file", _GIN_FILE.value, _THROUGHPUT.value, "--throughput"),
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
-        ("allow_gin_imports", _ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),
-        ("allow_inexact_resume", _ALLOW_INEXACT_RESUME.value, _SUITE.value, "--suite"),
-        *((flag.name, flag.value, _SUITE.value, "--suite") for flag in cluster_flags.FLAGS),
+        ("allow_gin_imports", run_flags.ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),
+        *((flag.name, flag.value, _SUITE.value, "--suite") for flag in run_flags.OF_RUNS),
     ]
     for name, value, is_met, need in needs:
         if value and not is_met:
@@ -118,21 +103,20 @@ def _check_flags() -> None:
 def _run_suite(name: str, output_dir: pathlib.Path) -> int:
     from pipeline.benchmarks import runner, suites
 
-    suite = suites.load(name, _ALLOW_GIN_IMPORTS.value)
+    suite = suites.load(name, run_flags.ALLOW_GIN_IMPORTS.value)
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
-    for_runs = [f"--{flag.name}" for flag in _FOR_RUNS if flag.value]
     with (
-        cluster_flags.machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
-        StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
+        run_flags.machines(output_dir) as on,
+        StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own
     ):
         outcome = runner.run_suite(
             suite,
             on.output_dir,
-            _WORKERS.value or on.workers,
+            on.workers,
             [*on.bindings, *_GIN_BINDINGS.value],
             stop,
             on.start,
-            for_runs,
+            run_flags.for_train(),
         )
     for run, reason in outcome.failed:
         printed = f"; its output is in {run.log}" if run.log.is_file() else ""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from pipeline import cli
-from pipeline.benchmarks import cluster_flags
+from pipeline.benchmarks import run_flags
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
@@ -27,21 +27,9 @@ _OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the search; created
 _TRIALS = flags.DEFINE_integer(
     "trials", None, "Number of trials; default 20, for a grid all of its points.", lower_bound=1
 )
-_WORKERS = flags.DEFINE_integer(
-    "workers",
-    None,
-    "Number of parallel runs; by default 1 on this machine, on a cluster as many as fit.",
-    lower_bound=1,
-)
 _REPORT = flags.DEFINE_bool("report", False, "Only write the report of the trials so far.")
-_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
-    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
-)
-_ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
-    "allow_inexact_resume", False, "Let runs resume although the processor or versions differ."
-)
+flags.adopt_module_key_flags(run_flags)  # --help lists them
 
-_STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
 _NUM_TRIALS = 20
 
 
@@ -71,8 +59,7 @@ def _check_flags() -> None:
     if not _OUTPUT_DIR.value:
         raise UserError("--output_dir is required, for example --output_dir=runs/NAME.")
     if _REPORT.value:
-        of_search = (_SEARCH, _TRIALS, _WORKERS, _ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME)
-        for flag in (*of_search, *cluster_flags.FLAGS):
+        for flag in (_SEARCH, _TRIALS, run_flags.ALLOW_GIN_IMPORTS, *run_flags.OF_RUNS):
             if flag.value:
                 raise UserError(f"--{flag.name} has no effect with --report.")
 
@@ -80,22 +67,19 @@ def _check_flags() -> None:
 def _search(output_dir: pathlib.Path) -> int:
     from pipeline.tuning import search, tuner
 
-    loaded = search.load(_SEARCH.value or "", _ALLOW_GIN_IMPORTS.value)
+    loaded = search.load(_SEARCH.value or "", run_flags.ALLOW_GIN_IMPORTS.value)
     default = loaded.grid_size if loaded.sampler == "grid" else _NUM_TRIALS
-    for_runs = [
-        f"--{flag.name}" for flag in (_ALLOW_GIN_IMPORTS, _ALLOW_INEXACT_RESUME) if flag.value
-    ]
     with (
-        cluster_flags.machines(output_dir, _ALLOW_INEXACT_RESUME.value) as on,
-        StopSignal(_STOPPING) as stop,  # after Ray, which has a handler of its own
+        run_flags.machines(output_dir) as on,
+        StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own
     ):
         outcome = tuner.tune(
             loaded._replace(bindings=(*loaded.bindings, *on.bindings)),
             on.output_dir,
             _TRIALS.value or default,
-            _WORKERS.value or on.workers,
+            on.workers,
             stop,
-            for_runs,
+            run_flags.for_train(),
             on.start,
         )
     if not outcome.is_over:

@@ -24,7 +24,7 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
         times.write(f'["{root_dir.name}", 1, {time.monotonic()}]\n')
     root_dir.mkdir(exist_ok=True)
     checkpoint = root_dir / "checkpoint"
-    (root_dir / "run.json").write_text(json.dumps(description(root_dir)))
+    write_json(root_dir / "run.json", description(root_dir))
     (root_dir / "operative_config.gin").write_text("Evaluator.greedy = True\n")
     log(root_dir, budget // 2)
     if "quality" in fake:
@@ -85,7 +85,14 @@ def finish(root_dir: pathlib.Path, seed: int, budget: int, return_mean: float) -
         "wall_seconds": budget / 100,
         "weights_sha256": "f" * 64,
     }
-    (root_dir / "result.json").write_text(json.dumps(result))
+    write_json(root_dir / "result.json", result)
+
+
+def write_json(path: pathlib.Path, value: dict) -> None:
+    """Replaces a file in one step, because the tested programs read it meanwhile."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
 
 
 def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:

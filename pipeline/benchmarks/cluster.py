@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -29,10 +27,11 @@ from pipeline.checkpointing.exactness import saved_traits
 from pipeline.runs import source_revision
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import named_errors
+from pipeline.utils.ray_connection import connect, last_line
 
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _REMIND_SECONDS = 60.0
-_CONNECT_SECONDS = 10.0
+_LOOK_SECONDS = 1.0  # between looks at the nodes, which many waiting runs ask for
 _TRAIN = ("-m", "pipeline.train")
 
 
@@ -83,8 +82,14 @@ def examine(folder: str, file: str, lock: str, own: str) -> Probe:
       RuntimeError: If the process fails, for instance because the package is not installed.
     """
     command = [sys.executable, "-m", "pipeline.benchmarks.node_probe", folder, file, lock, own]
-    where = {"env": environment(has_gpu=False), "cwd": working_folder(folder)}
-    ended = subprocess.run(command, capture_output=True, text=True, **where)  # type: ignore[call-overload]
+    ended = subprocess.run(
+        command,
+        env=environment(has_gpu=False),
+        cwd=working_folder(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if ended.returncode != 0:
         raise RuntimeError(ended.stderr.strip().rpartition("\n")[2] or "it cannot run Python")
     return Probe(**json.loads(ended.stdout))
@@ -126,6 +131,7 @@ class Cluster:
         self._refused: set[str] = set()
         self._running: list[RayTrainProcess] = []
         self._reminded: dict[pathlib.Path, float] = {}
+        self._looked_at = 0.0
         self._file = f".cluster-{uuid.uuid4().hex}"
         self._lock = self._folder / f"{self._file}.lock"
         self._lock_file: Any = None
@@ -136,16 +142,7 @@ class Cluster:
         Raises:
           UserError: If there is no such cluster, or if none of its nodes can train.
         """
-        try:
-            _check_address(self._address)
-            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise UserError(
-                f"--ray_address={self._address}: cannot connect to a Ray cluster "
-                f"({_first_line(error)}). If none is running, start one with: ray start --head. "
-                "Otherwise, check the address, the version of Ray and, if the cluster uses a "
-                "token, RAY_AUTH_MODE=token here."
-            ) from error
+        connect(self._address)
         try:
             with named_errors(self._folder, "--output_dir"):
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -175,13 +172,16 @@ class Cluster:
 
     def start(self, run: Run) -> RayTrainProcess | None:
         """Starts a run on the node with the most room; returns None if there is no room now."""
-        self._look_around()
+        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._look_around()
         self._running = [process for process in self._running if process.poll() is None]
         used = Counter(process.node_id for process in self._running)
-        right = [node for node in self._nodes.values() if self._suits(node, run)]
-        free = [node for node in right if self._room_of(node) > used[node.id]]
+        free = [node for node in self._nodes.values() if self._room_of(node) > used[node.id]]
         if not free:
-            if self._nodes and not right:
+            return None
+        free = [node for node in free if self._suits(node, run)]
+        if not free:
+            if not any(self._suits(node, run) for node in self._nodes.values()):
                 self._remind(run)
             return None
         node = max(free, key=lambda node: (self._room_of(node) - used[node.id], node.name))
@@ -216,6 +216,7 @@ class Cluster:
 
     def _look_around(self) -> None:
         """Examines nodes that have joined, and forgets those that have left."""
+        self._looked_at = time.monotonic()
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for node_id in self._nodes.keys() - alive.keys():
             self._say(f"node {self._nodes.pop(node_id).name} has left the cluster")
@@ -253,7 +254,7 @@ class Cluster:
             self._refuse(
                 node_id,
                 address,
-                f"it cannot run this package ({_last_line(error)}). Install the same revision "
+                f"it cannot run this package ({last_line(error)}). Install the same revision "
                 "there, in the environment in which you run ray start",
             )
             return
@@ -308,28 +309,9 @@ class Cluster:
         self._say(f"node {name} is not used: {why}")
 
 
-def _check_address(address: str) -> None:
-    """Checks that something listens at HOST:PORT. Ray itself would try for several minutes.
-
-    Raises:
-      OSError: If nothing listens there.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-
-
 def thread_bindings(cpus_per_run: int) -> list[str]:
     """Returns the bindings with which a run uses as many threads as it has processors.
 
     Results depend on the number of threads, which would otherwise be that of a node's cores.
     """
     return [f"configure_tensorflow.{kind}_op = {cpus_per_run}" for kind in ("intra", "inter")]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2] or type(error).__name__

@@ -147,15 +147,16 @@ class _Runner:
             if record is None and (process.was_stopped() or self._goes_on_elsewhere(process)):
                 self._waiting.append(process.run)
             else:
-                error = process.error()
-                if process.is_lost:
-                    error += f"\n{self._losses.reason(process.run)}"
-                record = record or records.failed(process.run, error)
+                record = record or records.failed(process.run, self._error(process))
                 self._note(process.run, record, process.seconds)
         for _ in range(len(self._waiting)):
             if len(self._running) >= self._workers or self._stop.requested:
                 break
             self._start_next()
+
+    def _error(self, process: Process) -> str:
+        error = process.error()
+        return f"{error}\n{self._losses.reason(process.run)}" if process.is_lost else error
 
     def _goes_on_elsewhere(self, process: Process) -> bool:
         if not process.is_lost or not self._losses.may_go_on(process.run):

@@ -148,7 +148,7 @@ def suite(
     _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
     are_counts = isinstance(budgets, list | tuple) and all(map(_is_count, budgets))
     _check(are_counts, "budgets", budgets, "must be a tuple of environment steps")
-    _check(_are_texts(bindings), "bindings", bindings, "must be gin statements")
+    _check(are_texts(bindings), "bindings", bindings, "must be gin statements")
     expected = "must describe how scores are taken, for every algorithm"
     _check(bool(protocol) and _covers(protocol, built), "protocol", protocol, expected)
     return Suite(name, protocol, score, num_seeds, tuple(budgets), tuple(bindings), built)
@@ -162,7 +162,7 @@ def _covers(values: str | Mapping[str, str], experiments: Sequence[Experiment]) 
 
 def _experiment(entry: Sequence[Any]) -> Experiment:
     is_right = isinstance(entry, list | tuple) and len(entry) >= 4 and _is_count(entry[3])
-    is_right = is_right and _are_texts((*entry[:3], *entry[4:]))
+    is_right = is_right and are_texts((*entry[:3], *entry[4:]))
     expected = "must be (algorithm, environment, config, environment steps, *bindings)"
     _check(is_right, "experiments", entry, expected)
     algorithm, environment, config, num_env_steps, *bindings = entry
@@ -176,7 +176,8 @@ def _check_experiments(experiments: Sequence[Experiment]) -> None:
     _check(not twice, "experiments", twice[:1], "this algorithm and environment occur twice")
 
 
-def _are_texts(values: Any) -> bool:
+def are_texts(values: Any) -> bool:
+    """Returns True if `values` is a tuple or list of strings."""
     return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
 
 

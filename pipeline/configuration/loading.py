@@ -126,7 +126,7 @@ def preserved() -> Iterator[None]:
         gin_config._IMPORTS,
         _origins,
     ]
-    before = [store.copy() for store in stores]
+    before, applied_before = [store.copy() for store in stores], list(_applied)
     was_locked = gin.config_is_locked()
     gin_config._set_config_is_locked(False)
     try:
@@ -135,6 +135,7 @@ def preserved() -> Iterator[None]:
         for store, content in zip(stores, before, strict=True):
             store.clear()
             store.update(content)
+        _applied[:] = applied_before
         gin_config._set_config_is_locked(was_locked)
 
 

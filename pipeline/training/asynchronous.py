@@ -42,12 +42,12 @@ from pipeline.training.components import (
     build_evaluator,
     build_experience,
     compile_update,
+    count_of_env_steps,
     seed_weights,
 )
 from pipeline.training.iteration import Chunk, Halted, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import HOST
 
 Outcome = tuple[LoopState, list[Exception]]
 
@@ -260,8 +260,7 @@ def asynchronous_runner(
     seed_weights(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
     environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
-    with tf.device(HOST):
-        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    env_steps = count_of_env_steps()
     specs = environments[0].time_step_spec(), environments[0].action_spec()
     shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
     if not shared.needs_whole_rollouts:

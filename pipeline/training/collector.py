@@ -29,8 +29,7 @@ from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.failures import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.randomness import stream_key
-from pipeline.training.components import build_agent
-from pipeline.utils.execution import HOST
+from pipeline.training.components import build_agent, count_of_env_steps
 
 
 class Order(NamedTuple):
@@ -94,8 +93,7 @@ class Collector:
         """
         key = stream_key(seed, "collector", number)
         self.environment = create_environment(stream_key(key, "training"))
-        with tf.device(HOST):
-            self._env_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._env_steps = count_of_env_steps()
         environment = self.environment
         specs = environment.time_step_spec(), environment.action_spec()
         agent = build_agent(*specs, environment.batch_size, key, create_agent, self._env_steps)

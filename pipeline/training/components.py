@@ -104,8 +104,7 @@ def build(
     """Builds the components of a run; a checkpoint may be restored into them."""
     seed_weights(seed)
     environment = create_environment(stream_key(seed, "training"))
-    with tf.device(HOST):
-        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    env_steps = count_of_env_steps()
     specs = environment.time_step_spec(), environment.action_spec()
     agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
     compile_update(agent)
@@ -114,6 +113,12 @@ def build(
     driver = CollectDriver(environment, seed=seed)
     runner = Iterations(agent, experience, driver, env_steps)
     return Components(environment, agent, experience, runner, evaluator, env_steps)
+
+
+def count_of_env_steps() -> tf.Variable:
+    """Creates the variable that counts the environment steps of a run, int64 []."""
+    with tf.device(HOST):
+        return tf.Variable(0, dtype=tf.int64, name="env_steps")
 
 
 def seed_weights(seed: int) -> None:

@@ -11,6 +11,7 @@ alone. A run therefore has the same bits wherever its collectors are, and is res
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import pathlib
@@ -23,6 +24,7 @@ import gin
 import gymnasium
 import numpy as np
 import tensorflow as tf
+from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import Carry, CollectDriver
 from pipeline.acting.episode_statistics import (
@@ -51,13 +53,13 @@ from pipeline.training.components import (
     build_evaluator,
     build_experience,
     compile_update,
+    count_of_env_steps,
     seed_weights,
 )
-from pipeline.training.iteration import Chunk, LoopState, Updates, clear_losses
+from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import HOST
 
 _STATE = "state.json"
 _DEFAULT_STEPS = 32  # vector steps of a message
@@ -73,7 +75,7 @@ class Spaces(NamedTuple):
 
 
 class Place(Protocol):
-    """Where collectors are: in this process or elsewhere. They are numbered from 0."""
+    """Holds the collectors, in this process or elsewhere. They are numbered from 0."""
 
     @property
     def drivers(self) -> Sequence[CollectDriver]:
@@ -223,8 +225,7 @@ class Collectors:
             tf.zeros([len(self._arrived)], tf.int64),
             initial_statistics(self.batch_size),
         )
-        loss_sums = dict.fromkeys(agent.loss_names)
-        return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+        return first_state(carry, agent)
 
     def _run(
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
@@ -243,12 +244,8 @@ class Collectors:
         self._fill(is_random)
         messages = [self._take(number) for number in numbers]
         waited = time.perf_counter() - started
-        rows = tf.nest.map_structure(
-            lambda *parts: np.concatenate(parts, axis=1), *[message.rows for message in messages]
-        )
-        time_step = tf.nest.map_structure(
-            lambda *parts: np.concatenate(parts), *[message.time_step for message in messages]
-        )
+        rows = _joined([message.rows for message in messages], axis=1)
+        time_step = _joined([message.time_step for message in messages], axis=0)
         statistics = [message.statistics for message in messages]
         first = tf.constant(numbers[0] * self._num_envs, tf.int64)
         before = int(state.carry.statistics.env_steps)
@@ -406,15 +403,12 @@ def empty_message(agent: Agent, num_steps: int, num_envs: int) -> Message:
     )
 
 
-def _over_ray(
-    address: str, num_collectors: int, seed: int, num_steps: int, agent: Agent, num_envs: int
-) -> Place:
+def _over_ray(address: str, num_collectors: int, seed: int, like: Message) -> Place:
     if importlib.util.find_spec("ray") is None:
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
     from pipeline.training.ray_collectors import OverRay
 
-    like = empty_message(agent, num_steps, num_envs)
-    return OverRay(address, num_collectors, seed, num_steps, like)
+    return OverRay(address, num_collectors, seed, like)
 
 
 def _check_length(num_steps: int, experience: Any) -> None:
@@ -430,6 +424,13 @@ def _check_length(num_steps: int, experience: Any) -> None:
             f"{rows} rows of each environment. Lower distributed_runner.message_steps or "
             "num_collectors, or raise ReplayBuffer.capacity."
         )
+
+
+def _joined(nests: Sequence[Any], axis: int) -> Any:
+    """Returns one nest of arrays, which are those of `nests` side by side."""
+    if len(nests) == 1:
+        return nests[0]  # without a copy
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts, axis), *nests)
 
 
 def _replaced(nest: Any, streams: tf.Tensor, values: Any) -> Any:
@@ -461,8 +462,7 @@ def _truncated(message: Message) -> Message:
     """Returns a message whose unfinished episodes end with its last rows."""
     rows = message.rows
     next_step_type = rows.next_step_type.copy()
-    is_step = rows.step_type[-1] != 2
-    next_step_type[-1] = np.where(is_step, 2, next_step_type[-1])
+    next_step_type[-1][rows.step_type[-1] != StepType.LAST] = StepType.LAST
     return message._replace(rows=rows._replace(next_step_type=next_step_type))
 
 
@@ -499,14 +499,10 @@ def distributed_runner(
     """
     check_arguments(distributed_runner, locals())
     seed_weights(seed)
-    sample = create_environment(seed)
-    try:
+    with contextlib.closing(create_environment(seed)) as sample:
         spaces = Spaces(sample.observation_space, sample.action_space, sample.batch_size)
         specs = sample.time_step_spec(), sample.action_spec()
-    finally:
-        sample.close()
-    with tf.device(HOST):
-        env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    env_steps = count_of_env_steps()
     num_streams = num_collectors * spaces.num_envs
     agent = build_agent(*specs, num_streams, seed, create_agent, env_steps)
     compile_update(agent)
@@ -520,14 +516,11 @@ def distributed_runner(
         in_flight = 1
     place: Place
     if ray_address is None:
-        place = InProcess(
-            [
-                Collector(number, seed, create_environment, create_agent, num_steps)
-                for number in range(num_collectors)
-            ]
-        )
+        arguments = seed, create_environment, create_agent, num_steps
+        place = InProcess([Collector(number, *arguments) for number in range(num_collectors)])
     else:
-        place = _over_ray(ray_address, num_collectors, seed, num_steps, agent, spaces.num_envs)
+        like = empty_message(agent, num_steps, spaces.num_envs)
+        place = _over_ray(ray_address, num_collectors, seed, like)
     runner = Collectors(
         agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight
     )

@@ -43,6 +43,12 @@ class LoopState(NamedTuple):
     collect_seconds: tf.Tensor
 
 
+def first_state(carry: Carry, agent: Agent) -> LoopState:
+    """Returns the state of a run of `agent` that begins with `carry`."""
+    loss_sums = dict.fromkeys(agent.loss_names)
+    return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+
+
 def clear_losses(state: LoopState) -> LoopState:
     """Returns `state` with its losses cleared, as after a log."""
     zeros = {name: tf.zeros([], tf.float32) for name in state.loss_sums}
@@ -208,8 +214,7 @@ class Iterations(Updates):
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the state before the first iteration."""
         carry = initial_carry(self._driver.environment, self.agent.collect_policy)
-        loss_sums = dict.fromkeys(self.agent.loss_names)
-        return clear_losses(LoopState(carry, loss_sums, None, tf.zeros([], tf.float64)))
+        return first_state(carry, self.agent)
 
     def begin_new_episodes(self, state: LoopState) -> LoopState:
         """Truncates the unfinished episodes; see `Runner.begin_new_episodes`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.training.collector import Message, Order
 from pipeline.utils.errors import UserError
+from pipeline.utils.ray_connection import connect, last_line
 
 _LONGEST_SECONDS = 300.0  # for a message, as for a step in this process (Watchdog.timeout)
 
@@ -70,7 +70,6 @@ class OverRay:
         address: str,
         num_collectors: int,
         seed: int,
-        num_steps: int,
         like: Message,
     ):
         """Connects to the cluster and starts the collectors.
@@ -79,8 +78,7 @@ class OverRay:
           address: Address of the cluster, as `ray.init` takes it.
           num_collectors: Number of collectors.
           seed: Seed of the run.
-          num_steps: Vector steps of a message.
-          like: Message of the structure of all messages.
+          like: Message of the structure, shapes and dtypes of all messages.
 
         Raises:
           UserError: If there is no such cluster, or a collector cannot be started.
@@ -89,18 +87,14 @@ class OverRay:
         self._calls: list[deque[Any]] = [deque() for _ in range(num_collectors)]
         self._seconds = [0.0] * num_collectors
         self._weights: tuple[int, Any] = -1, None
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"--ray_address={address}: cannot connect to a Ray cluster "
-                f"({str(error).splitlines()[0]}). Start one with: ray start --head"
-            ) from error
+        connect(address)
         remote_class: Any = ray.remote(_actor_class())
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         statements = configuration.applied()
         self._actors = [
-            remote_class.options(**options).remote(statements, number, seed, num_steps)
+            remote_class.options(**options).remote(
+                statements, number, seed, like.rows.step_type.shape[0]
+            )
             for number in range(num_collectors)
         ]
 
@@ -148,11 +142,11 @@ class OverRay:
             cause = error.cause
             if isinstance(cause, ValueError | UserError):
                 raise type(cause)(*cause.args) from error
-            raise UserError(f"collector {number} failed: {_last_line(error)}") from error
+            raise UserError(f"collector {number} failed: {last_line(error)}") from error
         except RayActorError as error:
-            raise UserError(f"collector {number} was lost: {_last_line(error)}") from error
+            raise UserError(f"collector {number} was lost: {last_line(error)}") from error
         except RayError as error:
-            raise UserError(f"collector {number}: {_last_line(error)}") from error
+            raise UserError(f"collector {number}: {last_line(error)}") from error
 
     def failure_message(self) -> str:
         """Returns "", because the error of a message names the environment's failure."""
@@ -161,7 +155,3 @@ class OverRay:
     def close(self) -> None:
         """Ends the collectors and the connection."""
         ray.shutdown()
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2]

@@ -92,6 +92,12 @@ def planned_steps(search: Search, num_trials: int) -> int:
     return int(sum(np.dot(x, lengths) for x in sizes)) * search.num_seeds
 
 
+def trained_steps(search: Search, trials: Trials) -> int:
+    """Returns the environment steps of all runs up to the last rung that each trial has passed."""
+    lasts = (search.ends[len(trial.returns) - 1] for trial in trials.values() if trial.returns)
+    return sum(lasts) * search.num_seeds
+
+
 def ready_jobs(search: Search, trials: Trials, num_trials: int) -> Iterator[Job]:
     """Yields the jobs that can be done now: those of a bracket before those of later brackets.
 

@@ -11,7 +11,7 @@ import gin
 import numpy as np
 
 from pipeline import configuration
-from pipeline.benchmarks.suites import Experiment, Suite
+from pipeline.benchmarks.suites import Experiment, Suite, are_texts
 from pipeline.configuration.statements import find_file
 from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
@@ -246,23 +246,7 @@ def search(
       UserError: If a value is invalid.
     """
     check_arguments(search, locals())
-    if not config or not isinstance(config, str):
-        raise UserError(
-            "search.config is not set. Set it to a shipped config or to the path of a gin file, "
-            'for example search.config = "ppo_cartpole".'
-        )
-    if not num_env_steps:
-        raise UserError(
-            "search.num_env_steps is not set. Set it to the environment steps of a run, for "
-            "example search.num_env_steps = 100_000."
-        )
-    if not _are_texts(bindings):
-        raise UserError(
-            f"search.bindings = {bindings!r} must be a tuple of strings, for example "
-            '("train.eval_interval = 5_000",). A tuple with one string needs a comma.'
-        )
-    if fixed := [x for x in bindings if x.partition("=")[0].strip() == _NO_PARAMETERS[0]]:
-        raise UserError(f"search.bindings: {fixed[0]!r}: set search.num_env_steps instead.")
+    _check_runs(config, num_env_steps, bindings)
     _check_parameters(parameters, sampler)
     _check_rungs(rungs, num_env_steps)
     if reduction < 2:
@@ -280,6 +264,31 @@ def search(
         num_concurrent=num_concurrent,
         seed=seed,
     )
+
+
+def _check_runs(config: Any, num_env_steps: int, bindings: Any) -> None:
+    """Checks what every run trains.
+
+    Raises:
+      UserError: If a value is missing or invalid.
+    """
+    if not config or not isinstance(config, str):
+        raise UserError(
+            "search.config is not set. Set it to a shipped config or to the path of a gin file, "
+            'for example search.config = "ppo_cartpole".'
+        )
+    if not num_env_steps:
+        raise UserError(
+            "search.num_env_steps is not set. Set it to the environment steps of a run, for "
+            "example search.num_env_steps = 100_000."
+        )
+    if not are_texts(bindings):
+        raise UserError(
+            f"search.bindings = {bindings!r} must be a tuple of strings, for example "
+            '("train.eval_interval = 5_000",). A tuple with one string needs a comma.'
+        )
+    if fixed := [x for x in bindings if x.partition("=")[0].strip() == _NO_PARAMETERS[0]]:
+        raise UserError(f"search.bindings: {fixed[0]!r}: set search.num_env_steps instead.")
 
 
 def _check_parameters(parameters: Any, sampler: str) -> None:
@@ -347,7 +356,3 @@ def _check_rungs(rungs: Any, num_env_steps: int) -> None:
             f"search.rungs = {rungs!r} must be positive whole numbers in increasing order, all "
             f"less than search.num_env_steps = {num_env_steps:_}."
         )
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)

@@ -14,7 +14,7 @@ from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
 from pipeline.configuration.statements import shipped_folder
-from pipeline.tuning.halving import Trial
+from pipeline.tuning.halving import Trial, trained_steps
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
 from pipeline.tuning.tuner import best_trial, in_words, last_line
@@ -134,10 +134,10 @@ def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
     """Yields what pausing trials has saved."""
     if not search.rungs:
         return
-    trained = sum(search.ends[len(trial.returns) - 1] for trial in trials.values() if trial.returns)
-    whole = search.num_env_steps * sum(bool(trial.returns) for trial in trials.values())
+    trained = trained_steps(search, trials)
+    num_runs = search.num_seeds * sum(bool(trial.returns) for trial in trials.values())
+    whole = search.num_env_steps * num_runs
     rungs = " and ".join(f"{rung:,}" for rung in search.rungs)
-    trained, whole = trained * search.num_seeds, whole * search.num_seeds
     yield (
         f"Trials were compared after {rungs} environment steps, and 1 of every "
         f"{search.reduction} continued. The trials took {trained:,} environment steps; training "

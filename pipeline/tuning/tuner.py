@@ -13,7 +13,7 @@ from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
-from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told
+from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told, trained_steps
 from pipeline.tuning.search import Search
 from pipeline.tuning.search_folder import SearchFolder
 from pipeline.utils.errors import USER_ERROR_CODE, UserError
@@ -255,10 +255,15 @@ class _Tuner:
         )
         if best := best_trial(trials):
             text += f"; best {best.value(-1):,.1f} (trial {best.number}: {in_words(best)})"
-        runs = [run for number in trials for run in self._runs_of(number)]
-        done = sum(min(train_process.env_steps(run), run.num_env_steps) for run in runs)
+        done = trained_steps(search, trials) + sum(map(self._steps_ahead, trials.values()))
         total = planned_steps(search, self._num_trials)
         return min(done, total), total, text
+
+    def _steps_ahead(self, trial: Trial) -> int:
+        """Returns the steps that the running runs of a trial have taken after its last rung."""
+        last = self._search.ends[len(trial.returns) - 1] if trial.returns else 0
+        running = [x for x in self._runs_of(trial.number) if x.folder in self._running]
+        return sum(max(train_process.env_steps(run) - last, 0) for run in running)
 
 
 def _check_interval(eval_interval: str, rungs: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Flags of the programs that start many runs, which say on which machines the runs are trained."""
+"""Flags of the programs that start many runs: how the runs are started, and on which machines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from absl import flags
 from pipeline.benchmarks.train_process import Start, TrainProcess
 from pipeline.utils.errors import UserError
 
+WORKERS = flags.DEFINE_integer(
+    "workers",
+    None,
+    "Number of parallel runs; by default 1 on this machine, on a cluster as many as fit.",
+    lower_bound=1,
+)
+ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
+)
+ALLOW_INEXACT_RESUME = flags.DEFINE_bool(
+    "allow_inexact_resume", False, "Let runs resume although the processor or versions differ."
+)
 _RAY_ADDRESS = flags.DEFINE_string(
     "ray_address",
     None,
@@ -28,7 +40,21 @@ _CPUS_PER_RUN = flags.DEFINE_integer(
 _GPUS_PER_RUN = flags.DEFINE_float(
     "gpus_per_run", None, "With --ray_address: number of GPUs reserved for each run; default 0."
 )
-FLAGS: Sequence[flags.FlagHolder[Any]] = (_RAY_ADDRESS, _CPUS_PER_RUN, _GPUS_PER_RUN)
+#: Flags that have no effect unless runs are started.
+OF_RUNS: Sequence[flags.FlagHolder[Any]] = (
+    WORKERS,
+    ALLOW_INEXACT_RESUME,
+    _RAY_ADDRESS,
+    _CPUS_PER_RUN,
+    _GPUS_PER_RUN,
+)
+STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
+
+
+def for_train() -> list[str]:
+    """Returns the flags that are passed on to `pipeline.train`."""
+    passed_on = (ALLOW_GIN_IMPORTS, ALLOW_INEXACT_RESUME)
+    return [f"--{flag.name}" for flag in passed_on if flag.value]
 
 
 class Machines(NamedTuple):
@@ -36,7 +62,7 @@ class Machines(NamedTuple):
 
     Attributes:
       start: Starts the process that trains a run.
-      workers: Default number of parallel runs.
+      workers: Number of parallel runs.
       bindings: Gin statements that every run needs there.
       output_dir: Folder of the runs, as all machines name it.
     """
@@ -48,13 +74,11 @@ class Machines(NamedTuple):
 
 
 @contextlib.contextmanager
-def machines(output_dir: pathlib.Path, allow_inexact_resume: bool) -> Iterator[Machines]:
+def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
     """Yields the machines that the flags choose: this one, or those of a cluster.
 
     Args:
       output_dir: Folder of the runs, which the machines of a cluster share.
-      allow_inexact_resume: Whether a run may continue on a machine where its results are not
-        exactly reproducible.
 
     Raises:
       UserError: If a flag has no effect, Ray is not installed, or the cluster cannot be used.
@@ -63,7 +87,7 @@ def machines(output_dir: pathlib.Path, allow_inexact_resume: bool) -> Iterator[M
         for flag in (_CPUS_PER_RUN, _GPUS_PER_RUN):
             if flag.value is not None:
                 raise UserError(f"--{flag.name} has no effect without --ray_address.")
-        yield Machines(TrainProcess, 1, (), output_dir)
+        yield Machines(TrainProcess, WORKERS.value or 1, (), output_dir)
         return
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed. Install it with: pip install ray==2.60.0")
@@ -80,6 +104,7 @@ def machines(output_dir: pathlib.Path, allow_inexact_resume: bool) -> Iterator[M
         output_dir,
         cpus,
         gpus,
-        allow_inexact_resume=allow_inexact_resume,
+        allow_inexact_resume=ALLOW_INEXACT_RESUME.value,
     ) as cluster:
-        yield Machines(cluster.start, sys.maxsize, thread_bindings(cpus), output_dir.absolute())
+        workers = WORKERS.value or sys.maxsize
+        yield Machines(cluster.start, workers, thread_bindings(cpus), output_dir.absolute())

@@ -1,0 +1,49 @@
+"""Connects to a Ray cluster. Ray is imported only by what imports this module."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import ray
+
+from pipeline.utils.errors import UserError
+
+_CONNECT_SECONDS = 10.0
+
+
+def connect(address: str) -> None:
+    """Connects this process to a cluster.
+
+    Args:
+      address: Address of the cluster, as `ray.init` takes it.
+
+    Raises:
+      UserError: If no cluster answers there.
+    """
+    try:
+        _check_address(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"--ray_address={address}: cannot connect to a Ray cluster ({reason}). If none is "
+            "running, start one with: ray start --head. Otherwise, check the address, the version "
+            "of Ray and, if the cluster uses a token, RAY_AUTH_MODE=token here."
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Checks that something listens at HOST:PORT. Ray itself would try for several minutes.
+
+    Raises:
+      OSError: If nothing listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+def last_line(error: Exception) -> str:
+    """Returns the last line of an error, which names the cause if the error holds a traceback."""
+    return str(error).strip().rpartition("\n")[2] or type(error).__name__
