@@ -115,12 +115,12 @@ def _agents(environment: VectorEnvironment) -> str:
     spec = environment.action_spec()
     if spec.dtype.is_integer:
         q_learning = "" if spec.shape.rank else "DQN, n-step Q-learning, "
-        return f"{q_learning}PPO, A2C, A3C, TRPO"
+        return f"{q_learning}PPO, A2C, A3C, IMPALA, TRPO"
     try:
         check_actions(spec)
     except UserError:
-        return "PPO, A2C, A3C, TRPO"
-    return "SAC, PPO, A2C, A3C, TRPO"
+        return "PPO, A2C, A3C, IMPALA, TRPO"
+    return "SAC, PPO, A2C, A3C, IMPALA, TRPO"
 
 
 def _gymnasiums_view(environment: VectorEnvironment) -> str:
@@ -284,8 +284,8 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
 def _advice_on_bounds(spec: Any) -> Iterator[str]:
     if not spec.dtype.is_integer and not np.isfinite(spec.maximum - spec.minimum).all():
         yield (
-            "the actions have no finite bounds. PPO, A2C, A3C and TRPO start with a standard "
-            "deviation of about 1; bind GaussianHead.initial_log_std to change it"
+            "the actions have no finite bounds. PPO, A2C, A3C, IMPALA and TRPO start with a "
+            "standard deviation of about 1; bind GaussianHead.initial_log_std to change it"
         )
 
 

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 
-ALGORITHMS = {"a2c", "a3c", "dqn", "nstep", "ppo", "sac", "trpo"}
+ALGORITHMS = {"a2c", "a3c", "dqn", "impala", "nstep", "ppo", "sac", "trpo"}
 ENVIRONMENTS = {"atari", "ale_py"}
 # Words that the code of a package must not mention; comments and docstrings may.
 UNMENTIONED = {

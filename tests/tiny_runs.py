@@ -89,6 +89,12 @@ _BINDINGS = {
         ActorCritic.normalize_observations = True
         mlp_encoder.units = (8,)
     """,
+    "impala": """
+        create_impala_agent.accumulate_updates = 5
+        ActorCritic.normalize_observations = True
+        Rollout.num_steps = 4
+        mlp_encoder.units = (8,)
+    """,
     "trpo": """
         create_trpo_agent.value_epochs = 2
         create_trpo_agent.value_minibatch_size = 8

@@ -48,6 +48,8 @@ class Agent(tf_agent.TFAgent):
     takes_mean: bool = True
     #: True if each batch has to be the whole rollout that an iteration collects.
     needs_whole_rollouts: bool = False
+    #: True if a rollout may have been collected with older weights.
+    learns_off_policy: bool = False
     _send: Callable[[Gradients], None] | None = None
     _compiled_gradients: Callable[..., tuple[Gradients, tf_agent.LossInfo]] | None = None
     # The default `apply` uses these two.

@@ -1,4 +1,4 @@
-"""Base class of PPO, A2C and TRPO: advantages of a rollout, and updates of statistics."""
+"""Base class of PPO, A2C, IMPALA and TRPO: advantages of a rollout, and updates of statistics."""
 
 from __future__ import annotations
 

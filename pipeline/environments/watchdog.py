@@ -7,11 +7,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import gin
 import tensorflow as tf
 
-from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal, exit_at_once
@@ -26,6 +26,30 @@ _STOP_SECONDS = 8.0
 _GRAPH_SECONDS = 20.0
 
 
+class Calls(Protocol):
+    """Says whether a call is under way; see `Episodes`."""
+
+    @property
+    def calls(self) -> int:
+        """Returns the number of calls so far."""
+
+    @property
+    def crossing(self) -> int:
+        """Returns the identifier of the thread that is inside a call now, or 0 if none is."""
+
+
+class Watched(Protocol):
+    """Vector environment, or another object whose calls may never return."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the environment, for messages."""
+
+    @property
+    def episodes(self) -> Calls:
+        """Returns the calls into it."""
+
+
 @gin.configurable(denylist=["environments", "advice", "stop"])
 class Watchdog:
     """Thread that ends the process when a call into an environment takes too long.
@@ -37,7 +61,7 @@ class Watchdog:
 
     def __init__(
         self,
-        environments: Sequence[VectorEnvironment],
+        environments: Sequence[Watched],
         advice: Callable[[], str],
         stop: StopSignal,
         *,
@@ -82,7 +106,7 @@ class Watchdog:
                 if waits:
                     self._check(environment, ticks[index] * tick, since_stop * tick)
 
-    def _check(self, environment: VectorEnvironment, seconds: float, since_stop: float) -> None:
+    def _check(self, environment: Watched, seconds: float, since_stop: float) -> None:
         place = _innermost_frame(environment.episodes.crossing)
         if min(seconds, since_stop) >= _STOP_SECONDS:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
@@ -94,7 +118,7 @@ class Watchdog:
 
     def _end(
         self,
-        environment: VectorEnvironment,
+        environment: Watched,
         place: traceback.FrameSummary | None,
         seconds: float,
         why: str,

@@ -11,6 +11,7 @@ from pipeline.ops.returns import (
     n_step_targets,
     one_step_targets,
     take_rows,
+    v_trace,
     valid_mask,
 )
 from pipeline.ops.schedules import Schedule, as_schedule, constant_schedule, linear_schedule
@@ -40,5 +41,6 @@ __all__ = [
     "stateless_seed",
     "stream_key",
     "take_rows",
+    "v_trace",
     "valid_mask",
 ]

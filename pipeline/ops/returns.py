@@ -135,6 +135,56 @@ def generalized_advantage_estimation(
     return _linear_recurrence(deltas, discounts * lambda_, tf.zeros_like(final_value))
 
 
+def v_trace(
+    rewards: tf.Tensor,
+    discounts: tf.Tensor,
+    values: tf.Tensor,
+    final_value: tf.Tensor,
+    ratios: tf.Tensor,
+    lambda_: float | tf.Tensor = 1.0,
+    rho_clip: float = 1.0,
+    valid: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes value targets and advantages for rows that another policy has collected.
+
+    With rho_t = min(rho_clip, ratio_t), c_t = lambda min(1, ratio_t) and v_T = V_T = final_value,
+
+        v_t = V_t + rho_t (r_t + d_t V_{t+1} - V_t) + d_t c_t (v_{t+1} - V_{t+1})
+        A_t = rho_t (r_t + d_t v_{t+1} - V_t)
+
+    See Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1, remark 2 and section
+    4.2. If all ratios are 1, v_t is the TD(lambda) return. The target of a boundary row is its
+    value and its advantage is 0, so that a truncated episode bootstraps with that value.
+
+    Args:
+      rewards: [T, B] float32.
+      discounts: [T, B] float32, discount factor included.
+      values: [T, B] float32, the value of each row's observation, boundary rows included.
+      final_value: [B] float32, the value of the observation after the last row.
+      ratios: [T, B] float32, the probability of each action under the learnt policy divided by
+        that under the policy that collected it. They are not read on boundary rows.
+      lambda_: Decay of the trace, in [0, 1].
+      rho_clip: Bound on the ratios that weight an error. The values learnt are those of a policy
+        between the two; with an infinite bound, those of the learnt policy.
+      valid: [T, B] float32, see `valid_mask`. If None, every row is a transition.
+
+    Returns:
+      The targets and the advantages, both [T, B] float32.
+
+    Raises:
+      ValueError: If the shapes do not agree.
+    """
+    _check_shapes(final_value, rewards, ratios, valid)
+    errors = one_step_targets(rewards, discounts, values, final_value) - values
+    if valid is not None:
+        ratios = tf.where(valid > 0.0, ratios, 0.0)
+    weights = tf.minimum(ratios, rho_clip)
+    traces = discounts * lambda_ * tf.minimum(ratios, 1.0)
+    targets = values + _linear_recurrence(weights * errors, traces, tf.zeros_like(final_value))
+    errors = one_step_targets(rewards, discounts, targets, final_value) - values
+    return targets, weights * errors
+
+
 def n_step_targets(
     rewards: tf.Tensor, discounts: tf.Tensor, step_types: tf.Tensor, gamma: float | tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

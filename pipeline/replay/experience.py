@@ -90,8 +90,12 @@ class Experience(Protocol):
     def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
         """Ends an iteration; a store that empties itself calls `finish` with its rows first."""
 
-    def truncate(self) -> None:
-        """Truncates unfinished episodes that no environment will continue. Runs eagerly."""
+    def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
+        """Truncates unfinished episodes that no environment will continue. Runs eagerly.
+
+        The next row of each of the streams `stream_ids` [S] int64 (None for all) must hold the
+        final observation.
+        """
 
     def check_ready(self) -> None:
         """Checks that the rows collected so far suffice for a batch. Runs eagerly.

@@ -246,12 +246,16 @@ class ReplayBuffer:
                 'or padding_type="zero" (in gymnasium.wrappers.FrameStackObservation).'
             )
 
-    def truncate(self) -> None:
+    def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
         """Marks each stream's newest transition as leading to its episode's last time step.
 
         The observation of that time step is not stored yet. It must be the stream's next row.
+
+        Args:
+          stream_ids: Streams [S] int64; None for all.
         """
-        streams = tf.where(self._positions > 0)[:, 0]
+        streams = tf.range(self._num_envs, dtype=tf.int64) if stream_ids is None else stream_ids
+        streams = streams[tf.gather(self._positions, streams) > 0]
         newest = self._keys(streams, tf.gather(self._positions, streams) - 1)
         column = self._columns[NEXT_STEP_TYPE]
         newest = newest[tf.gather(self._columns[STEP_TYPE], newest) != ts.StepType.LAST]

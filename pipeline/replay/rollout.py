@@ -163,7 +163,7 @@ class Rollout:
         finish(self._rows())
         self._positions.assign(tf.zeros_like(self._positions))
 
-    def truncate(self) -> None:
+    def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
         """Does nothing, because between iterations there are no rows to truncate."""
 
     def check_ready(self) -> None:

@@ -24,6 +24,7 @@ from pipeline.acting.collect_driver import CollectDriver, interrupt_episodes
 from pipeline.acting.episode_statistics import initial_statistics, with_empty_window
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.watchdog import Watched
 from pipeline.ops.randomness import stream_key
 from pipeline.ops.schedules import Schedule
 from pipeline.replay import Experience
@@ -96,6 +97,7 @@ class Actors:
 
     def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
         self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
+        self.watched: Sequence[Watched] = [driver.environment for driver in self.drivers]
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
         self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}

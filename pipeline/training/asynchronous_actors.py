@@ -169,7 +169,7 @@ class ActorExperience(_Together):
 
     keeps_rows = False
 
-    def truncate(self) -> None:
+    def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
         """Does nothing, because between iterations there are no rows to truncate."""
 
     def check_ready(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gin
 import numpy as np
 import tensorflow as tf
 from tf_agents.policies import tf_policy
+from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import (
     Carry,
@@ -30,6 +33,47 @@ from pipeline.environments.failures import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.randomness import stream_key
 from pipeline.training.components import build_agent, count_of_env_steps
+from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
+
+# Position of the collector that is being built among all, from 0 to 1.
+_share: contextvars.ContextVar[float] = contextvars.ContextVar("collector_share", default=0.0)
+
+
+@gin.configurable
+def collector_epsilon(
+    base: Fraction = 0.4,
+    exponent: NonNegative = 7.0,
+) -> float:
+    """Returns the epsilon of the collector that is being built: base^(1 + exponent i / (K - 1)).
+
+    Collector i of K explores less than those before it. See Horgan et al. 2018, "Distributed
+    prioritized experience replay", section 4. If no collector is being built, `base` is returned.
+
+    Args:
+      base: Epsilon of the first collector.
+      exponent: The last collector's epsilon is base^(1 + exponent).
+
+    Raises:
+      UserError: If a value is out of its range.
+    """
+    check_arguments(collector_epsilon, locals())
+    return base ** (1 + exponent * _share.get())
+
+
+class Identity(NamedTuple):
+    """What distinguishes a collector.
+
+    Attributes:
+      number: Number of the collector, from 0.
+      restarts: Number of collectors that were lost before in its place.
+      num_collectors: Number of collectors of the run.
+      seed: Seed of the run.
+    """
+
+    number: int
+    restarts: int
+    num_collectors: int
+    seed: int
 
 
 class Order(NamedTuple):
@@ -76,8 +120,7 @@ class Collector:
 
     def __init__(
         self,
-        number: int,
-        seed: int,
+        identity: Identity,
         create_environment: Callable[..., VectorEnvironment],
         create_agent: Callable[..., Agent],
         num_steps: int,
@@ -85,18 +128,23 @@ class Collector:
         """Builds the environments and the policy.
 
         Args:
-          number: Number of the collector, which its random streams depend on.
-          seed: Seed of the run.
+          identity: The random streams depend on it.
           create_environment: Factory of the environments.
           create_agent: Factory of the agent.
           num_steps: Vector steps of a message.
         """
-        key = stream_key(seed, "collector", number)
+        key = stream_key(identity.seed, "collector", identity.number)
+        if identity.restarts:  # no episode is repeated
+            key = stream_key(key, "restart", identity.restarts)
         self.environment = create_environment(stream_key(key, "training"))
         self._env_steps = count_of_env_steps()
         environment = self.environment
         specs = environment.time_step_spec(), environment.action_spec()
-        agent = build_agent(*specs, environment.batch_size, key, create_agent, self._env_steps)
+        token = _share.set(identity.number / max(identity.num_collectors - 1, 1))
+        try:
+            agent = build_agent(*specs, environment.batch_size, key, create_agent, self._env_steps)
+        finally:
+            _share.reset(token)
         self._weights = weights(agent)
         self.driver = CollectDriver(environment, seed=key)
         policy = agent.collect_policy
@@ -199,6 +247,38 @@ def unpack(files: dict[str, bytes], folder: pathlib.Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+def split_stacks(message: Message) -> Message:
+    """Returns a message in which consecutive stacks of frames share their frames, if they can.
+
+    Observations [T, M, S, ...] become a pair: the stacks of the first rows [M, S, ...], and the
+    newest frames of all later rows [T - 1, M, ...]. `join_stacks` returns the same message.
+    """
+    rows = message.rows
+    stacks = rows.observation
+    if not isinstance(stacks, np.ndarray) or stacks.ndim < 5:  # rows, environments, S, two axes
+        return message
+    pair = stacks[0], stacks[1:, :, -1]
+    split = message._replace(rows=rows._replace(observation=pair))
+    is_exact = np.array_equal(join_stacks(split).rows.observation, stacks)
+    return split if is_exact else message
+
+
+def join_stacks(message: Message) -> Message:
+    """Returns the message that `split_stacks` has split.
+
+    The first stack of an episode has zeros before its first frame.
+    """
+    rows = message.rows
+    first, newest = rows.observation
+    stacks = np.empty([len(newest) + 1, *first.shape], first.dtype)
+    stacks[0] = first
+    for t, frames in enumerate(newest, 1):
+        stacks[t, :, :-1] = stacks[t - 1, :, 1:]
+        stacks[t, rows.step_type[t - 1] == StepType.LAST, :-1] = 0
+        stacks[t, :, -1] = frames
+    return message._replace(rows=rows._replace(observation=stacks))
 
 
 def message_bytes(message: Message) -> bytes:

@@ -2,11 +2,13 @@
 
 Every collector has a vector of environments and a copy of the policy. It collects *messages* of
 many vector steps, several of which are under way for each collector, so that collectors and learner
-work at the same time. The learner takes the messages in turns, adds their rows to the replay buffer
-or rollout, and makes the updates that belong to them.
+work at the same time. The learner takes one message after the other, adds its rows to the replay
+buffer or rollout, and makes the updates that belong to them.
 
-The order of the messages, and which weights each of them was collected with, depend on counts
-alone. A run therefore has the same bits wherever its collectors are, and is resumed bit for bit.
+If messages are taken in turns, their order, and which weights each of them was collected with,
+depend on counts alone. A run therefore has the same bits wherever its collectors are, and is
+resumed bit for bit. If they are taken as they arrive, no collector waits for a slower one, and one
+that is lost is replaced.
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ import contextlib
 import importlib.util
 import json
 import pathlib
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import gin
 import gymnasium
 import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import StepType
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.acting.collect_driver import Carry, CollectDriver
+from pipeline.acting.collect_driver import Carry
 from pipeline.acting.episode_statistics import (
     EpisodeStatistics,
     initial_statistics,
@@ -37,16 +41,18 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
+from pipeline.replay.columns import available_memory
 from pipeline.training.collector import (
     Collector,
+    Identity,
     Message,
     Order,
     message_bytes,
-    packed,
     read_message,
     unpack,
     weights,
 )
+from pipeline.training.collector_places import CollectorLost, InProcess, Place
 from pipeline.training.components import (
     Components,
     build_agent,
@@ -64,6 +70,7 @@ from pipeline.utils.errors import UserError
 _STATE = "state.json"
 _DEFAULT_STEPS = 32  # vector steps of a message
 _LAGS = 100  # messages
+_MAX_LOSSES = 3  # of as many collectors as there are, without a message between them
 
 
 class Spaces(NamedTuple):
@@ -74,81 +81,6 @@ class Spaces(NamedTuple):
     num_envs: int
 
 
-class Place(Protocol):
-    """Holds the collectors, in this process or elsewhere. They are numbered from 0."""
-
-    @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers, if they are in this process."""
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds that environments have taken, those at the same time once."""
-
-    def submit(self, number: int, order: Order) -> None:
-        """Asks a collector for a message; it does not wait."""
-
-    def take(self, number: int) -> Message:
-        """Waits for the oldest message that a collector was asked for, and returns it."""
-
-    def save(self, number: int) -> dict[str, bytes]:
-        """Returns the files of a collector that has no message under way."""
-
-    def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
-
-    def failure_message(self) -> str:
-        """Returns what environments raised, one line for each, or "" if none raised."""
-
-    def close(self) -> None:
-        """Closes the environments."""
-
-
-class InProcess:
-    """`Place` in this process: a message is collected when it is taken."""
-
-    def __init__(self, collectors: Sequence[Collector]):
-        """Initializes the place."""
-        self._collectors = collectors
-        self._orders: list[deque[Order]] = [deque() for _ in collectors]
-
-    @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers."""
-        return [collector.driver for collector in self._collectors]
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds that all environments have taken."""
-        return sum(collector.environment.seconds for collector in self._collectors)
-
-    def submit(self, number: int, order: Order) -> None:
-        """Notes the order."""
-        self._orders[number].append(order)
-
-    def take(self, number: int) -> Message:
-        """Collects the oldest message that was asked for."""
-        return self._collectors[number].collect(self._orders[number].popleft())
-
-    def save(self, number: int) -> dict[str, bytes]:
-        """Returns the files of a collector."""
-        return packed(self._collectors[number].save)
-
-    def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; see `Place.restore`."""
-        return self._collectors[number].restore_files(saved)
-
-    def failure_message(self) -> str:
-        """Returns what environments raised, one line for each, or "" if none raised."""
-        messages = [collector.environment.failure_message() for collector in self._collectors]
-        return "\n".join(filter(None, messages))
-
-    def close(self) -> None:
-        """Closes the environments."""
-        for collector in self._collectors:
-            collector.close()
-
-
 class Collectors:
     """Runs iterations with the messages of collectors; implements `iteration.Runner`.
 
@@ -157,7 +89,6 @@ class Collectors:
     """
 
     at_once = 1
-    is_repeatable = True
 
     def __init__(
         self,
@@ -169,6 +100,7 @@ class Collectors:
         num_collectors: int,
         num_steps: int,
         in_flight: int,
+        in_turns: bool,
     ):
         """Initializes the runner.
 
@@ -181,6 +113,7 @@ class Collectors:
           num_collectors: Number of collectors, K.
           num_steps: Vector steps of a message.
           in_flight: Messages under way for each collector.
+          in_turns: Whether messages are taken in turns, or as they arrive.
         """
         self._updates = Updates(agent, experience)
         self._place = place
@@ -189,12 +122,16 @@ class Collectors:
         self._in_flight = in_flight
         self._num_envs = spaces.num_envs  # of a collector
         # An on-policy agent learns from a message of every collector, others from one at a time.
-        self._together = 1 if experience.keeps_rows else num_collectors
+        self._together = num_collectors if is_on_policy(agent, experience) else 1
         self._repeats = (
             num_steps // (experience.collect_steps * num_collectors) if experience.keeps_rows else 1
         )
-        self._arrived: list[deque[Message]] = [deque() for _ in range(num_collectors)]
+        # None stands between the last message of a lost collector and the first of the next.
+        self._arrived: list[deque[Message | None]] = [deque() for _ in range(num_collectors)]
         self._submitted = [0] * num_collectors
+        self._restarts = [0] * num_collectors
+        self._losses_in_a_row = 0
+        self._lost_steps = 0
         self._next = 0
         self._version = 0
         self._known = [-1] * num_collectors
@@ -205,11 +142,14 @@ class Collectors:
             is_random: tf.function(self._iteration_of(is_random), autograph=False)
             for is_random in (False, True)
         }
+        self.is_repeatable = in_turns
         self.observation_space, self.action_space, _ = spaces
         self.batch_size = num_collectors * spaces.num_envs
         self.drivers = place.drivers
+        self.watched = place.watched
         self.collect_steps = num_steps * self._together
-        self.description: Mapping[str, Any] = {"num_collectors": num_collectors}
+        order = "turns" if in_turns else "ready"
+        self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
         self.train: Chunk = lambda *arguments: self._run(False, *arguments)
         self.collect_randomly: Chunk = lambda *arguments: self._run(True, *arguments)
 
@@ -240,14 +180,13 @@ class Collectors:
     def _iterate(self, state: LoopState, is_random: bool) -> LoopState:
         """Learns from the next messages, and asks their collectors for others."""
         started = time.perf_counter()
-        numbers = [(self._next + n) % len(self._arrived) for n in range(self._together)]
-        self._fill(is_random)
-        messages = [self._take(number) for number in numbers]
+        state, by_number = self._next_messages(state, is_random)
         waited = time.perf_counter() - started
+        messages = list(by_number.values())
         rows = _joined([message.rows for message in messages], axis=1)
         time_step = _joined([message.time_step for message in messages], axis=0)
         statistics = [message.statistics for message in messages]
-        first = tf.constant(numbers[0] * self._num_envs, tf.int64)
+        first = tf.constant(min(by_number) * self._num_envs, tf.int64)
         before = int(state.carry.statistics.env_steps)
         tensors = tf.nest.map_structure(tf.convert_to_tensor, (rows, time_step, statistics))
         state = self._learn[is_random](state, first, *tensors)
@@ -255,7 +194,6 @@ class Collectors:
         if not is_random:
             self._lags += [self._version - message.version for message in messages]
             self._version += 1
-        self._next = (self._next + self._together) % len(self._arrived)
         return state._replace(collect_seconds=state.collect_seconds + waited)
 
     def _iteration_of(self, is_random: bool) -> Callable[..., LoopState]:
@@ -270,7 +208,9 @@ class Collectors:
         ) -> LoopState:
             width = rows.step_type.shape[1]
             streams = first + tf.range(width, dtype=tf.int64)
-            self._updates.experience.add(streams, rows, is_random)
+            # A rollout has the streams of one iteration, a replay buffer those of all collectors.
+            is_kept = self._updates.experience.keeps_rows
+            self._updates.experience.add(streams if is_kept else streams - first, rows, is_random)
             self._updates.observe(rows)
             carry = state.carry
             of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs
@@ -278,7 +218,7 @@ class Collectors:
             steps = self._num_steps * tf.cast(has_collected, tf.int64)
             state = state._replace(
                 carry=carry._replace(
-                    time_step=_replaced(carry.time_step, streams, time_step),
+                    time_step=time_step,  # that the rows lead to
                     vector_steps=carry.vector_steps + steps,
                     statistics=_added(carry.statistics, streams, statistics),
                 )
@@ -286,9 +226,31 @@ class Collectors:
             if not is_random:
                 for _ in range(self._repeats):
                     state = self._updates.update(state)
-            return state
+            time_step = _replaced(carry.time_step, streams, time_step)
+            return state._replace(carry=state.carry._replace(time_step=time_step))
 
         return learn
+
+    def _next_messages(
+        self, state: LoopState, is_random: bool
+    ) -> tuple[LoopState, dict[int, Message]]:
+        """Waits for the messages of an iteration; returns them by their collectors' numbers."""
+        messages: dict[int, Message] = {}
+        self._fill(is_random)
+        while len(messages) < self._together:
+            try:
+                number = self._next if self.is_repeatable else self._first()
+                message = self._take(number)
+            except CollectorLost as lost:
+                self._replace_collector(lost)
+                self._fill(is_random)
+                continue
+            if message is None:
+                state = self._end_episodes(state, number)
+            else:
+                messages[number] = message
+                self._next = (number + 1) % len(self._arrived)
+        return state, messages
 
     def _fill(self, is_random: bool) -> None:
         """Asks for messages until enough are under way for each collector."""
@@ -308,24 +270,75 @@ class Collectors:
         self._place.submit(number, order)
         self._submitted[number] += 1
 
-    def _take(self, number: int) -> Message:
+    def _first(self) -> int:
+        """Returns the number of a collector whose next message has arrived."""
+        numbers = [(self._next + n) % len(self._arrived) for n in range(len(self._arrived))]
+        arrived = next((number for number in numbers if self._arrived[number]), None)
+        return self._place.first() if arrived is None else arrived
+
+    def _take(self, number: int) -> Message | None:
         if self._arrived[number]:
             return self._arrived[number].popleft()
         message = self._place.take(number)
         self._submitted[number] -= 1
+        self._losses_in_a_row = 0
         return message
+
+    def _replace_collector(self, lost: CollectorLost) -> None:
+        """Puts a new collector, with random numbers of its own, in the place of a lost one.
+
+        Raises:
+          UserError: If messages are taken in turns, or too many collectors are lost.
+        """
+        number = lost.number
+        if self.is_repeatable:
+            raise UserError(str(lost)) from lost
+        self._losses_in_a_row += 1
+        if self._losses_in_a_row > _MAX_LOSSES * len(self._arrived):
+            raise UserError(
+                f"{lost}. It is the last of {self._losses_in_a_row} losses without a message."
+            ) from lost
+        self._restarts[number] += 1
+        self._lost_steps += self._submitted[number] * self._num_steps * self._num_envs
+        self._submitted[number] = 0
+        self._known[number] = -1
+        self._arrived[number].append(None)
+        print(f"{lost}; a new one takes its place", file=sys.stderr, flush=True)
+        self._place.replace(number, self._restarts[number])
+
+    def _end_episodes(self, state: LoopState, number: int) -> LoopState:
+        """Truncates the episodes of a lost collector at the observations after its last rows."""
+        if not self._updates.experience.keeps_rows:
+            return state
+        own = slice(number * self._num_envs, (number + 1) * self._num_envs)
+        time_step = state.carry.time_step
+        mine = tf.nest.map_structure(lambda x: x[own], time_step)
+        unfinished = mine.step_type != StepType.FIRST
+        streams = tf.range(own.start, own.stop, dtype=tf.int64)[unfinished]
+        last = tf.nest.map_structure(lambda x: x[unfinished], mine)
+        self._updates.experience.truncate(streams)
+        boundary_rows = _boundary_rows(self._updates.agent.collect_data_spec, last)
+        self._updates.experience.add(streams, boundary_rows)
+        begun = tf.fill(tf.shape(streams), tf.constant(StepType.FIRST))
+        step_type = _replaced(time_step.step_type, streams, begun)
+        time_step = time_step._replace(step_type=step_type)
+        return state._replace(carry=state.carry._replace(time_step=time_step))
 
     def begin_new_episodes(self, state: LoopState) -> LoopState:
         """Returns the state unchanged: collectors begin new episodes while they are restored."""
         return state
 
     def measurements(self) -> dict[str, Any]:
-        """Returns the mean staleness of the last 100 messages.
+        """Returns the mean staleness of the last 100 messages, and what was lost since the start.
 
         The staleness of a message is the number of messages that the learner has learnt from since
         it sent the weights with which the message was collected.
         """
-        return {"staleness_mean": float(np.mean(self._lags)) if self._lags else None}
+        losses = {"collector_restarts": sum(self._restarts), "lost_env_steps": self._lost_steps}
+        return {
+            "staleness_mean": float(np.mean(self._lags)) if self._lags else None,
+            **({} if self.is_repeatable else losses),
+        }
 
     @property
     def seconds(self) -> float:
@@ -343,27 +356,44 @@ class Collectors:
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Waits for all messages that are under way, and writes them with the collectors' files."""
-        state: dict[str, Any] = {"next": self._next, "version": self._version, "messages": []}
         for number, arrived in enumerate(self._arrived):
-            while self._submitted[number]:
-                arrived.append(self._place.take(number))
-                self._submitted[number] -= 1
             own = folder / str(number)
             own.mkdir()
-            unpack(self._place.save(number), own / "collector")
+            unpack(self._files_of(number), own / "collector")
             for place, message in enumerate(arrived):
-                (own / f"message-{place}.npz").write_bytes(message_bytes(message))
-            state["messages"].append(len(arrived))
+                if message is not None:
+                    (own / f"message-{place}.npz").write_bytes(message_bytes(message))
+        state = {
+            "next": self._next,
+            "version": self._version,
+            "messages": [len(arrived) for arrived in self._arrived],
+            "restarts": self._restarts,
+            "lost_steps": self._lost_steps,
+        }
         (folder / _STATE).write_text(json.dumps(state))
+
+    def _files_of(self, number: int) -> dict[str, bytes]:
+        """Waits for the messages of a collector, and returns its files."""
+        while True:
+            try:
+                while self._submitted[number]:
+                    self._arrived[number].append(self._place.take(number))
+                    self._submitted[number] -= 1
+                return self._place.save(number)
+            except CollectorLost as lost:
+                self._replace_collector(lost)
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads what `save` wrote.
 
         Raises:
           ValueError: If the saved state does not fit this run.
+          UserError: If a collector is lost meanwhile.
         """
-        state = files.read_object(folder / _STATE, "next", "version", "messages")
+        names = "next", "version", "messages", "restarts", "lost_steps"
+        state = files.read_object(folder / _STATE, *names)
         counts = files.counts(state["messages"], len(self._arrived))
+        self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         for number, arrived in enumerate(self._arrived):
             own = folder / str(number)
@@ -375,14 +405,24 @@ class Collectors:
             }
             arrived.clear()
             for place in range(counts[number]):
-                content = (own / f"message-{place}.npz").read_bytes()
-                arrived.append(read_message(content, like))
-            divergence = self._place.restore(number, saved)
-            if divergence and arrived:
-                arrived.append(_truncated(arrived.pop()))
+                path = own / f"message-{place}.npz"
+                arrived.append(read_message(path.read_bytes(), like) if path.exists() else None)
+            divergence = self._restored(number, saved)
+            newest = arrived[-1] if arrived else None
+            if divergence and newest is not None:
+                arrived[-1] = _truncated(newest)
             self._divergence = self._divergence or divergence
         self._next, self._version = int(state["next"]), int(state["version"])
+        self._lost_steps = int(state["lost_steps"])
         self._known = [-1] * len(self._arrived)
+
+    def _restored(self, number: int, saved: dict[str, bytes]) -> str:
+        try:
+            if self._restarts[number]:
+                self._place.replace(number, self._restarts[number])  # with its random numbers
+            return self._place.restore(number, saved)
+        except CollectorLost as lost:
+            raise UserError(str(lost)) from lost
 
     def close(self) -> None:
         """Closes the environments."""
@@ -426,6 +466,41 @@ def _check_length(num_steps: int, experience: Any) -> None:
         )
 
 
+def is_on_policy(agent: Agent, experience: Experience) -> bool:
+    """Returns whether the rows of an iteration must come from the weights that learn from them."""
+    return not experience.keeps_rows and not agent.learns_off_policy
+
+
+def _check_order(order: str) -> None:
+    """Checks the order of the messages of an on-policy agent.
+
+    Raises:
+      UserError: If messages are taken as they arrive.
+    """
+    if order != "turns":
+        raise UserError(
+            f'distributed_runner.order = "{order}": this agent learns from messages of all '
+            'collectors with the same weights. Set it to "turns".'
+        )
+
+
+def _check_memory(like: Message, num_collectors: int, in_flight: int) -> None:
+    """Checks that all messages under way fit into this machine's memory.
+
+    Raises:
+      UserError: If they do not.
+    """
+    size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(like))
+    total, memory = num_collectors * in_flight * size, available_memory()
+    if total > memory:
+        raise UserError(
+            f"{num_collectors} collectors with {in_flight} messages of {size:_} bytes under way "
+            f"need {total / 2**30:.1f} GiB, but this process may use {memory / 2**30:.1f} GiB. "
+            "Lower distributed_runner.message_steps (of on-policy agents, Rollout.num_steps), "
+            "in_flight or num_collectors."
+        )
+
+
 def _joined(nests: Sequence[Any], axis: int) -> Any:
     """Returns one nest of arrays, which are those of `nests` side by side."""
     if len(nests) == 1:
@@ -458,6 +533,17 @@ def _added(
     return merged._replace(episode_return=in_flight[0], episode_length=in_flight[1])
 
 
+def _boundary_rows(spec: Trajectory, time_step: TimeStep) -> Trajectory:
+    """Returns rows [1, S, ...] that end episodes at a time step [S, ...]."""
+    row = tensor_spec.zero_spec_nest(spec, outer_dims=[1, tf.shape(time_step.step_type)[0]])
+    return row.replace(
+        step_type=tf.fill(tf.shape(row.step_type), tf.constant(StepType.LAST)),
+        observation=tf.nest.map_structure(lambda x: x[tf.newaxis], time_step.observation),
+        next_step_type=tf.fill(tf.shape(row.step_type), tf.constant(StepType.FIRST)),
+        discount=tf.ones_like(row.discount),
+    )
+
+
 def _truncated(message: Message) -> Message:
     """Returns a message whose unfinished episodes end with its last rows."""
     rows = message.rows
@@ -476,6 +562,7 @@ def distributed_runner(
     num_collectors: PositiveInt = 2,
     message_steps: PositiveInt = _DEFAULT_STEPS,
     in_flight: PositiveInt = 2,
+    order: Literal["turns", "ready"] = "turns",
     ray_address: str | None = None,
 ) -> Components:
     """Builds a run of collectors and a learner; bind `train.runner` to it.
@@ -491,11 +578,14 @@ def distributed_runner(
         `Rollout.num_steps`.
       in_flight: Messages under way for each collector of an off-policy agent. While the learner
         learns from one, others are collected, with weights that are older by as many messages.
+      order: "turns" to take messages in turns; the run is then repeatable. "ready" to take each
+        message when it arrives, and to replace collectors that are lost.
       ray_address: Ray cluster whose processes collect, such as "auto"; None collects in this
         process. It does not affect the results. The flag --ray_address sets it.
 
     Raises:
-      UserError: If a parameter is out of range, or a message does not fit the replay buffer.
+      UserError: If a parameter is out of range, a message does not fit the replay buffer, the
+        messages do not fit into memory, or the agent cannot learn from messages as they arrive.
     """
     check_arguments(distributed_runner, locals())
     seed_weights(seed)
@@ -506,23 +596,31 @@ def distributed_runner(
     num_streams = num_collectors * spaces.num_envs
     agent = build_agent(*specs, num_streams, seed, create_agent, env_steps)
     compile_update(agent)
-    experience = build_experience(agent, num_streams, seed, create_experience)
+    width = spaces.num_envs if agent.learns_off_policy else num_streams
+    experience = build_experience(agent, width, seed, create_experience)
     num_steps = experience.collect_steps
     if experience.keeps_rows:
         unit = num_collectors * experience.collect_steps
         num_steps = unit * -(-message_steps // unit)
         _check_length(num_steps, experience)
-    else:
+    if is_on_policy(agent, experience):
+        _check_order(order)
         in_flight = 1
+    like = empty_message(agent, num_steps, spaces.num_envs)
+    _check_memory(like, num_collectors, in_flight)
     place: Place
     if ray_address is None:
-        arguments = seed, create_environment, create_agent, num_steps
-        place = InProcess([Collector(number, *arguments) for number in range(num_collectors)])
+
+        def create(number: int, restarts: int) -> Collector:
+            identity = Identity(number, restarts, num_collectors, seed)
+            return Collector(identity, create_environment, create_agent, num_steps)
+
+        place = InProcess(num_collectors, create)
     else:
-        like = empty_message(agent, num_steps, spaces.num_envs)
         place = _over_ray(ray_address, num_collectors, seed, like)
+    in_turns = order == "turns"
     runner = Collectors(
-        agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight
+        agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight, in_turns
     )
     environment: Any = runner  # it has the spaces, by which the evaluation's are checked
     evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=False)

@@ -93,7 +93,7 @@ class HostLoop:
         self._resume_hint = functools.partial(resume_hint, self._checkpoints.latest)
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
-        environments = [driver.environment for driver in self._runner.drivers]
+        environments = [*self._runner.watched]
         if not components.evaluator.shares_environment:
             environments.append(components.evaluator.environment)
         self._watchdog = Watchdog(environments, self._resume_hint, stop)

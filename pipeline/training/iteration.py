@@ -20,6 +20,7 @@ from pipeline.acting.collect_driver import (
 )
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
+from pipeline.environments.watchdog import Watched
 from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
 from pipeline.utils.execution import HOST, accelerator
@@ -98,6 +99,7 @@ class Runner(Protocol):
       at_once: Number of iterations that run at the same time.
       is_repeatable: True if the results depend only on the seed.
       drivers: The collect drivers.
+      watched: Where calls may not return: the environments, or waits for collectors.
       description: Entries of result.json that describe the runner.
     """
 
@@ -107,6 +109,7 @@ class Runner(Protocol):
     at_once: int
     is_repeatable: bool
     drivers: Sequence[CollectDriver]
+    watched: Sequence[Watched]
     description: Mapping[str, Any]
 
     def initial_state(self) -> LoopState:
@@ -201,6 +204,7 @@ class Iterations(Updates):
         """
         super().__init__(agent, experience)
         self.drivers: Sequence[CollectDriver] = (driver,)
+        self.watched: Sequence[Watched] = (driver.environment,)
         self._driver = driver
         self.collect_steps = experience.collect_steps
         self._env_steps = env_steps

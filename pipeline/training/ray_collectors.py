@@ -2,52 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
 import tensorflow as tf
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
-from pipeline.training.collector import Message, Order
+from pipeline.environments.watchdog import Watched
+from pipeline.training.collector import Identity, Message, Order, join_stacks
+from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
 from pipeline.utils.ray_connection import connect, last_line
 
-_LONGEST_SECONDS = 300.0  # for a message, as for a step in this process (Watchdog.timeout)
+_LONGEST_SECONDS = 240.0  # for a message; less than a Watchdog waits
+_NO_ANSWER = f"it has not answered for {_LONGEST_SECONDS:g} s"
 
 
 def _actor_class() -> Any:
     """Returns the class of the actors.
 
     A class that is defined in a function is sent to the workers, which would otherwise import this
-    module and TensorFlow before the actor has configured it.
+    module and TensorFlow before the actor has configured it. For the same reason, the arguments
+    hold no object of this package.
     """
 
     class CollectorActor:
-        def __init__(self, statements: Any, number: int, seed: int, num_steps: int):
+        def __init__(self, statements: Any, identity: tuple[int, ...], num_steps: int):
             from pipeline import configuration
             from pipeline.utils.tensorflow_import import import_tensorflow
 
             import_tensorflow(configuration.uses_onednn(statements))
-            from pipeline.training.collector import Collector
+            from pipeline.training.collector import Collector, Identity
             from pipeline.training.components import configure_tensorflow
             from pipeline.training.train_loop import bound
 
             configuration.apply(statements)
             configure_tensorflow()
             factories = bound("create_environment"), bound("create_agent")
-            self._collector = Collector(number, seed, *factories, num_steps)
+            self._collector = Collector(Identity(*identity), *factories, num_steps)
 
-        def collect(self, weights: Any, *order: Any) -> tuple[list[Any], float]:
+        def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
 
-            from pipeline.training.collector import Order
+            from pipeline.training.collector import Order, split_stacks
 
+            environment = self._collector.environment
+            before = environment.seconds
             message = self._collector.collect(Order(weights, *order))
-            return tf.nest.flatten(message), self._collector.environment.seconds
+            split = split_stacks(message)
+            is_split = split is not message
+            return tf.nest.flatten(split), is_split, environment.seconds - before
 
         def save(self) -> dict[str, bytes]:
             from pipeline.training.collector import packed
@@ -60,18 +70,35 @@ def _actor_class() -> Any:
     return CollectorActor
 
 
+class _Waits:
+    """Waits for collectors, which a `Watchdog` ends after a signal. It implements `Watched`."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.calls = 0
+        self.crossing = 0
+
+    @property
+    def episodes(self) -> _Waits:
+        return self
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.name = name
+        self.calls += 1
+        self.crossing = -1  # no thread: where it waits is of no interest
+        try:
+            yield
+        finally:
+            self.crossing = 0
+
+
 class OverRay:
     """`Place` in actors of a Ray cluster, one for each collector."""
 
     drivers: Sequence[CollectDriver] = ()
 
-    def __init__(
-        self,
-        address: str,
-        num_collectors: int,
-        seed: int,
-        like: Message,
-    ):
+    def __init__(self, address: str, num_collectors: int, seed: int, like: Message):
         """Connects to the cluster and starts the collectors.
 
         Args:
@@ -81,22 +108,27 @@ class OverRay:
           like: Message of the structure, shapes and dtypes of all messages.
 
         Raises:
-          UserError: If there is no such cluster, or a collector cannot be started.
+          UserError: If there is no such cluster.
         """
         self._like = like
+        self._num_collectors = num_collectors
+        self._seed = seed
         self._calls: list[deque[Any]] = [deque() for _ in range(num_collectors)]
+        self._since = [0.0] * num_collectors  # when the wait for the oldest message began
         self._seconds = [0.0] * num_collectors
         self._weights: tuple[int, Any] = -1, None
+        self._last = 0
+        self._waiting = _Waits()
+        self.watched: Sequence[Watched] = (self._waiting,)
         connect(address)
+        self._actors = [self._start(number, 0) for number in range(num_collectors)]
+
+    def _start(self, number: int, restarts: int) -> Any:
         remote_class: Any = ray.remote(_actor_class())
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        statements = configuration.applied()
-        self._actors = [
-            remote_class.options(**options).remote(
-                statements, number, seed, like.rows.step_type.shape[0]
-            )
-            for number in range(num_collectors)
-        ]
+        identity = tuple(Identity(number, restarts, self._num_collectors, self._seed))
+        num_steps = self._like.rows.step_type.shape[0]
+        return remote_class.options(**options).remote(configuration.applied(), identity, num_steps)
 
     @property
     def seconds(self) -> float:
@@ -104,24 +136,71 @@ class OverRay:
         return sum(self._seconds) / len(self._seconds)
 
     def submit(self, number: int, order: Order) -> None:
-        """Asks a collector for a message. Weights are sent once, whatever their receivers."""
+        """Asks a collector for a message. Weights are sent once, whatever their receivers.
+
+        Raises:
+          UserError: If the weights cannot be stored.
+        """
         weights = None
         if order.weights is not None:
             if self._weights[0] != order.version:
-                self._weights = order.version, ray.put(list(order.weights))
+                self._weights = order.version, _put(list(order.weights))
             weights = self._weights[1]
         call = self._actors[number].collect.remote(weights, *order[1:])
+        if not self._calls[number]:
+            self._since[number] = time.monotonic()
         self._calls[number].append(call)
 
     def take(self, number: int) -> Message:
         """Waits for the oldest message that a collector was asked for.
 
         Raises:
-          UserError: If the collector fails, is lost, or does not answer in time.
+          CollectorLost: If the collector is lost or does not answer in time.
+          UserError: If the collector fails.
         """
-        leaves, self._seconds[number] = self._answer(number, self._calls[number].popleft())
-        message = tf.nest.pack_sequence_as(self._like, leaves)
+        call = self._calls[number].popleft()
+        self._since[number] = time.monotonic()
+        leaves, is_split, seconds = self._answer(number, call)
+        self._seconds[number] += seconds
+        like = self._like
+        if is_split:
+            rows = like.rows
+            like = like._replace(rows=rows._replace(observation=(rows.observation,) * 2))
+        message = tf.nest.pack_sequence_as(like, leaves)
+        message = join_stacks(message) if is_split else message
         return message._replace(version=int(message.version))
+
+    def first(self) -> int:
+        """Waits for a message of any collector; returns the number of the collector to take.
+
+        Raises:
+          CollectorLost: If a collector does not answer in time.
+        """
+        last = self._last + 1
+        numbers = [*range(last, len(self._calls)), *range(last)]  # no collector is always first
+        numbers = [number for number in numbers if self._calls[number]]
+        calls = [self._calls[number][0] for number in numbers]
+        while True:
+            wait = min(self._since[number] for number in numbers) + _LONGEST_SECONDS
+            wait -= time.monotonic()
+            with self._waiting("of all collectors"):
+                ready, _ = ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)
+            ready += ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)[0]
+            late = time.monotonic() - _LONGEST_SECONDS
+            for number, call in zip(numbers, calls, strict=True):
+                if call not in ready and self._since[number] < late:
+                    raise CollectorLost(number, _NO_ANSWER)
+            if ready:
+                self._last = next(
+                    n for n, call in zip(numbers, calls, strict=True) if call in ready
+                )
+                return self._last
+
+    def replace(self, number: int, restarts: int) -> None:
+        """Starts a new collector; see `Place.replace`. The old one is killed if it still runs."""
+        ray.kill(self._actors[number])
+        self._calls[number].clear()
+        self._actors[number] = self._start(number, restarts)
 
     def save(self, number: int) -> dict[str, bytes]:
         """Returns the files of a collector."""
@@ -133,20 +212,18 @@ class OverRay:
 
     def _answer(self, number: int, call: Any) -> Any:
         try:
-            return ray.get(call, timeout=_LONGEST_SECONDS)
+            with self._waiting(f"of collector {number}"):
+                return ray.get(call, timeout=_LONGEST_SECONDS)
         except GetTimeoutError as error:
-            raise UserError(
-                f"collector {number} has not answered for {_LONGEST_SECONDS:g} s."
-            ) from error
+            raise CollectorLost(number, _NO_ANSWER) from error
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ValueError | UserError):
                 raise type(cause)(*cause.args) from error
             raise UserError(f"collector {number} failed: {last_line(error)}") from error
-        except RayActorError as error:
-            raise UserError(f"collector {number} was lost: {last_line(error)}") from error
         except RayError as error:
-            raise UserError(f"collector {number}: {last_line(error)}") from error
+            reason = last_line(error).partition(". ")[0]  # then Ray guesses at causes
+            raise CollectorLost(number, reason.rstrip(".")) from error
 
     def failure_message(self) -> str:
         """Returns "", because the error of a message names the environment's failure."""
@@ -155,3 +232,18 @@ class OverRay:
     def close(self) -> None:
         """Ends the collectors and the connection."""
         ray.shutdown()
+
+
+def _put(value: Any) -> Any:
+    """Stores a value once for all receivers.
+
+    Raises:
+      UserError: If the object store is full.
+    """
+    try:
+        return ray.put(value)
+    except RayError as error:
+        raise UserError(
+            f"Ray cannot store the weights ({last_line(error)}). Give the object store more memory "
+            "or disk: ray start --object-store-memory=BYTES."
+        ) from error

@@ -13,6 +13,7 @@ from tf_agents.trajectories import time_step_spec
 from pipeline import configuration
 from pipeline.agents.a2c import create_a2c_agent
 from pipeline.agents.dqn import create_dqn_agent
+from pipeline.agents.impala import create_impala_agent
 from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
@@ -26,6 +27,7 @@ FACTORIES = {
     "dqn": create_dqn_agent,
     "nstep_q": create_nstep_q_agent,
     "a2c": create_a2c_agent,
+    "impala": create_impala_agent,
     "ppo": create_ppo_agent,
     "trpo": create_trpo_agent,
     "sac": create_sac_agent,
@@ -53,6 +55,8 @@ def create(algorithm: str, **kwargs: Any) -> Any:
         *((algorithm, "gradient_clip_norm", -1.0) for algorithm in ALL),
         *((algorithm, "accumulate_updates", 0) for algorithm in ALL),
         *((algorithm, "gae_lambda", 95) for algorithm in ON_POLICY),
+        ("impala", "trace_lambda", 95),
+        ("impala", "rho_clip", 0.0),
         *((algorithm, "epsilon", value) for algorithm in ("dqn", "nstep_q") for value in (7, "a")),
         *((algorithm, "entropy_coefficient", -0.01) for algorithm in ("a2c", "ppo")),
         *((algorithm, "value_coefficient", None) for algorithm in ("a2c", "ppo")),

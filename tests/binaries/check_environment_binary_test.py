@@ -95,7 +95,7 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
             [
                 "observation Discrete(50)",
                 "OneHot (50,)",
-                "agents DQN, n-step Q-learning, PPO, A2C, A3C, TRPO",
+                "agents DQN, n-step Q-learning, PPO, A2C, A3C, IMPALA, TRPO",
                 "episodes 19 in 981 random steps (19 terminated), 52 steps on average",
                 "rewards from 0.5 to 0.5",
                 "Dense (16,)",
@@ -108,7 +108,7 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
             "Faulty",
             [],
             [
-                "agents PPO, A2C, A3C, TRPO",
+                "agents PPO, A2C, A3C, IMPALA, TRPO",
                 "exact resume no",
                 "observation['clock'] reaches 1.7e+09. Bind ActorCritic.normalize_observations",
                 "agents do not see observation['mission']",

@@ -1,5 +1,6 @@
 """Tests that every shipped config builds, and every agent with every suitable environment."""
 
+import itertools
 import re
 
 import gin
@@ -29,11 +30,19 @@ DISCRETE = {
     "agents/a3c",
     "agents/async_nstep_q",
     "agents/dqn",
+    "agents/impala",
     "agents/nstep_q",
     "agents/ppo",
     "agents/trpo",
 }
-CONTINUOUS = {"agents/a2c", "agents/a3c", "agents/ppo", "agents/sac", "agents/trpo"}
+CONTINUOUS = {
+    "agents/a2c",
+    "agents/a3c",
+    "agents/impala",
+    "agents/ppo",
+    "agents/sac",
+    "agents/trpo",
+}
 
 
 def build(files, *bindings):
@@ -131,9 +140,17 @@ def test_the_game_is_asked_for(name):
         build([name])
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
+def compositions():
+    """Yields every agent with every environment; most with an Atari protocol are slow tests."""
+    for agent, environment in itertools.product(AGENTS, ENVIRONMENTS):
+        is_often = environment == "environments/gymnasium" or agent == "agents/ppo"
+        is_often |= environment == "environments/atari_openai" and agent != "agents/a3c"
+        for kind in ("discrete", "continuous"):
+            marks = () if is_often else pytest.mark.crash
+            yield pytest.param(agent, environment, kind == "continuous", marks=marks)
+
+
+@pytest.mark.parametrize(("agent", "environment", "continuous"), compositions())
 def test_composition(agent, environment, continuous):
     if environment == "environments/gymnasium":
         names = ("CartPole-v1", "Pendulum-v1")
@@ -151,6 +168,8 @@ def test_composition(agent, environment, continuous):
             pytest.skip("its actions are a joystick's switches")
     if agent in ("agents/a3c", "agents/async_nstep_q"):
         bindings.append("asynchronous_runner.num_actors = 1")
+    if agent == "agents/impala":
+        bindings.append("distributed_runner.num_collectors = 1")
     if agent in (CONTINUOUS if continuous else DISCRETE):
         build([agent, environment], *bindings)
         # The order of the files does not matter.

@@ -1,12 +1,10 @@
 """Tests that the files and commands of docs/tutorials/ work, in the order of each page."""
 
-import os
 import re
-import subprocess
-import sys
+import shlex
 
 import pytest
-from conftest import ROOT, user_environment
+from conftest import ROOT, run_binary, user_environment
 
 PAGES = {  # pages, and the files in runs/ that they promise
     "environment": ["seek_dqn/result.json", "seek_ppo/result.json", "seek.mp4"],
@@ -15,39 +13,39 @@ PAGES = {  # pages, and the files in runs/ that they promise
     "suite": ["my_suite/report.html", "cartpole.png", "seek_suite/report.md"],
     "tuning": ["my_search/report.html", "best/result.json"],
 }
-# Trainings are shortened, to the end of DQN's warm-up, suites have one seed, searches two trials.
-PYTHON = """
-python() {
-    if [[ "$*" == *--search=* ]]; then
-        set -- "$@" --trials=2
-    fi
-    if [[ $2 == pipeline.train || "$*" == *--suite=* ]]; then
-        set -- "$@" --gin_bindings="train.num_env_steps = 1_024"
-        set -- "$@" --gin_bindings="train.num_final_episodes = 2"
-    fi
-    if [[ "$*" == *--suite=* ]]; then
-        set -- "$@" --seeds=1
-    fi
-    command python "$@"
-}
-"""
-PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_and_commands_of_a_page_work(page, tmp_path):
     """Runs a page with the files of the pages to which it links."""
-    environment = user_environment(PATH=PATH, PYTHONPATH=str(ROOT))
     links = re.findall(r"\]\((\w+)\.md", read(page))
     parts = [part for linked in links for part in blocks(linked) if part[0] != "bash"]
     for language, block in parts + blocks(page):
         if language == "bash":
-            command = ["bash", "-e", "-c", PYTHON + block]
-            subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+            for command in block.replace("\\\n", "").strip().splitlines():
+                run(command, tmp_path)
         elif name := re.match(r"# (\w+\.\w+)", block):  # other blocks are excerpts
             (tmp_path / name[1]).write_text(block)
     missing = [path for path in PAGES[page] if not (tmp_path / "runs" / path).is_file()]
     assert not missing
+
+
+def run(command, folder):
+    """Runs a command of a page, with less to do.
+
+    Trainings are shortened, to the end of DQN's warm-up; suites have one seed, searches two trials.
+    """
+    python, flag, module, *flags = shlex.split(command)
+    assert (python, flag) == ("python", "-m")
+    is_suite = any(flag.startswith("--suite=") for flag in flags)
+    if module == "pipeline.train" or is_suite:
+        flags.append("--gin_bindings=train.num_env_steps = 1_024")
+        flags.append("--gin_bindings=train.num_final_episodes = 2")
+    flags += ["--seeds=1"] * is_suite + ["--trials=2"] * (module == "pipeline.tune")
+    name = module.removeprefix("pipeline.")
+    environment = user_environment(PYTHONPATH=str(ROOT))
+    ended = run_binary(name, *flags, cwd=folder, env=environment)
+    assert ended.returncode == 0, ended.stderr
 
 
 def read(page):

@@ -112,6 +112,29 @@ def reference_advantage(rows: Rows, t: int, gamma: float, lambda_: float) -> flo
         t += 1
 
 
+def reference_v_trace(
+    rows: Rows, t: int, ratios: np.ndarray, gamma: float, lambda_: float, rho_clip: float
+) -> tuple[float, float]:
+    """Returns target and advantage of row t of one column by the sum of the paper's equation 1."""
+    first, value = t, rows.values[t]
+    if rows.step_types[t] == LAST:
+        return value, 0.0
+    target, weight = value, 1.0
+    while True:
+        kind, next_value = future(rows, t)
+        error = rows.rewards[t] + gamma * next_value - rows.values[t]
+        target += weight * min(rho_clip, ratios[t]) * error
+        weight *= gamma * lambda_ * min(1.0, ratios[t])
+        if kind != "row":
+            break
+        t += 1
+    kind, following = future(rows, first)
+    if kind == "row":
+        following, _ = reference_v_trace(rows, first + 1, ratios, gamma, lambda_, rho_clip)
+    error = rows.rewards[first] + gamma * following - value
+    return target, min(rho_clip, ratios[first]) * error
+
+
 def reference_n_step(rows: Rows, gamma: float, n: int) -> float:
     if rows.step_types[0] == LAST:
         return rows.values[0]
@@ -143,6 +166,18 @@ def our_advantages(rows: Rows, gamma: float, lambda_: float) -> np.ndarray:
     ).numpy()
 
 
+def our_v_trace(
+    rows: Rows, ratios: np.ndarray, gamma: float, lambda_: float, rho_clip: float
+) -> list[np.ndarray]:
+    rewards, discounts, values, final_value, valid, ratio = float32(
+        rows.rewards, gamma * rows.discounts, rows.values, rows.final_value, rows.valid, ratios
+    )
+    found = returns.v_trace(
+        rewards, discounts, values, final_value, ratio, lambda_, rho_clip, valid
+    )
+    return [x.numpy() for x in found]
+
+
 def our_n_step_targets(rows: Rows, gamma: float) -> np.ndarray:
     rewards, discounts, values = float32(rows.rewards, rows.discounts, rows.values)
     total, discount, index = returns.n_step_targets(rewards, discounts, rows.step_types, gamma)
@@ -171,6 +206,40 @@ def test_discounted_returns(rows: Rows, gamma: float) -> None:
 def test_generalized_advantage_estimation(rows: Rows, gamma: float, lambda_: float) -> None:
     expected = per_row(reference_advantage, rows, gamma, lambda_)
     np.testing.assert_allclose(our_advantages(rows, gamma, lambda_), expected, atol=2e-5)
+
+
+@MANY_CASES
+@given(
+    some_rows(),
+    st.integers(0, 99),
+    st.sampled_from([0.9, 1.0]),
+    st.sampled_from([0.0, 0.8, 1.0]),
+    st.sampled_from([0.7, 1.0, np.inf]),
+)
+@example(ALL_KINDS, 0, 0.9, 0.8, 1.0)
+def test_v_trace(rows: Rows, seed: int, gamma: float, lambda_: float, rho_clip: float) -> None:
+    ratios = np.exp(np.random.default_rng(seed).normal(size=rows.rewards.shape))
+    expected = [
+        [
+            reference_v_trace(c, t, ratios[:, b], gamma, lambda_, rho_clip)
+            for b, c in enumerate(rows.columns())
+        ]
+        for t in range(len(rows.rewards))
+    ]
+    ratios[rows.valid == 0] = np.nan
+    actual = our_v_trace(rows, ratios, gamma, lambda_, rho_clip)
+    np.testing.assert_allclose(np.stack(actual, -1), expected, rtol=1e-5, atol=2e-5)
+
+
+@MANY_CASES
+@given(some_rows(), st.sampled_from([0.0, 0.8, 1.0]))
+@example(ALL_KINDS, 0.8)
+def test_v_trace_of_the_policy_that_collected_is_td_lambda(rows: Rows, lambda_: float) -> None:
+    targets, advantages = our_v_trace(rows, np.ones_like(rows.rewards), 0.9, lambda_, 1.0)
+    expected = per_row(reference_advantage, rows, 0.9, lambda_)
+    np.testing.assert_allclose(targets - rows.values, expected, atol=2e-5)
+    if lambda_ == 1.0:
+        np.testing.assert_allclose(advantages, expected, atol=2e-5)
 
 
 @MANY_CASES

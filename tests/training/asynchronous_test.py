@@ -140,7 +140,7 @@ def followed(step, taken, number):
 
 @pytest.mark.parametrize(
     ("algorithm", "accumulate", "use_locking"),
-    [("a3c", 1, True), ("async_nstep_q", 5, False)],
+    [pytest.param("a3c", 1, True, marks=pytest.mark.crash), ("async_nstep_q", 5, False)],
 )
 def test_threads_lose_no_environment_step_and_no_update(
     algorithm, accumulate, use_locking, monkeypatch
@@ -359,7 +359,9 @@ def test_turns_equal_a_simulation_in_numpy(one_step, accumulate):
     assert all(np.abs(w - b).max() > 0.01 for w, b in zip(learner.weights, before, strict=True))
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "deterministic"])
+@pytest.mark.parametrize(
+    "scheduler", ["threads", pytest.param("deterministic", marks=pytest.mark.crash)]
+)
 def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp_path, scheduler):
     chosen = {"asynchronous_runner__scheduler": scheduler}
     run = Run(tmp_path / "run", PLAN, "a3c", **chosen)

@@ -1,10 +1,18 @@
 """Tests of collectors with one learner."""
 
+import gin
 import numpy as np
 import pytest
+import tensorflow as tf
 from host_loops import Run
+from tf_agents.trajectories import StepType, Trajectory
 from tiny_runs import assert_same, saved, variables
 
+from pipeline.acting.episode_statistics import initial_statistics
+from pipeline.training import collector, distributed
+from pipeline.training.collector import Collector, Identity
+from pipeline.training.collector_places import CollectorLost, InProcess
+from pipeline.training.train_loop import bound
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped
 
@@ -35,7 +43,7 @@ def with_runner(algorithm):
 SLOW = [pytest.param(name, marks=pytest.mark.crash) for name in ("sac", "trpo", "a2c", "nstep_q")]
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo", *SLOW])
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "impala", *SLOW])
 def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm):
     twin = Distributed(tmp_path / "twin", algorithm=algorithm)
     result = twin.train()
@@ -99,3 +107,155 @@ def test_episodes_that_cannot_be_continued_begin_anew(tmp_path):
 def test_messages_fit_the_replay_buffer(tmp_path):
     with pytest.raises(UserError, match="A message of 100 vector steps does not fit"):
         Distributed(tmp_path / "run", distributed_runner__message_steps=100)
+
+
+class Losing(InProcess):
+    """Loses collectors while the messages with these numbers are taken."""
+
+    losses: tuple[int, ...] = ()
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._taken = 0
+
+    def take(self, number):
+        self._taken += 1
+        if self._taken in self.losses:
+            raise CollectorLost(number, "it was unplugged")
+        return super().take(number)
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    monkeypatch.setattr(distributed, "InProcess", Losing)
+    monkeypatch.setattr(Losing, "losses", ())
+    return Losing
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "impala"])
+def test_if_all_collectors_are_equally_fast_the_order_is_that_of_turns(tmp_path, algorithm):
+    results = []
+    for order in ("turns", "ready"):
+        run = Distributed(tmp_path / order, algorithm=algorithm, distributed_runner__order=order)
+        results.append(run.train()["weights_sha256"])
+        run.close()
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "impala"])
+def test_lost_collectors_are_replaced_and_counted(tmp_path, losing, capsys, algorithm):
+    losing.losses = (3, 14, 15, 30)
+    run = Distributed(tmp_path / "run", algorithm=algorithm, distributed_runner__order="ready")
+    result = run.train()
+    assert result["env_steps"] >= 300
+    last = run.metrics[-1]
+    assert last["collector_restarts"] == 4
+    assert last["lost_env_steps"] > 0
+    assert result["env_steps"] == run.loop.env_steps
+    assert capsys.readouterr().err.count("was lost: it was unplugged; a new one takes its pl") == 4
+    if algorithm == "dqn":
+        check_streams(run.parts.experience, min_truncated=2)
+    run.close()
+
+
+def check_streams(buffer, min_truncated):
+    """Checks that rows follow from those before, and that some episodes were cut."""
+    cut = set()
+    for _ in range(300):
+        rows, _, _ = buffer.next_batch()
+        np.testing.assert_array_equal(rows.step_type[:, 1:], rows.next_step_type[:, :-1])
+        follows = rows.step_type[:, :-1] != StepType.LAST
+        episode, time, _ = np.moveaxis(rows.observation.numpy(), -1, 0)
+        np.testing.assert_array_equal(time[:, 1:][follows], time[:, :-1][follows] + 1)
+        lasts = rows.observation[rows.step_type == StepType.LAST].numpy()
+        cut |= {last.tobytes() for last in lasts if last[1] not in (7, 11)}
+        np.testing.assert_array_equal(episode[:, 1:][follows], episode[:, :-1][follows])
+    assert len(cut) >= min_truncated
+
+
+def test_a_run_that_lost_collectors_is_resumed(tmp_path, losing):
+    losing.losses = (9, 10, 20)
+    run = Distributed(tmp_path / "run", distributed_runner__order="ready")
+    run.stop_at(150)
+    with pytest.raises(Stopped):
+        run.train()
+    run.close()
+    losing.losses = (2,)
+    again = Distributed(tmp_path / "run", distributed_runner__order="ready")
+    assert again.train()["env_steps"] >= 300
+    assert again.metrics[-1]["collector_restarts"] == 4
+    again.close()
+
+
+def test_a_loss_ends_a_run_in_turns_and_too_many_end_any_run(tmp_path, losing):
+    losing.losses = (9,)
+    run = Distributed(tmp_path / "turns")
+    with pytest.raises(UserError, match=r"^collector 0 was lost: it was unplugged$"):
+        run.train()
+    run.close()
+    losing.losses = range(9, 30)
+    run = Distributed(tmp_path / "ready", distributed_runner__order="ready")
+    with pytest.raises(UserError, match="the last of 7 losses without a message"):
+        run.train()
+    run.close()
+
+
+def test_an_on_policy_agent_takes_turns(tmp_path):
+    with pytest.raises(UserError, match='Set it to "turns"'):
+        Distributed(tmp_path / "run", algorithm="ppo", distributed_runner__order="ready")
+
+
+def test_messages_fit_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "available_memory", lambda: 2_000)
+    with pytest.raises(UserError, match="2 collectors with 2 messages of .* bytes under way need"):
+        Distributed(tmp_path / "run")
+
+
+def test_a_replaced_collector_repeats_no_episode_and_explores_by_its_number(tmp_path, monkeypatch):
+    built = []
+
+    def build_agent(*arguments):
+        built.append(create(*arguments))
+        return built[-1]
+
+    create = collector.build_agent
+    monkeypatch.setattr(collector, "build_agent", build_agent)
+    run = Distributed(tmp_path / "run")
+    run.close()
+    built.clear()
+    gin.parse_config("create_dqn_agent.epsilon = @collector_epsilon()")
+    factories = bound("create_environment"), bound("create_agent")
+    observations = []
+    for number, restarts in ((0, 0), (1, 0), (2, 0), (2, 1)):
+        one = Collector(Identity(number, restarts, 3, seed=1), *factories, 4)
+        observations.append(one.environment.current_time_step().observation.numpy())
+        one.close()
+    assert len({x.tobytes() for x in observations}) == 4
+    epsilons = [float(agent.schedules["epsilon"](0)) for agent in built]
+    np.testing.assert_allclose(epsilons, [0.4, 0.4**4.5, 0.4**8, 0.4**8], rtol=1e-6)
+
+
+def message_of_stacks(padding):
+    """Returns a message of stacks of frames; those before an episode's first are `padding`."""
+    rng = np.random.default_rng(0)
+    stacks = rng.integers(0, 255, (40, 2, 4, 5, 5), np.uint8)
+    step_type = rng.choice([StepType.MID, StepType.LAST], (40, 2), p=[0.8, 0.2])
+    for t in range(1, 40):
+        stacks[t, :, :-1] = stacks[t - 1, :, 1:]
+        stacks[t, step_type[t - 1] == StepType.LAST, :-1] = padding
+    rows = Trajectory(step_type, stacks, (), (), step_type, (), ())
+    return collector.Message(rows, None, initial_statistics(2), 0)
+
+
+def test_stacks_travel_as_single_frames():
+    message = message_of_stacks(padding=0)
+    split = collector.split_stacks(message)
+    sizes = [sum(x.nbytes for x in tf.nest.flatten(m.rows.observation)) for m in (split, message)]
+    assert sizes[0] < 0.3 * sizes[1]
+    joined = collector.join_stacks(split)
+    np.testing.assert_array_equal(joined.rows.observation, message.rows.observation)
+
+
+def test_stacks_that_cannot_be_rebuilt_travel_whole():
+    message = message_of_stacks(padding=1)
+    assert collector.split_stacks(message) is message

@@ -45,10 +45,12 @@ def learners(run):
         ("sac", {"create_sac_agent__accumulate_updates": 7}, 210),
         ("a2c", {}, 210),
         ("nstep_q", {}, 210),
-        ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
+        pytest.param(
+            "nstep_q", {"create_nstep_q_agent__one_step": True}, 210, marks=pytest.mark.crash
+        ),
         ("trpo", {}, 100),
         ("a3c", {}, 210),
-        ("async_nstep_q", {}, 210),
+        pytest.param("async_nstep_q", {}, 210, marks=pytest.mark.crash),
     ],
 )
 def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):

@@ -21,11 +21,12 @@ BINDINGS = {
         "Rollout.num_steps = 16", "Rollout.minibatch_size = 32", "Rollout.num_epochs = 1",
     ],
 }  # fmt: skip
+SLOW = pytest.mark.crash
 # Image tensors that an iteration needs: for acting and a batch; PPO's values also need the last.
 IMAGES = {"dqn_pong": 2, "ppo_pong": 3}
 
 
-@pytest.mark.parametrize("config", BINDINGS)
+@pytest.mark.parametrize("config", ["dqn_pong", pytest.param("ppo_pong", marks=SLOW)])
 def test_networks_and_updates_are_on_the_accelerator_and_all_else_on_the_host(config):
     ended = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "two_devices.py"), config, *BINDINGS[config]],
@@ -60,7 +61,9 @@ def compiles(parts: Components) -> bool:
     return any("_XlaMustCompile" in function.attr for function in graph.library.function)
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac", "trpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["dqn", "ppo", *(pytest.param(name, marks=SLOW) for name in ("sac", "trpo"))]
+)
 def test_compiled_gradients_are_those_of_the_graph(algorithm):
     def losses(jit_compile: bool) -> dict[str, float]:
         parts = built(algorithm, jit_compile)

@@ -1,0 +1,143 @@
+"""Where the collectors of a run are: the interface that the learner uses, and this process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pipeline.acting.collect_driver import CollectDriver
+from pipeline.environments.watchdog import Watched
+from pipeline.training.collector import Collector, Message, Order, packed
+
+
+class CollectorLost(Exception):
+    """Raised for a collector that has died or does not answer.
+
+    Attributes:
+      number: Number of the collector.
+      reason: What is known about it.
+    """
+
+    def __init__(self, number: int, reason: str):
+        super().__init__(f"collector {number} was lost: {reason}")
+        self.number = number
+        self.reason = reason
+
+
+class Place(Protocol):
+    """Holds the collectors, in this process or elsewhere. They are numbered from 0.
+
+    `take`, `first`, `save` and `restore` raise `CollectorLost`.
+    """
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers, if they are in this process."""
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """Returns where calls may not return: the environments, or waits for collectors."""
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds that environments have taken, those at the same time once."""
+
+    def submit(self, number: int, order: Order) -> None:
+        """Asks a collector for a message; it does not wait."""
+
+    def take(self, number: int) -> Message:
+        """Waits for the oldest message that a collector was asked for, and returns it."""
+
+    def first(self) -> int:
+        """Waits for a message of any collector; returns the number of the collector to take."""
+
+    def replace(self, number: int, restarts: int) -> None:
+        """Puts a new collector in the place of one that was lost.
+
+        Args:
+          number: Number of the collector.
+          restarts: How often this collector has been replaced, with this time.
+        """
+
+    def save(self, number: int) -> dict[str, bytes]:
+        """Returns the files of a collector that has no message under way."""
+
+    def restore(self, number: int, saved: dict[str, bytes]) -> str:
+        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+
+class InProcess:
+    """`Place` in this process: a message is collected when it is taken."""
+
+    def __init__(self, num_collectors: int, create: Callable[[int, int], Collector]):
+        """Creates the collectors.
+
+        Args:
+          num_collectors: Number of collectors.
+          create: Creates a collector, given its number and how often it has been replaced.
+        """
+        self._create = create
+        self._collectors = [create(number, 0) for number in range(num_collectors)]
+        self._orders: list[deque[Order]] = [deque() for _ in range(num_collectors)]
+        self._submitted: deque[int] = deque()
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers."""
+        return [collector.driver for collector in self._collectors]
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """Returns the environments."""
+        return [collector.environment for collector in self._collectors]
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds that all environments have taken."""
+        return sum(collector.environment.seconds for collector in self._collectors)
+
+    def submit(self, number: int, order: Order) -> None:
+        """Notes the order."""
+        self._orders[number].append(order)
+        self._submitted.append(number)
+
+    def take(self, number: int) -> Message:
+        """Collects the oldest message that was asked for."""
+        self._submitted.remove(number)
+        return self._collectors[number].collect(self._orders[number].popleft())
+
+    def first(self) -> int:
+        """Returns the number of the collector that was asked first."""
+        return self._submitted[0]
+
+    def replace(self, number: int, restarts: int) -> None:
+        """Puts a new collector in the place of another."""
+        self._collectors[number].close()
+        self._collectors[number] = self._create(number, restarts)
+        self._orders[number].clear()
+        self._submitted = deque(other for other in self._submitted if other != number)
+
+    def save(self, number: int) -> dict[str, bytes]:
+        """Returns the files of a collector."""
+        return packed(self._collectors[number].save)
+
+    def restore(self, number: int, saved: dict[str, bytes]) -> str:
+        """Restores a collector; see `Place.restore`."""
+        return self._collectors[number].restore_files(saved)
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+        messages = [collector.environment.failure_message() for collector in self._collectors]
+        return "\n".join(filter(None, messages))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for collector in self._collectors:
+            collector.close()

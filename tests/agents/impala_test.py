@@ -1,0 +1,102 @@
+"""Tests of what IMPALA adds to A2C; returns_test covers V-trace itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy_references import (
+    FOUR_ACTIONS,
+    LAST,
+    THREE_NUMBERS,
+    TWO_MOTORS,
+    as_float32,
+    assert_close,
+    assert_same,
+    bound,
+    env_steps,
+    random_rollout,
+    randomize,
+    specs,
+    tensors,
+)
+from tf_agents.trajectories import Trajectory, restart
+
+from pipeline.agents.a2c import create_a2c_agent
+from pipeline.agents.impala import ImpalaAgent, create_impala_agent
+from pipeline.networks.actor_critic import OnPolicyInfo
+from pipeline.ops.returns import v_trace, valid_mask
+
+
+def create(constructor: Any = create_impala_agent, action_spec=FOUR_ACTIONS, **kwargs: Any) -> Any:
+    settings = {"num_envs": 3, "seed": 0, "env_steps": env_steps(), "discount": 0.9} | kwargs
+    with bound({"mlp_encoder.units": (4,)}):
+        agent = constructor(specs(THREE_NUMBERS), action_spec, **settings)
+    randomize(np.random.default_rng(7), agent.actor_critic.trainable_variables)
+    return agent
+
+
+def collected(agent: Any, action_spec=FOUR_ACTIONS, seed: int = 0) -> tuple[Trajectory, Any]:
+    """Returns rows [6, 3] with the log-probabilities and values of `agent`, and what follows."""
+    rng = np.random.default_rng(seed)
+    rows = random_rollout(rng, action_spec, 6, 3)
+    assert (rows.step_type == LAST).any()
+    info = [
+        tf.stack([distribution.log_prob(action), value])
+        for distribution, value, action in (
+            (*agent.actor_critic(observation), action)
+            for observation, action in zip(rows.observation, rows.action, strict=True)
+        )
+    ]
+    log_probability, value = tf.unstack(tf.stack(info), axis=1)
+    rows = rows.replace(policy_info=OnPolicyInfo(log_probability, value))
+    return tensors(rows), restart(tf.constant(as_float32(rng.normal(size=(3, 3)))), 3)
+
+
+@pytest.mark.parametrize("action_spec", [FOUR_ACTIONS, TWO_MOTORS])
+def test_with_the_weights_that_collected_it_is_a2c(action_spec) -> None:
+    agent = create(action_spec=action_spec, entropy_coefficient=0.0)
+    rows, final = collected(agent, action_spec)
+    a2c = create(create_a2c_agent, action_spec)
+    expected = a2c.prepare(rows, final)
+    prepared = agent.prepare(rows, final)
+    assert_close(prepared.policy_info.advantage, expected.policy_info.advantage)
+    assert_close(prepared.policy_info.value_target, expected.policy_info.value_target)
+    batch = tf.nest.map_structure(lambda x: tf.reshape(x, [18, 1, *x.shape[2:]]), expected)
+    ours, theirs = (x.gradients(batch, tf.ones(18))[0] for x in (agent, a2c))
+    assert_same(ours, theirs)
+
+
+def test_ratios_and_values_are_those_of_the_current_weights() -> None:
+    agent = create(trace_lambda=0.8, rho_clip=1.3)
+    rows, final = collected(agent)
+    randomize(np.random.default_rng(8), agent.actor_critic.trainable_variables)
+    now, _ = collected(agent)
+    ratios = tf.exp(now.policy_info.log_probability - rows.policy_info.log_probability)
+    assert (ratios > 1.3).numpy().any()
+    assert (ratios < 1.0).numpy().any()
+    final_value = agent.actor_critic.value(final.observation)
+    targets, advantages = v_trace(
+        rows.reward,
+        0.9 * rows.discount,
+        now.policy_info.value,
+        final_value,
+        ratios,
+        0.8,
+        1.3,
+        valid_mask(rows.step_type),
+    )
+    prepared = agent.prepare(rows, final).policy_info
+    assert_close(prepared.value_target, targets)
+    assert_close(prepared.advantage, advantages)
+
+
+def test_an_action_that_the_current_policy_forbids_has_no_weight() -> None:
+    agent: ImpalaAgent = create()
+    rows, final = collected(agent)
+    likely = tf.fill(rows.policy_info.log_probability.shape, 80.0)  # far from the current one
+    rows = rows.replace(policy_info=rows.policy_info._replace(log_probability=likely))
+    prepared = agent.prepare(rows, final).policy_info
+    assert_close(prepared.advantage, tf.zeros_like(prepared.advantage))

@@ -1,0 +1,306 @@
+"""Collectors over Ray that die, hang and freeze, with their nodes, while a run takes what comes."""
+
+import contextlib
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import ray
+import tensorflow as tf
+from conftest import ROOT
+from host_loops import PLAN, Run
+from ray_clusters import kill, ray_cluster, wait_for
+from tf_agents.trajectories import StepType
+
+from pipeline.runs.run_folder import RunFolder
+from pipeline.training import ray_collectors
+from pipeline.training.collector import Message
+from pipeline.training.ray_collectors import OverRay
+from pipeline.utils.errors import UserError
+from pipeline.utils.jsonl import read_jsonl
+
+pytestmark = pytest.mark.crash
+
+NUM_COLLECTORS = 4
+NUM_KILLS = 950  # of collectors
+NUM_NODE_KILLS = 25
+
+
+def light_collector():
+    """Returns a class, which is sent to the workers because a function defines it."""
+
+    class LightCollector:
+        """Collector without TensorFlow, which returns the same message every time."""
+
+        def __init__(self, leaves):
+            self._leaves = leaves
+
+        def collect(self, weights, version, env_steps, is_random):
+            time.sleep(0.01)
+            return [*self._leaves[:-1], version], False, 0.01
+
+        def save(self):
+            return {}
+
+    return LightCollector
+
+
+class Light(OverRay):
+    """Starts light collectors."""
+
+    def _start(self, number, restarts):
+        actor = ray.remote(light_collector()).options(num_cpus=1, scheduling_strategy="SPREAD")
+        return actor.remote(self._leaves())
+
+    def _leaves(self):
+        rows = self._like.rows
+        rows = rows._replace(
+            step_type=np.full_like(rows.step_type, StepType.MID),
+            next_step_type=np.full_like(rows.next_step_type, StepType.MID),
+            discount=np.ones_like(rows.discount),
+        )
+        counted = self._like.statistics._replace(env_steps=np.int64(rows.step_type.size))
+        message = Message(rows, self._like.time_step, counted, 0)
+        return tf.nest.flatten(message)
+
+
+def process_ids(name="ray::LightCollector"):
+    """Returns the ids of the processes of actors."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(name.encode()):
+                found.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+class Impala(Run):
+    """Run with light collectors on a cluster."""
+
+    def __init__(self, path, address, num_env_steps=10**9):
+        plan = PLAN._replace(
+            num_env_steps=num_env_steps, log_interval=1_000, eval_interval=0,
+            checkpoint_interval=20_000,
+        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray_collectors, "OverRay", Light)
+            super().__init__(
+                path, plan, "impala",
+                distributed_runner__ray_address=address,
+                distributed_runner__order="ready",
+                distributed_runner__num_collectors=NUM_COLLECTORS,
+            )  # fmt: skip
+
+
+class Killer(threading.Thread):
+    """Kills collectors at random moments, with a message or more between two kills."""
+
+    def __init__(self, loop):
+        super().__init__(daemon=True)
+        self.num_kills = 0
+        self._loop = loop
+        self.start()
+
+    def run(self):
+        chance = random.Random(1)
+        while self.num_kills < NUM_KILLS:
+            before = self._loop.env_steps
+            while self._loop.env_steps == before:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 0.1))
+            if victims := process_ids():
+                os.kill(chance.choice(victims), signal.SIGKILL)
+                self.num_kills += 1
+
+
+class NodeKiller:
+    """Kills nodes while a killer kills collectors, and ends the run after it."""
+
+    def __init__(self, nodes, killer):
+        self.num_kills = 0
+        self._nodes, self._killer = nodes, killer
+        self._chance = random.Random(2)
+
+    def __call__(self, record, phase):
+        if not self._killer.is_alive():
+            raise Done
+        if self.num_kills < NUM_NODE_KILLS * self._killer.num_kills // NUM_KILLS:
+            victim = self._chance.choice(sorted(self._nodes.worker_nodes, key=id))
+            kill(victim)
+            self._nodes.worker_nodes.remove(victim)
+            self._nodes.add_node(num_cpus=2)
+            self.num_kills += 1
+
+
+class Done(Exception):
+    """Ends a run after the last kill."""
+
+
+def test_a_thousand_kills_lose_nothing_in_silence(tmp_path, capfd):
+    with ray_cluster(2, 2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address)
+        killer = Killer(run.loop)
+        run.progress.hook = node_killer = NodeKiller(nodes, killer)
+        try:
+            with pytest.raises(Done):
+                run.train()
+        finally:
+            run.close()
+        wait_for(lambda: not process_ids(), 30)
+    assert killer.num_kills == NUM_KILLS
+    assert node_killer.num_kills >= NUM_NODE_KILLS - 1
+    told = capfd.readouterr().err.count("a new one takes its place")
+    assert told > NUM_KILLS / 2  # several may be killed before one of them is asked
+    logged = run.metrics[-1]["collector_restarts"]
+    assert told - NUM_COLLECTORS <= logged <= told
+    assert run.metrics[-1]["lost_env_steps"] > 0
+
+
+class Freezer:
+    """Stops processes with SIGSTOP once, and ends the run when their collectors are replaced."""
+
+    def __init__(self, run, find):
+        self._run, self._find = run, find
+        self.frozen: list[int] = []
+
+    def __call__(self, record, phase):
+        if not self.frozen and self._run.loop.env_steps > 2_000:
+            self.frozen = self._find()
+            for process in self.frozen:
+                os.kill(process, signal.SIGSTOP)
+        if self.frozen and self._run.parts.runner.measurements()["collector_restarts"]:
+            raise Done
+
+
+@pytest.mark.parametrize("what", ["collector", "node"])
+def test_what_freezes_is_replaced(tmp_path, monkeypatch, capfd, what):
+    monkeypatch.setattr(ray_collectors, "_LONGEST_SECONDS", 8.0)
+    with ray_cluster(2, 2, 2) as nodes:
+
+        def find():
+            victim = min(process_ids())
+            if what == "collector":
+                return [victim]
+            (node,) = [node for node in nodes.worker_nodes if descends(victim, raylet(node))]
+            own = [x for x in process_ids() if descends(x, raylet(node))]
+            return [raylet(node), *own]
+
+        run = Impala(tmp_path / "run", nodes.address)
+        run.progress.hook = freezer = Freezer(run, find)
+        try:
+            with pytest.raises(Done):
+                run.train()
+        finally:
+            run.close()
+            for process in freezer.frozen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+    assert "a new one takes its place" in capfd.readouterr().err
+
+
+def raylet(node):
+    return node.all_processes["raylet"][0].process.pid
+
+
+def descends(process_id, ancestor):
+    while process_id not in (0, 1, ancestor):
+        stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
+        process_id = int(stat.rpartition(")")[2].split()[1])
+    return process_id == ancestor
+
+
+def test_a_full_object_store_is_named(tmp_path, monkeypatch):
+    def put(value):
+        raise ray.exceptions.ObjectStoreFullError("no room")
+
+    with ray_cluster(2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address)
+        monkeypatch.setattr(ray, "put", put)
+        try:
+            with pytest.raises(UserError, match="cannot store the weights .* Give the object s"):
+                run.train()
+        finally:
+            run.close()
+
+
+# Real collectors.
+
+ACTOR = "ray::CollectorActor"
+
+
+def start(folder, address, *flags):
+    command = [
+        sys.executable, "-m", "pipeline.train", f"--root_dir={folder}", "--gin_file=dqn_cartpole",
+        "--gin_file=runners/distributed", f"--ray_address={address}",
+        "--gin_bindings=distributed_runner.order = 'ready'",
+        "--gin_bindings=train.num_env_steps = 40_000",
+        "--gin_bindings=train.checkpoint_interval = 2_000",
+        "--gin_bindings=train.eval_interval = 0", "--gin_bindings=train.log_interval = 500",
+        "--gin_bindings=train.num_final_episodes = 5", *flags,
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def has_logged(folder, env_steps):
+    records = read_jsonl(folder / "metrics.jsonl")
+    return bool(records) and records[-1]["env_steps"] >= env_steps
+
+
+def test_a_training_that_loses_collectors_goes_on_and_learns(tmp_path):
+    folder = tmp_path / "run"
+    with ray_cluster(2, 2) as nodes:
+        process = start(folder, nodes.address)
+        chance = random.Random(3)
+        for number in range(5):
+            wait_for(lambda due=2_000 + 6_000 * number: has_logged(folder, due), 200)
+            wait_for(lambda: len(process_ids(ACTOR)) == 2)
+            os.kill(chance.choice(process_ids(ACTOR)), signal.SIGKILL)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        wait_for(lambda: not process_ids(ACTOR), 30)
+    assert output.count("a new one takes its place") == 5
+    last = read_jsonl(folder / "metrics.jsonl")[-1]
+    assert last["collector_restarts"] == 5
+    assert RunFolder(folder).read_json("result.json")["evaluation"]["return_mean"] > 100
+
+
+def test_ctrl_c_ends_a_run_whose_collectors_hang_and_a_killed_learner_leaves_none(tmp_path):
+    folder = tmp_path / "run"
+    with ray_cluster(2, 2) as nodes:
+        process = start(folder, nodes.address)
+        wait_for(lambda: has_logged(folder, 4_000), 200)
+        hanging = process_ids(ACTOR)
+        for each in hanging:
+            os.kill(each, signal.SIGSTOP)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=12)
+        assert process.returncode == 130
+        assert re.search(r"environment of .*collector.* has not returned", output), output
+        for each in hanging:
+            os.kill(each, signal.SIGCONT)
+        wait_for(lambda: not process_ids(ACTOR), 30)
+
+        process = start(folder, nodes.address)
+        wait_for(lambda: has_logged(folder, 8_000), 200)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not process_ids(ACTOR), 30)
+        process = start(folder, nodes.address)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        assert "resuming" in output
