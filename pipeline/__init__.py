@@ -30,7 +30,8 @@ def load_policy(
             over = over or truncated
 
     Args:
-      root_dir: Folder of the run. Nothing is written to it.
+      root_dir: Folder of the run, or "pretrained:NAME" for a policy that comes with the package.
+        Nothing is written to the folder.
       checkpoint: "latest" for the newest intact checkpoint, "best" for the best one by evaluation
         during training, or the number of environment steps of a checkpoint.
       allow_gin_imports: True if the run was trained with `--allow_gin_imports`.

@@ -14,6 +14,7 @@ from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.configuration.statements import Binding, Import
+from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import EVALUATING, Progress
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pipeline.acting.evaluation import Evaluator
 
 _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
+_PRETRAINED = flags.DEFINE_string(
+    "pretrained", None, "Instead of --root_dir: the name of a policy that comes with the package."
+)
 _NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Number of episodes.", lower_bound=1)
 _VIDEO = cli.define_path("video", None, "Record one more episode as this MP4 file.")
 _CHECKPOINT = flags.DEFINE_string(
@@ -44,9 +48,13 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 
 
 def main(_: Sequence[str]) -> int:
-    if not _ROOT_DIR.value:
-        raise UserError("say which run to evaluate: --root_dir=runs/NAME.")
-    run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
+    if bool(_ROOT_DIR.value) == bool(_PRETRAINED.value):
+        raise UserError(
+            "say which run to evaluate: --root_dir=runs/NAME, or --pretrained=NAME with one of "
+            f"{', '.join(pretrained.names())}."
+        )
+    name = f"{pretrained.PREFIX}{_PRETRAINED.value}"
+    run = SavedRun(_ROOT_DIR.value or name, _CHECKPOINT.value)
     video = _video_path()
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
@@ -120,7 +128,8 @@ def _evaluate(
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
-        print(_summary(result["returns"], restored.checkpoint.env_steps))
+        evaluated = _ROOT_DIR.value or str(_PRETRAINED.value)
+        print(_summary(evaluated, result["returns"], restored.checkpoint.env_steps))
     return result is not None
 
 
@@ -160,9 +169,9 @@ def _play(evaluator: Evaluator, stop: StopSignal, progress: Progress) -> dict[st
     return evaluator.run(_NUM_EPISODES.value, 0, look_around)
 
 
-def _summary(returns: list[float], env_steps: int) -> str:
+def _summary(name: str, returns: list[float], env_steps: int) -> str:
     return (
-        f"evaluation of {_ROOT_DIR.value} after {env_steps:,} environment steps: "
+        f"evaluation of {name} after {env_steps:,} environment steps: "
         f"{np.mean(returns):.1f} ± {np.std(returns):.1f} "
         f"(min {min(returns):.1f}, max {max(returns):.1f}) over {len(returns)} episodes"
     )

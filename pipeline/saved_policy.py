@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -50,6 +50,7 @@ class SavedPolicy:
         self.action_space = action_space
         self.env_steps = env_steps
         self._to_space = specs.action_converter(action_space)
+        self._policy = policy
         self._act = self._graph(policy)
         self._act_stochastically = self._graph(stochastic_policy)
 
@@ -83,6 +84,21 @@ class SavedPolicy:
         actions = self._to_space(actions.numpy())
         return actions if is_batch else actions[0]
 
+    @property
+    def variables(self) -> Sequence[tf.Variable]:
+        """Returns the weights that `greedy_actions` reads."""
+        return self._policy.variables()
+
+    def greedy_actions(self, observation: Any) -> tf.Tensor:
+        """Returns the greedy actions [B, ...] of the action space, in a graph.
+
+        Args:
+          observation: Nest of tensors [B, ...], as in `observation_spec`.
+        """
+        return specs.actions_in_space(
+            _actions(self._policy, observation, tf.constant(_NO_SEED)), self.action_space
+        )
+
     def _graph(self, policy: tf_policy.TFPolicy) -> Callable[..., tf.Tensor]:
         """Returns a function of a batch and a seed, traced once for all batch sizes."""
         batch = tf.nest.map_structure(
@@ -92,12 +108,7 @@ class SavedPolicy:
 
         @tf.function(input_signature=signature, autograph=False)
         def act(observation, seed):
-            sizes = tf.shape(tf.nest.flatten(observation)[0])[:1]
-            time_step = ts.TimeStep(
-                tf.fill(sizes, ts.StepType.FIRST), tf.zeros(sizes), tf.ones(sizes), observation
-            )
-            step = policy.action(time_step, policy.get_initial_state(sizes[0]), seed)
-            return clip_action(step.action, policy.action_spec)
+            return _actions(policy, observation, seed)
 
         return act
 
@@ -125,6 +136,15 @@ class SavedPolicy:
                 "same leading dimension, or all without one."
             )
         return tf.nest.pack_sequence_as(self.observation_spec, tensors), batch_shapes != {()}
+
+
+def _actions(policy: tf_policy.TFPolicy, observation: Any, seed: tf.Tensor) -> tf.Tensor:
+    sizes = tf.shape(tf.nest.flatten(observation)[0])[:1]
+    time_step = ts.TimeStep(
+        tf.fill(sizes, ts.StepType.FIRST), tf.zeros(sizes), tf.ones(sizes), observation
+    )
+    step = policy.action(time_step, policy.get_initial_state(sizes[0]), seed)
+    return clip_action(step.action, policy.action_spec)
 
 
 def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.ndarray:

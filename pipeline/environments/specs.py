@@ -268,6 +268,22 @@ def action_converter(space: gymnasium.Space) -> ActionConverter:
     return _box_converter(space)
 
 
+def actions_in_space(actions: tf.Tensor, space: gymnasium.Space) -> tf.Tensor:
+    """Converts actions [N, ...] of `action_spec` to actions of the space, in a graph.
+
+    The actions must be within their bounds.
+    """
+    choices = _choices(space)
+    if choices is not None:
+        return tf.cast(tf.cast(actions, tf.int64) + tf.cast(choices[0], tf.int64), space.dtype)
+    assert isinstance(space, spaces.Box)
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    # Rounding may have moved a bound of float64 outwards. LiteRT clips only float32.
+    low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+    return tf.cast(tf.clip_by_value(tf.cast(actions, tf.float32), low, high), space.dtype)
+
+
 def _integer_converter(start: Any, count: Any, dtype: Any) -> ActionConverter:
     def convert(actions: np.ndarray) -> np.ndarray:
         # A negative int32 is a huge uint32, so one comparison checks both bounds.

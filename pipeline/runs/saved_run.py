@@ -11,6 +11,7 @@ from typing import Any
 from pipeline import configuration
 from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored
 from pipeline.configuration.statements import Binding, Import, suggest
+from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 
@@ -29,13 +30,15 @@ class SavedRun:
         """Finds the checkpoint.
 
         Args:
-          root_dir: Folder of the run.
+          root_dir: Folder of the run, or "pretrained:NAME" for a policy of the package.
           checkpoint: "latest" (the newest intact checkpoint), "best" (by evaluation during
             training), or the number of environment steps of a checkpoint.
 
         Raises:
           UserError: If there is no such run or checkpoint.
         """
+        if str(root_dir).startswith(pretrained.PREFIX):
+            root_dir = pretrained.folder(str(root_dir).removeprefix(pretrained.PREFIX))
         self._folder = RunFolder(root_dir)
         if not self._config_path.is_file():
             raise UserError(_no_run(self._folder.path))
@@ -52,6 +55,20 @@ class SavedRun:
                 f"{path} lacks {error}: it is damaged, or another version of the program wrote it. "
                 "Train again with --restart_behavior=restart."
             ) from error
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Returns what run.json says of the run, but for its command and its resumptions."""
+        keys = (
+            "seed", "num_envs", "observation_space", "action_space", "versions", "cpu_model",
+            "git_revision",
+        )  # fmt: skip
+        return {key: self._described(key) for key in keys}
+
+    @property
+    def config(self) -> str:
+        """Returns the text of operative_config.gin."""
+        return self._config_path.read_text(encoding="utf-8")
 
     @property
     def spaces(self) -> tuple[Any, Any]:

@@ -78,6 +78,7 @@ def test_as_many_runs_train_as_fit_and_a_stop_lets_them_write_checkpoints(nodes,
     assert run(nodes.address, tmp_path, make_suite(1, PATIENCE)) == (2, [], 0)
 
 
+@pytest.mark.crash
 def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     one = make_suite(1, PATIENCE)
     suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
@@ -152,6 +153,7 @@ def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(nodes, tmp_path, m
     )
 
 
+@pytest.mark.crash
 def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
     blocker = Suite(nodes.address, tmp_path / "first", make_suite(1, PATIENCE))
     wait_for(lambda: len(process_ids(tmp_path / "first")) == 2)

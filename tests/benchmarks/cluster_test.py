@@ -3,14 +3,26 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 
-def test_clusters():
+@pytest.mark.parametrize("marks", ["not crash", pytest.param("crash", marks=pytest.mark.crash)])
+def test_clusters(marks):
     """Ray changes the process that uses it: signal handlers, child processes, open files."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+    ]
     ended = subprocess.run(
-        [*command, str(ROOT / "tests/benchmarks/cluster_cases.py")],
+        [*command, marks, str(ROOT / "tests/benchmarks/cluster_cases.py")],
         cwd=ROOT,
         capture_output=True,
         text=True,

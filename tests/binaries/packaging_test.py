@@ -50,6 +50,9 @@ def test_every_module_and_config_is_installed(installed):
     assert names_in(installed / "pipeline", "*.py") == names_in(ROOT / "pipeline", "*.py")
     configs = names_in(installed / "pipeline" / "gin_configs", "*.gin")
     assert configs == names_in(ROOT / "gin_configs", "*.gin")
+    pretrained = names_in(installed / "pipeline" / "pretrained", "*")
+    assert pretrained == names_in(ROOT / "pipeline" / "pretrained", "*")
+    assert pretrained
     assert {"dqn_cartpole.gin", "agents/dqn.gin"} <= configs
 
 

@@ -59,7 +59,7 @@ CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environme
 
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
-    [(name, {}) for name in ALGORITHMS] + [(name, CONTINUOUS) for name in ("ppo", "a2c", "trpo")],
+    [(name, {}) for name in ALGORITHMS] + [("ppo", CONTINUOUS)],
 )
 def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
     """Checks that there is no AddN of three or more inputs, whose order depends on timing."""
@@ -81,7 +81,13 @@ def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
     assert {name: inputs for name, inputs in sums.items() if inputs > 2} == {}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(name, marks=[pytest.mark.crash] * (name in ("a2c", "nstep_q")))
+        for name in ALGORITHMS
+    ],
+)
 def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not_finite(algorithm):
     whole, cut = Run(algorithm), Run(algorithm)
     if whole.parts.experience.keeps_rows:

@@ -1,0 +1,94 @@
+"""Exports a policy for programs without this package: python -m pipeline.export --root_dir=runs/x.
+
+--format=saved_model writes a folder for TensorFlow, tflite a file for LiteRT, and onnx a file for
+ONNX Runtime. All of them map a batch of observations to the greedy actions, as the environment
+takes them. run writes a small folder of a run, with the agent alone, for `pipeline.evaluate` and
+`pipeline.load_policy`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+from absl import flags
+
+from pipeline import cli, configuration
+from pipeline.runs.saved_run import SavedRun
+from pipeline.utils.errors import UserError
+from pipeline.utils.files import named_errors
+from pipeline.utils.tensorflow_import import import_tensorflow
+
+_SUFFIXES = {"saved_model": "", "tflite": ".tflite", "onnx": ".onnx", "run": "-run"}
+
+_ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
+)
+_FORMAT = flags.DEFINE_enum("format", "saved_model", list(_SUFFIXES), "Format of the export.")
+_OUTPUT = cli.define_path(
+    "output", None, "File, or folder of a saved_model; by default policy in the run's folder."
+)
+_ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
+    "allow_gin_imports", False, "Let the run's configuration import other packages."
+)
+
+
+def main(_: Sequence[str]) -> None:
+    if not _ROOT_DIR.value:
+        raise UserError("say which run to export: --root_dir=runs/NAME.")
+    run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
+    output = pathlib.Path(_OUTPUT.value or run.path / f"policy{_SUFFIXES[_FORMAT.value]}")
+    _check(output.absolute())
+    statements = run.read_config([], _ALLOW_GIN_IMPORTS.value)
+    print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
+    from pipeline import exported_policy
+    from pipeline.saved_policy import load_policy
+
+    temporary = output.with_name(f".tmp-{output.name}")
+    with named_errors(output, "--output"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if _FORMAT.value == "run":
+                lines = exported_policy.write_run(run, _ALLOW_GIN_IMPORTS.value, temporary)
+            else:
+                policy = load_policy(run, _ALLOW_GIN_IMPORTS.value)
+                exported = exported_policy.ExportedPolicy(policy)
+                exported_policy.WRITERS[_FORMAT.value](exported, temporary)
+                lines = exported.description()
+            temporary.rename(output)
+        finally:
+            _remove(temporary)
+    print(f"exported to {output}")
+    for line in lines:
+        print(line)
+
+
+def _check(output: pathlib.Path) -> None:
+    """Checks that the export can be written, before anything is loaded.
+
+    Raises:
+      UserError: If something is there already, or a package is missing.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists already. Delete it, or choose another --output.")
+    if _FORMAT.value == "onnx" and importlib.util.find_spec("tf2onnx") is None:
+        raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def run() -> None:
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

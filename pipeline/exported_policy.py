@@ -1,0 +1,106 @@
+"""The greedy policy of an agent as a function of tensors, and its formats outside this package."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from pipeline import configuration
+from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.checkpointing.saveables import Variables
+from pipeline.environments import specs
+from pipeline.runs.saved_run import SavedRun
+from pipeline.saved_policy import SavedPolicy, restore_agent
+from pipeline.utils.files import write_json, write_text
+
+_OUTPUT = "action"
+
+
+class ExportedPolicy(tf.Module):
+    """Maps a batch of observations to greedy actions of the environment's action space.
+
+    Attributes:
+      act: `tf.function` of the observation's arrays [B, ...], in the order of `tf.nest.flatten`.
+        It returns {"action": actions [B, ...]}.
+    """
+
+    def __init__(self, policy: SavedPolicy):
+        """Traces the function.
+
+        Args:
+          policy: Policy to export.
+        """
+        super().__init__(name="policy")
+        leaves = specs.arrays(policy.observation_space)
+        names = ["_".join(map(str, ("observation", *leaf.path))) for leaf in leaves]
+        self._inputs = [
+            tf.TensorSpec([None, *spec.shape], spec.dtype, re.sub(r"\W", "_", name))
+            for name, spec in zip(names, tf.nest.flatten(policy.observation_spec), strict=True)
+        ]
+        self._env_steps = policy.env_steps
+        self._policy_variables = policy.variables
+
+        @tf.function(input_signature=self._inputs, autograph=False)
+        def act(*arrays: tf.Tensor) -> dict[str, tf.Tensor]:
+            observation = tf.nest.pack_sequence_as(policy.observation_spec, arrays)
+            return {_OUTPUT: policy.greedy_actions(observation)}
+
+        self.act = act
+
+    def description(self) -> Iterator[str]:
+        """Yields lines about the training, and about each input and output: name, dtype, shape."""
+        yield f"  after {self._env_steps:,} environment steps"
+        output = self.act.get_concrete_function().structured_outputs[_OUTPUT]
+        rows = [("input", x.name, x) for x in self._inputs] + [("output", _OUTPUT, output)]
+        for kind, name, spec in rows:
+            shape = ", ".join(["batch", *map(str, spec.shape[1:])])
+            yield f"  {kind:7} {name}: {spec.dtype.name} ({shape})"
+
+
+def write_saved_model(policy: ExportedPolicy, path: pathlib.Path) -> None:
+    """Writes a folder that `tf.saved_model.load` reads; its signature is "serving_default"."""
+    tf.saved_model.save(policy, str(path), signatures=policy.act)
+
+
+def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
+    """Writes a file for LiteRT's interpreter, with the signature "serving_default"."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_saved_model(policy, pathlib.Path(folder))
+        path.write_bytes(tf.lite.TFLiteConverter.from_saved_model(folder).convert())
+
+
+def write_onnx(policy: ExportedPolicy, path: pathlib.Path) -> None:
+    """Writes a file for ONNX Runtime."""
+    import tf2onnx
+
+    model, _ = tf2onnx.convert.from_function(policy.act, policy.act.input_signature)
+    path.write_bytes(model.SerializeToString())
+
+
+def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Iterator[str]:
+    """Writes a folder that `SavedRun` reads: configuration, spaces and the agent.
+
+    Returns:
+      Lines about the training.
+    """
+    with configuration.preserved():
+        configuration.apply(run.read_config([], allow_gin_imports))
+        restored = restore_agent(run)
+    path.mkdir()
+    write_text(path / "operative_config.gin", run.config)
+    write_json(path / "run.json", run.origin)
+    checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
+    env_steps = restored.checkpoint.env_steps
+    checkpoints.save(env_steps)
+    return iter([f"  after {env_steps:,} environment steps"])
+
+
+WRITERS: dict[str, Callable[[ExportedPolicy, pathlib.Path], None]] = {
+    "saved_model": write_saved_model,
+    "tflite": write_tflite,
+    "onnx": write_onnx,
+}

@@ -1,0 +1,164 @@
+"""Tests that exported policies give the actions of `load_policy` in their own runtimes."""
+
+import re
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run_binary, user_environment
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from scripted_environments import SamplingEnv
+from tiny_runs import build_components
+
+import pipeline
+from pipeline.exported_policy import WRITERS, ExportedPolicy
+from pipeline.runs import pretrained
+from pipeline.saved_policy import SavedPolicy
+
+SPACES = {
+    "dqn": (Box(-1, 1, (3,), np.float32), Discrete(4, start=2)),
+    "ppo": (
+        Dict(flag=Discrete(3), picture=Box(0, 255, (4, 36, 36), np.uint8)),
+        MultiDiscrete([2, 3]),
+    ),
+    "sac": (Box(-1, 1, (3,), np.float32), Box(-0.1, 0.3, (2,), np.float64)),
+}
+
+SOLVED = {"ppo_lunarlander_tuned": 200}
+
+
+class SpacesEnv(SamplingEnv):
+    def __init__(self, algorithm):
+        super().__init__(*SPACES[algorithm])
+
+
+gymnasium.register("Spaces-v0", entry_point=f"{__name__}:SpacesEnv")
+
+
+@pytest.fixture(scope="module", params=SPACES)
+def policy(request):
+    """Returns a policy with random weights."""
+    parts = build_components(
+        request.param,
+        gymnasium_environment__name=f"{__name__}:Spaces-v0",
+        gymnasium_environment__kwargs={"algorithm": request.param},
+    )
+    parts.close()
+    agent = parts.agent
+    trained = {id(variable) for variable in tf.nest.flatten(agent.gradient_variables())}
+    for number, variable in enumerate(agent.policy.variables()):
+        if id(variable) in trained:
+            fan_in = np.prod(variable.shape[:-1]) if variable.shape.rank > 1 else 400
+            values = np.random.default_rng(number).normal(0, 2 / fan_in**0.5, variable.shape)
+            variable.assign(values.astype(variable.dtype.name))
+    return SavedPolicy(agent.policy, agent.collect_policy, *SPACES[request.param], env_steps=0)
+
+
+def samples(space, number):
+    space.seed(1)
+    drawn = [space.sample() for _ in range(number)]
+    return tf.nest.map_structure(lambda *leaves: np.stack(leaves), *drawn)
+
+
+def by_saved_model(path):
+    return tf.saved_model.load(str(path)).signatures["serving_default"]
+
+
+def by_tflite(path):
+    return tf.lite.Interpreter(str(path)).get_signature_runner("serving_default")
+
+
+def by_onnx(path):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return lambda **inputs: {"action": session.run(["action"], inputs)[0]}
+
+
+RUNTIMES = {"saved_model": by_saved_model, "tflite": by_tflite, "onnx": by_onnx}
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_each_runtime_returns_the_same_actions(policy, name, tmp_path):
+    exported = ExportedPolicy(policy)
+    WRITERS[name](exported, tmp_path / "policy")
+    act = RUNTIMES[name](tmp_path / "policy")
+    for number in (1, 20):
+        batch = samples(policy.observation_space, number)
+        expected = policy.predict(batch)
+        leaves = batch.items() if isinstance(batch, dict) else [("", batch)]
+        inputs = {f"observation_{key}".strip("_"): value for key, value in leaves}
+        if name == "saved_model":
+            inputs = {key: tf.constant(value) for key, value in inputs.items()}
+        actions = np.asarray(act(**inputs)["action"])
+        assert actions.dtype == expected.dtype
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
+        assert all(map(policy.action_space.contains, actions))
+    assert len(np.unique(expected)) > 1
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import tensorflow as tf
+act = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+observation = np.random.default_rng(0).normal(0, 1, (50, 4)).astype(np.float32)
+print(act(observation=tf.constant(observation))["action"].numpy().tolist())
+assert not any(name.startswith(("pipeline", "tf_agents")) for name in sys.modules)
+"""
+
+
+def test_the_program_exports_what_tensorflow_alone_can_run(finished_run, tmp_path):
+    output = tmp_path / "policy"
+    flags = f"--root_dir={finished_run.root_dir}", f"--output={output}"
+    ended = run_binary("export", *flags)
+    assert ended.returncode == 0, ended.stderr
+    assert "input   observation: float32 (batch, 4)" in ended.stdout
+    assert "output  action: int64 (batch)" in ended.stdout
+    command = [sys.executable, "-c", PROGRAM, str(output)]
+    alone = subprocess.run(
+        command, cwd=tmp_path, env=user_environment(), capture_output=True, text=True, check=True
+    )
+    observation = np.random.default_rng(0).normal(0, 1, (50, 4)).astype(np.float32)
+    expected = pipeline.load_policy(finished_run.root_dir).predict(observation)
+    assert alone.stdout.strip() == str(expected.tolist())
+    again = run_binary("export", *flags)
+    assert again.returncode == 2
+    assert f"error: {output} exists already. Delete it" in again.stderr
+
+
+def test_a_small_folder_of_a_run_plays_like_the_run(finished_run, tmp_path):
+    output = tmp_path / "small"
+    flags = f"--root_dir={finished_run.root_dir}", f"--output={output}", "--format=run"
+    ended = run_binary("export", *flags)
+    assert ended.returncode == 0, ended.stderr
+    assert str(finished_run.root_dir) not in (output / "run.json").read_text()
+    evaluations = [
+        run_binary("evaluate", f"--root_dir={folder}", "--num_episodes=3").stdout.splitlines()[-1]
+        for folder in (finished_run.root_dir, output)
+    ]
+    (expected,), (played,) = (line.partition(" after ")[2:] for line in evaluations)
+    assert "over 3 episodes" in expected
+    assert played == expected
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_pretrained_policies_play(name):
+    ended = run_binary("evaluate", f"--pretrained={name}", "--num_episodes=20")
+    assert ended.returncode == 0, ended.stderr
+    (mean,) = re.findall(rf"evaluation of {name} after .*: (\S+) ±", ended.stdout)
+    assert float(mean) > SOLVED[name]
+    assert pipeline.load_policy(f"pretrained:{name}").env_steps > 0
+
+
+def test_an_unknown_name_is_answered_with_those_that_there_are():
+    ended = run_binary("evaluate", "--pretrained=lunarlander")
+    assert ended.returncode == 2
+    assert "there is no pretrained policy 'lunarlander'. Nearest: ppo_lunarlander_tuned" in (
+        ended.stderr
+    )
+    ended = run_binary("evaluate")
+    assert "--root_dir=runs/NAME, or --pretrained=NAME with one of" in ended.stderr
