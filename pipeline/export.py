@@ -1,9 +1,9 @@
 """Exports a policy for programs without this package: python -m pipeline.export --root_dir=runs/x.
 
---format=saved_model writes a folder for TensorFlow, tflite a file for LiteRT, and onnx a file for
-ONNX Runtime. All of them map a batch of observations to the greedy actions, as the environment
-takes them. run writes a small folder of a run, with the agent alone, for `pipeline.evaluate` and
-`pipeline.load_policy`.
+--format=saved_model writes a folder for TensorFlow, --format=tflite a file for LiteRT, and
+--format=onnx a file for ONNX Runtime. Each of these maps a batch of observations to the greedy
+actions, in the action space of the environment. --format=run writes a small run folder, which holds
+only the agent, for `pipeline.evaluate` and `pipeline.load_policy`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _CHECKPOINT = flags.DEFINE_string(
 )
 _FORMAT = flags.DEFINE_enum("format", "saved_model", list(_SUFFIXES), "Format of the export.")
 _OUTPUT = cli.define_path(
-    "output", None, "File, or folder of a saved_model; by default policy in the run's folder."
+    "output",
+    None,
+    "File or folder to write. By default, it is in the run's folder and named policy, "
+    "policy.tflite, policy.onnx or policy-run.",
 )
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let the run's configuration import other packages."

@@ -1,4 +1,4 @@
-"""The greedy policy of an agent as a function of tensors, and its formats outside this package."""
+"""Converts an agent's greedy policy to a function of tensors and writes it in several formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExportedPolicy(tf.Module):
     """
 
     def __init__(self, policy: SavedPolicy):
-        """Traces the function.
+        """Defines the function.
 
         Args:
           policy: Policy to export.

@@ -153,8 +153,9 @@ def v_trace(
         A_t = rho_t (r_t + d_t v_{t+1} - V_t)
 
     See Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1, remark 2 and section
-    4.2. If all ratios are 1, v_t is the TD(lambda) return. The target of a boundary row is its
-    value and its advantage is 0, so that a truncated episode bootstraps with that value.
+    4.2. If all ratios are 1 and rho_clip is at least 1, v_t is the TD(lambda) return. The target of
+    a boundary row is its value and its advantage is 0, so that a truncated episode bootstraps with
+    that value.
 
     Args:
       rewards: [T, B] float32.
@@ -164,8 +165,8 @@ def v_trace(
       ratios: [T, B] float32, the probability of each action under the learnt policy divided by
         that under the policy that collected it. They are not read on boundary rows.
       lambda_: Decay of the trace, in [0, 1].
-      rho_clip: Bound on the ratios that weight an error. The values learnt are those of a policy
-        between the two; with an infinite bound, those of the learnt policy.
+      rho_clip: Upper bound of the ratios that weight the TD errors. The targets estimate the values
+        of a policy between the collecting and the learnt policy; without a bound, of the latter.
       valid: [T, B] float32, see `valid_mask`. If None, every row is a transition.
 
     Returns:

@@ -44,10 +44,11 @@ def collector_epsilon(
     base: Fraction = 0.4,
     exponent: NonNegative = 7.0,
 ) -> float:
-    """Returns the epsilon of the collector that is being built: base^(1 + exponent i / (K - 1)).
+    """Returns the epsilon of the collector that is being built.
 
-    Collector i of K explores less than those before it. See Horgan et al. 2018, "Distributed
-    prioritized experience replay", section 4. If no collector is being built, `base` is returned.
+    It is base ** (1 + exponent * i / (K - 1)) for collector i = 0, ..., K - 1, so that each
+    collector explores less than the one before it. See Horgan et al. 2018, "Distributed prioritized
+    experience replay", section 4. If no collector is being built, it is `base`.
 
     Args:
       base: Epsilon of the first collector.
@@ -81,7 +82,8 @@ class Order(NamedTuple):
 
     Attributes:
       weights: Values of the learner's `weights`; None if the collector has them already.
-      version: Number of the weights: the learner's messages before it sent them.
+      version: Version of the weights: number of iterations that the learner had trained when it
+        sent them.
       env_steps: Environment steps of the run so far, which schedules depend on.
       is_random: Whether to act at random, as in the warm-up.
     """
@@ -116,7 +118,10 @@ def weights(agent: Agent) -> list[tf.Variable]:
 
 
 class Collector:
-    """Environments with a copy of the policy. All of its state is in `save`."""
+    """Collects messages with its own environments and a copy of the policy.
+
+    `save` writes all of its state.
+    """
 
     def __init__(
         self,

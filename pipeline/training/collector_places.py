@@ -37,11 +37,11 @@ class Place(Protocol):
 
     @property
     def watched(self) -> Sequence[Watched]:
-        """Returns where calls may not return: the environments, or waits for collectors."""
+        """Returns the objects that may hang: the environments, or the waits for collectors."""
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that environments have taken, those at the same time once."""
+        """Returns the seconds that environments took; of parallel collectors, the mean."""
 
     def submit(self, number: int, order: Order) -> None:
         """Asks a collector for a message; it does not wait."""

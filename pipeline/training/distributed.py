@@ -1,14 +1,14 @@
-"""Collectors with environments of their own, whose rows one learner trains on.
+"""Trains one learner on the rows of several collectors, each with its own environments.
 
-Every collector has a vector of environments and a copy of the policy. It collects *messages* of
-many vector steps, several of which are under way for each collector, so that collectors and learner
-work at the same time. The learner takes one message after the other, adds its rows to the replay
-buffer or rollout, and makes the updates that belong to them.
+Every collector has a vector of environments and a copy of the policy. It collects *messages*: the
+rows of several vector steps. The learner asks each collector for several messages in advance, so
+that collectors and learner work at the same time. It takes one message after the other, adds the
+rows to the replay buffer or rollout, and makes the updates that are due for them.
 
-If messages are taken in turns, their order, and which weights each of them was collected with,
-depend on counts alone. A run therefore has the same bits wherever its collectors are, and is
-resumed bit for bit. If they are taken as they arrive, no collector waits for a slower one, and one
-that is lost is replaced.
+If the learner takes messages in turns, counts alone determine their order and the weights that
+collect each of them. The results are then the same, bit for bit, wherever the collectors are and
+after a resume. If the learner takes messages as they arrive, no collector waits for a slower one,
+and a new collector replaces one that is lost.
 """
 
 from __future__ import annotations
@@ -292,11 +292,12 @@ class Collectors:
         """
         number = lost.number
         if self.is_repeatable:
-            raise UserError(str(lost)) from lost
+            raise UserError(f"{lost}. Run the same command again to resume the run.") from lost
         self._losses_in_a_row += 1
         if self._losses_in_a_row > _MAX_LOSSES * len(self._arrived):
             raise UserError(
-                f"{lost}. It is the last of {self._losses_in_a_row} losses without a message."
+                f"{lost}. {self._losses_in_a_row} collectors were lost in a row without a message. "
+                "Check the cluster's machines, and run the same command again to resume the run."
             ) from lost
         self._restarts[number] += 1
         self._lost_steps += self._submitted[number] * self._num_steps * self._num_envs
@@ -342,7 +343,7 @@ class Collectors:
 
     @property
     def seconds(self) -> float:
-        """Returns the time that all environments have spent in steps and resets, in seconds."""
+        """Returns the seconds that environments took; of parallel collectors, the mean."""
         return self._place.seconds
 
     @property
@@ -467,7 +468,7 @@ def _check_length(num_steps: int, experience: Any) -> None:
 
 
 def is_on_policy(agent: Agent, experience: Experience) -> bool:
-    """Returns whether the rows of an iteration must come from the weights that learn from them."""
+    """Returns whether all rows of an update must be collected with the current weights."""
     return not experience.keeps_rows and not agent.learns_off_policy
 
 
@@ -479,8 +480,9 @@ def _check_order(order: str) -> None:
     """
     if order != "turns":
         raise UserError(
-            f'distributed_runner.order = "{order}": this agent learns from messages of all '
-            'collectors with the same weights. Set it to "turns".'
+            f'distributed_runner.order = "{order}" does not work with this agent, which needs '
+            "messages of all collectors with the same weights. "
+            'Set distributed_runner.order = "turns".'
         )
 
 
@@ -496,7 +498,7 @@ def _check_memory(like: Message, num_collectors: int, in_flight: int) -> None:
         raise UserError(
             f"{num_collectors} collectors with {in_flight} messages of {size:_} bytes under way "
             f"need {total / 2**30:.1f} GiB, but this process may use {memory / 2**30:.1f} GiB. "
-            "Lower distributed_runner.message_steps (of on-policy agents, Rollout.num_steps), "
+            "Lower distributed_runner.message_steps (with a Rollout, Rollout.num_steps), "
             "in_flight or num_collectors."
         )
 
@@ -573,15 +575,15 @@ def distributed_runner(
       create_agent: Factory of the agent.
       create_experience: Factory of the replay buffer or rollout.
       num_collectors: Number of collectors.
-      message_steps: Vector steps of a message of an off-policy agent. It is raised to a number to
-        which a whole number of updates belongs. On-policy agents have messages of
-        `Rollout.num_steps`.
-      in_flight: Messages under way for each collector of an off-policy agent. While the learner
-        learns from one, others are collected, with weights that are older by as many messages.
-      order: "turns" to take messages in turns; the run is then repeatable. "ready" to take each
-        message when it arrives, and to replace collectors that are lost.
-      ray_address: Ray cluster whose processes collect, such as "auto"; None collects in this
-        process. It does not affect the results. The flag --ray_address sets it.
+      message_steps: Vector steps of a message, rounded up so that a message makes a whole number of
+        updates. Agents with a `Rollout` use `Rollout.num_steps` instead.
+      in_flight: Messages that each collector is asked for in advance. A higher number keeps the
+        collectors busy, but they use older weights. On-policy agents always use 1.
+      order: "turns" takes messages in a fixed order and makes the run repeatable. "ready" takes
+        each message when it arrives and replaces collectors that are lost.
+      ray_address: Address of the Ray cluster that runs the collectors, such as "auto". If None,
+        they run in this process. With order "turns", the results are the same. The flag
+        --ray_address sets this parameter.
 
     Raises:
       UserError: If a parameter is out of range, a message does not fit the replay buffer, the

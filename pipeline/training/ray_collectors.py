@@ -71,7 +71,10 @@ def _actor_class() -> Any:
 
 
 class _Waits:
-    """Waits for collectors, which a `Watchdog` ends after a signal. It implements `Watched`."""
+    """Records waits for collectors, so that a `Watchdog` can end a run that hangs in one of them.
+
+    It implements `Watched`.
+    """
 
     def __init__(self) -> None:
         self.name = ""

@@ -21,7 +21,7 @@ search.num_env_steps = 3_000
 search.parameters = {
     "rate/linear_schedule.initial": ("log_uniform", 1e-5, 1e-2),
     "create_dqn_agent.discount": ("uniform", 0.9, 1.0),
-    "mlp_encoder.units": ("choice", (64,), (64, 64)),
+    "create_dqn_agent.n_step": ("choice", 1, 3),
 }
 search.bindings = (
     "train.eval_interval = 1_000",
