@@ -48,7 +48,9 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 
 
 def main(_: Sequence[str]) -> int:
-    if bool(_ROOT_DIR.value) == bool(_PRETRAINED.value):
+    if _ROOT_DIR.value and _PRETRAINED.value:
+        raise UserError("--pretrained has no effect with --root_dir: drop one of them.")
+    if not _ROOT_DIR.value and not _PRETRAINED.value:
         raise UserError(
             "say which run to evaluate: --root_dir=runs/NAME, or --pretrained=NAME with one of "
             f"{', '.join(pretrained.names())}."

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-import shutil
+import tempfile
 from collections.abc import Sequence
 
 from absl import flags
 
 from pipeline import cli, configuration
+from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import named_errors
@@ -42,29 +43,24 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 def main(_: Sequence[str]) -> None:
     if not _ROOT_DIR.value:
         raise UserError("say which run to export: --root_dir=runs/NAME.")
+    if _ROOT_DIR.value.startswith(pretrained.PREFIX) and not _OUTPUT.value:
+        raise UserError("a pretrained policy has no folder of yours: pass --output.")
     run = SavedRun(_ROOT_DIR.value, _CHECKPOINT.value)
     output = pathlib.Path(_OUTPUT.value or run.path / f"policy{_SUFFIXES[_FORMAT.value]}")
-    _check(output.absolute())
+    output = output.absolute()  # a module that gin imports may change the folder
+    _check(output)
     statements = run.read_config([], _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline import exported_policy
-    from pipeline.saved_policy import load_policy
 
-    temporary = output.with_name(f".tmp-{output.name}")
+    write = exported_policy.WRITERS[_FORMAT.value]
     with named_errors(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if _FORMAT.value == "run":
-                lines = exported_policy.write_run(run, _ALLOW_GIN_IMPORTS.value, temporary)
-            else:
-                policy = load_policy(run, _ALLOW_GIN_IMPORTS.value)
-                exported = exported_policy.ExportedPolicy(policy)
-                exported_policy.WRITERS[_FORMAT.value](exported, temporary)
-                lines = exported.description()
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=output.parent) as folder:
+            temporary = pathlib.Path(folder) / output.name
+            lines = write(run, _ALLOW_GIN_IMPORTS.value, temporary)
             temporary.rename(output)
-        finally:
-            _remove(temporary)
     print(f"exported to {output}")
     for line in lines:
         print(line)
@@ -80,13 +76,6 @@ def _check(output: pathlib.Path) -> None:
         raise UserError(f"{output} exists already. Delete it, or choose another --output.")
     if _FORMAT.value == "onnx" and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")
-
-
-def _remove(path: pathlib.Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def run() -> None:

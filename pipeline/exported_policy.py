@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -14,7 +14,8 @@ from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments import specs
 from pipeline.runs.saved_run import SavedRun
-from pipeline.saved_policy import SavedPolicy, restore_agent
+from pipeline.saved_policy import SavedPolicy, load_policy, restore_agent
+from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_json, write_text
 
 _OUTPUT = "action"
@@ -35,14 +36,12 @@ class ExportedPolicy(tf.Module):
           policy: Policy to export.
         """
         super().__init__(name="policy")
-        leaves = specs.arrays(policy.observation_space)
-        names = ["_".join(map(str, ("observation", *leaf.path))) for leaf in leaves]
+        names = _names(specs.arrays(policy.observation_space))
         self._inputs = [
-            tf.TensorSpec([None, *spec.shape], spec.dtype, re.sub(r"\W", "_", name))
+            tf.TensorSpec([None, *spec.shape], spec.dtype, name)
             for name, spec in zip(names, tf.nest.flatten(policy.observation_spec), strict=True)
         ]
         self._env_steps = policy.env_steps
-        self._policy_variables = policy.variables
 
         @tf.function(input_signature=self._inputs, autograph=False)
         def act(*arrays: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -50,6 +49,8 @@ class ExportedPolicy(tf.Module):
             return {_OUTPUT: policy.greedy_actions(observation)}
 
         self.act = act
+        # Policies do not list the statistics of a normaliser.
+        self._read_variables = act.get_concrete_function().graph.variables
 
     def description(self) -> Iterator[str]:
         """Yields lines about the training, and about each input and output: name, dtype, shape."""
@@ -59,6 +60,18 @@ class ExportedPolicy(tf.Module):
         for kind, name, spec in rows:
             shape = ", ".join(["batch", *map(str, spec.shape[1:])])
             yield f"  {kind:7} {name}: {spec.dtype.name} ({shape})"
+
+
+def _names(leaves: Sequence[specs.Leaf]) -> list[str]:
+    """Returns a name for each part of an observation, such as observation_position_0."""
+    names: list[str] = []
+    for leaf in leaves:
+        name = "_".join(map(str, ("observation", *leaf.path)))
+        name = re.sub(r"\W", "_", name, flags=re.ASCII)
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
 
 
 def write_saved_model(policy: ExportedPolicy, path: pathlib.Path) -> None:
@@ -95,12 +108,37 @@ def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Ite
     write_json(path / "run.json", run.origin)
     checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
     env_steps = restored.checkpoint.env_steps
-    checkpoints.save(env_steps)
+    checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
     return iter([f"  after {env_steps:,} environment steps"])
 
 
-WRITERS: dict[str, Callable[[ExportedPolicy, pathlib.Path], None]] = {
-    "saved_model": write_saved_model,
-    "tflite": write_tflite,
-    "onnx": write_onnx,
+def _export(
+    write: Callable[[ExportedPolicy, pathlib.Path], None],
+) -> Callable[[SavedRun, bool, pathlib.Path], Iterator[str]]:
+    """Returns a writer of runs that writes the policy with `write`."""
+
+    def write_policy(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Iterator[str]:
+        exported = ExportedPolicy(load_policy(run, allow_gin_imports))
+        try:
+            write(exported, path)
+        except tf.errors.OpError as error:
+            raise UserError(f"the policy cannot be written: {error.message}") from error
+        except OSError:
+            raise
+        except Exception as error:  # each converter has errors of its own
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"the policy cannot be converted ({reason}). Export it as saved_model."
+            ) from error
+        return exported.description()
+
+    return write_policy
+
+
+WRITERS: dict[str, Callable[[SavedRun, bool, pathlib.Path], Iterator[str]]] = {
+    "saved_model": _export(write_saved_model),
+    "tflite": _export(write_tflite),
+    "onnx": _export(write_onnx),
+    "run": write_run,
 }
+"""Writes a run to a path by the name of the format. The result describes what was written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -83,11 +83,6 @@ class SavedPolicy:
             actions = self._act_stochastically(batch, stateless_seed(key, tf.constant(0)))
         actions = self._to_space(actions.numpy())
         return actions if is_batch else actions[0]
-
-    @property
-    def variables(self) -> Sequence[tf.Variable]:
-        """Returns the weights that `greedy_actions` reads."""
-        return self._policy.variables()
 
     def greedy_actions(self, observation: Any) -> tf.Tensor:
         """Returns the greedy actions [B, ...] of the action space, in a graph.

@@ -61,7 +61,7 @@ class A2CAgent(OnPolicyAgent):
         if self._reward_scaler or self.normalizer is not None:
             raise UserError(
                 "Asynchronous actors share weights but not statistics of observations and rewards. "
-                "Bind ActorCritic.normalize_observations and create_a2c_agent.normalize_returns to "
+                "Bind ActorCritic.normalize_observations and normalize_returns of the agent to "
                 "False."
             )
         super().learn_for(shared, send)

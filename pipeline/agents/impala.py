@@ -19,6 +19,7 @@ from pipeline.ops.optimizers import RMSprop
 from pipeline.ops.returns import v_trace, valid_mask
 from pipeline.ops.schedules import Schedule, as_schedule
 from pipeline.utils.constraints import (
+    AtLeastOne,
     NonNegative,
     Positive,
     PositiveInt,
@@ -90,7 +91,7 @@ def create_impala_agent(
     entropy_coefficient: NonNegative = 0.01,  # weight of the entropy bonus
     discount: Probability = 0.99,  # gamma
     trace_lambda: Probability = 1.0,  # decay of V-trace
-    rho_clip: Positive = 1.0,  # bound on the ratios that weight an error
+    rho_clip: AtLeastOne = 1.0,  # bound on the ratios that weight an error
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> ImpalaAgent:

@@ -30,6 +30,7 @@ _HARMLESS = {
     "Watchdog.timeout",
     "atari_environment.num_threads",
     "distributed_runner.ray_address",
+    "distributed_runner.timeout",
     "gymnasium_environment.own_thread",
     "train.checkpoint_interval",
     "train.log_interval",
@@ -89,8 +90,10 @@ class Exactness(NamedTuple):
         """
         if self.require_exact and not is_repeatable:
             raise UserError(
-                "Threads of asynchronous actors cannot be resumed exactly. Bind "
-                'asynchronous_runner.scheduler = "deterministic", or drop --require_exact_resume.'
+                "The order of actors in threads, and of messages that are taken as they arrive, "
+                "cannot be resumed exactly. Bind asynchronous_runner.scheduler = "
+                '"deterministic", or distributed_runner.order = "turns", or drop '
+                "--require_exact_resume."
             )
 
     def check_episodes(self, divergence: str) -> None:

@@ -277,11 +277,14 @@ def actions_in_space(actions: tf.Tensor, space: gymnasium.Space) -> tf.Tensor:
     if choices is not None:
         return tf.cast(tf.cast(actions, tf.int64) + tf.cast(choices[0], tf.int64), space.dtype)
     assert isinstance(space, spaces.Box)
-    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-    # Rounding may have moved a bound of float64 outwards. LiteRT clips only float32.
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    # Rounding may have moved a bound of float64 outwards.
     low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
     high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
-    return tf.cast(tf.clip_by_value(tf.cast(actions, tf.float32), low, high), space.dtype)
+    if (low <= high).all():  # LiteRT clips only float32
+        return tf.cast(tf.clip_by_value(tf.cast(actions, tf.float32), low, high), space.dtype)
+    return tf.clip_by_value(tf.cast(actions, space.dtype), space.low, space.high)
 
 
 def _integer_converter(start: Any, count: Any, dtype: Any) -> ActionConverter:

@@ -42,8 +42,16 @@ class Watched(Protocol):
     """Vector environment, or another object whose calls may never return."""
 
     @property
-    def name(self) -> str:
-        """Returns the name of the environment, for messages."""
+    def complaint(self) -> str:
+        """Returns what has not happened if a call does not return, for messages."""
+
+    @property
+    def usual_seconds(self) -> float:
+        """Returns how long a call may take although a signal has arrived."""
+
+    @property
+    def limits_itself(self) -> bool:
+        """Returns True if its calls end without a watchdog unless there is a signal."""
 
     @property
     def episodes(self) -> Calls:
@@ -108,8 +116,10 @@ class Watchdog:
 
     def _check(self, environment: Watched, seconds: float, since_stop: float) -> None:
         place = _innermost_frame(environment.episodes.crossing)
-        if min(seconds, since_stop) >= _STOP_SECONDS:
+        if min(seconds, since_stop) >= _STOP_SECONDS + environment.usual_seconds:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
+        elif environment.limits_itself:
+            return
         elif self._timeout and seconds >= self._timeout:
             self._end(environment, place, seconds, " (Watchdog.timeout)")
         elif place and seconds >= _GRAPH_SECONDS and _waits_for_a_thread(place):
@@ -125,10 +135,7 @@ class Watchdog:
         code: int = USER_ERROR_CODE,
     ) -> None:
         where = f"; it is at {place.filename}:{place.lineno}, in {place.name}" if place else ""
-        reason = (
-            f"error: environment {environment.name} has not returned from a step or reset for "
-            f"{seconds:g} s{why}{where}."
-        )
+        reason = f"error: {environment.complaint} for {seconds:g} s{why}{where}."
         try:
             print(reason, file=sys.stderr, flush=True)
             for process in multiprocessing.active_children():

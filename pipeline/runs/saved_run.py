@@ -58,12 +58,16 @@ class SavedRun:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Returns what run.json says of the run, but for its command and its resumptions."""
-        keys = (
-            "seed", "num_envs", "observation_space", "action_space", "versions", "cpu_model",
-            "git_revision",
-        )  # fmt: skip
-        return {key: self._described(key) for key in keys}
+        """Returns the seed, the spaces, the versions and the revision of the run from run.json."""
+        needed = "seed", "num_envs", "observation_space", "action_space"
+        others = "versions", "cpu_model", "git_revision"
+        known = {key: self._description[key] for key in others if key in self._description}
+        return {key: self._described(key) for key in needed} | known
+
+    def return_mean(self, checkpoint: pathlib.Path) -> float | None:
+        """Returns the mean return of a checkpoint's evaluation, or None if it was not evaluated."""
+        best = Checkpoints(self._folder.checkpoints, {}, writable=False).best()
+        return best.return_mean if best and best.path == checkpoint else None
 
     @property
     def config(self) -> str:

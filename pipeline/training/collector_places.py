@@ -16,13 +16,11 @@ class CollectorLost(Exception):
 
     Attributes:
       number: Number of the collector.
-      reason: What is known about it.
     """
 
     def __init__(self, number: int, reason: str):
         super().__init__(f"collector {number} was lost: {reason}")
         self.number = number
-        self.reason = reason
 
 
 class Place(Protocol):

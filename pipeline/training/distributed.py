@@ -20,7 +20,7 @@ import pathlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import gin
@@ -30,7 +30,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.acting.collect_driver import Carry
+from pipeline.acting.collect_driver import Carry, CollectDriver
 from pipeline.acting.episode_statistics import (
     EpisodeStatistics,
     initial_statistics,
@@ -39,6 +39,7 @@ from pipeline.acting.episode_statistics import (
 )
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.watchdog import Watched
 from pipeline.ops.sums import ordered_sum
 from pipeline.replay import Experience
 from pipeline.replay.columns import available_memory
@@ -64,13 +65,13 @@ from pipeline.training.components import (
 )
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
-from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 _STATE = "state.json"
 _DEFAULT_STEPS = 32  # vector steps of a message
 _LAGS = 100  # messages
-_MAX_LOSSES = 3  # of as many collectors as there are, without a message between them
+_MAX_LOSSES = 10  # of a collector in a row, without a message from it
 
 
 class Spaces(NamedTuple):
@@ -130,7 +131,7 @@ class Collectors:
         self._arrived: list[deque[Message | None]] = [deque() for _ in range(num_collectors)]
         self._submitted = [0] * num_collectors
         self._restarts = [0] * num_collectors
-        self._losses_in_a_row = 0
+        self._losses_in_a_row = [0] * num_collectors
         self._lost_steps = 0
         self._next = 0
         self._version = 0
@@ -145,13 +146,21 @@ class Collectors:
         self.is_repeatable = in_turns
         self.observation_space, self.action_space, _ = spaces
         self.batch_size = num_collectors * spaces.num_envs
-        self.drivers = place.drivers
-        self.watched = place.watched
         self.collect_steps = num_steps * self._together
         order = "turns" if in_turns else "ready"
         self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
         self.train: Chunk = lambda *arguments: self._run(False, *arguments)
         self.collect_randomly: Chunk = lambda *arguments: self._run(True, *arguments)
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers, if they are in this process."""
+        return self._place.drivers
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """Returns the objects that may hang: the environments, or the waits for collectors."""
+        return self._place.watched
 
     def initial_state(self) -> LoopState:
         """Returns the state before the first iteration; the collectors have reset already."""
@@ -236,14 +245,13 @@ class Collectors:
     ) -> tuple[LoopState, dict[int, Message]]:
         """Waits for the messages of an iteration; returns them by their collectors' numbers."""
         messages: dict[int, Message] = {}
-        self._fill(is_random)
         while len(messages) < self._together:
+            self._fill(is_random, messages)
             try:
                 number = self._next if self.is_repeatable else self._first()
                 message = self._take(number)
             except CollectorLost as lost:
                 self._replace_collector(lost)
-                self._fill(is_random)
                 continue
             if message is None:
                 state = self._end_episodes(state, number)
@@ -252,11 +260,12 @@ class Collectors:
                 self._next = (number + 1) % len(self._arrived)
         return state, messages
 
-    def _fill(self, is_random: bool) -> None:
-        """Asks for messages until enough are under way for each collector."""
+    def _fill(self, is_random: bool, taken: Collection[int]) -> None:
+        """Asks each collector that is not in `taken` for messages until enough are under way."""
         for _ in range(self._in_flight):
             for number, arrived in enumerate(self._arrived):
-                if len(arrived) + self._submitted[number] < self._in_flight:
+                under_way = sum(x is not None for x in arrived) + self._submitted[number]
+                if under_way < self._in_flight and number not in taken:
                     self._submit(number, is_random)
 
     def _submit(self, number: int, is_random: bool) -> None:
@@ -281,23 +290,23 @@ class Collectors:
             return self._arrived[number].popleft()
         message = self._place.take(number)
         self._submitted[number] -= 1
-        self._losses_in_a_row = 0
+        self._losses_in_a_row[number] = 0
         return message
 
     def _replace_collector(self, lost: CollectorLost) -> None:
         """Puts a new collector, with random numbers of its own, in the place of a lost one.
 
         Raises:
-          UserError: If messages are taken in turns, or too many collectors are lost.
+          UserError: If messages are taken in turns, or the collector is lost again and again.
         """
         number = lost.number
         if self.is_repeatable:
             raise UserError(f"{lost}. Run the same command again to resume the run.") from lost
-        self._losses_in_a_row += 1
-        if self._losses_in_a_row > _MAX_LOSSES * len(self._arrived):
+        self._losses_in_a_row[number] += 1
+        if self._losses_in_a_row[number] >= _MAX_LOSSES:
             raise UserError(
-                f"{lost}. {self._losses_in_a_row} collectors were lost in a row without a message. "
-                "Check the cluster's machines, and run the same command again to resume the run."
+                f"{lost}. It was lost {_MAX_LOSSES} times in a row without a message. Check the "
+                "cluster's machines, and run the same command again to resume the run."
             ) from lost
         self._restarts[number] += 1
         self._lost_steps += self._submitted[number] * self._num_steps * self._num_envs
@@ -367,7 +376,7 @@ class Collectors:
         state = {
             "next": self._next,
             "version": self._version,
-            "messages": [len(arrived) for arrived in self._arrived],
+            "are_messages": [[x is not None for x in arrived] for arrived in self._arrived],
             "restarts": self._restarts,
             "lost_steps": self._lost_steps,
         }
@@ -391,9 +400,13 @@ class Collectors:
           ValueError: If the saved state does not fit this run.
           UserError: If a collector is lost meanwhile.
         """
-        names = "next", "version", "messages", "restarts", "lost_steps"
+        names = "next", "version", "are_messages", "restarts", "lost_steps"
         state = files.read_object(folder / _STATE, *names)
-        counts = files.counts(state["messages"], len(self._arrived))
+        if len(state["are_messages"]) != len(self._arrived):
+            raise ValueError(
+                f"{len(state['are_messages'])} collectors were saved, but this run has "
+                f"{len(self._arrived)}"
+            )
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         for number, arrived in enumerate(self._arrived):
@@ -405,9 +418,9 @@ class Collectors:
                 if path.is_file()
             }
             arrived.clear()
-            for place in range(counts[number]):
+            for place, is_message in enumerate(state["are_messages"][number]):
                 path = own / f"message-{place}.npz"
-                arrived.append(read_message(path.read_bytes(), like) if path.exists() else None)
+                arrived.append(read_message(path.read_bytes(), like) if is_message else None)
             divergence = self._restored(number, saved)
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:
@@ -444,12 +457,12 @@ def empty_message(agent: Agent, num_steps: int, num_envs: int) -> Message:
     )
 
 
-def _over_ray(address: str, num_collectors: int, seed: int, like: Message) -> Place:
+def _over_ray(address: str, num_collectors: int, seed: int, like: Message, timeout: float) -> Place:
     if importlib.util.find_spec("ray") is None:
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
     from pipeline.training.ray_collectors import OverRay
 
-    return OverRay(address, num_collectors, seed, like)
+    return OverRay(address, num_collectors, seed, like, timeout)
 
 
 def _check_length(num_steps: int, experience: Any) -> None:
@@ -565,6 +578,7 @@ def distributed_runner(
     message_steps: PositiveInt = _DEFAULT_STEPS,
     in_flight: PositiveInt = 2,
     order: Literal["turns", "ready"] = "turns",
+    timeout: Positive = 240.0,
     ray_address: str | None = None,
 ) -> Components:
     """Builds a run of collectors and a learner; bind `train.runner` to it.
@@ -581,6 +595,8 @@ def distributed_runner(
         collectors busy, but they use older weights. On-policy agents always use 1.
       order: "turns" takes messages in a fixed order and makes the run repeatable. "ready" takes
         each message when it arrives and replaces collectors that are lost.
+      timeout: Longest time in seconds in which a collector of a cluster must send the next
+        message. The time for its start is included.
       ray_address: Address of the Ray cluster that runs the collectors, such as "auto". If None,
         they run in this process. With order "turns", the results are the same. The flag
         --ray_address sets this parameter.
@@ -619,7 +635,7 @@ def distributed_runner(
 
         place = InProcess(num_collectors, create)
     else:
-        place = _over_ray(ray_address, num_collectors, seed, like)
+        place = _over_ray(ray_address, num_collectors, seed, like, timeout)
     in_turns = order == "turns"
     runner = Collectors(
         agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight, in_turns

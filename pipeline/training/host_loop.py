@@ -96,6 +96,7 @@ class HostLoop:
         environments = [*self._runner.watched]
         if not components.evaluator.shares_environment:
             environments.append(components.evaluator.environment)
+        self._watched = environments
         self._watchdog = Watchdog(environments, self._resume_hint, stop)
         # Two, because a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
@@ -131,6 +132,8 @@ class HostLoop:
             self._folder.check_none_lost()
         for warning in restored.warnings if restored else []:
             self._progress.message(f"warning: {warning}")
+        watched = self._runner.watched
+        self._watched[: len(watched)] = watched  # collectors may have been replaced
         if self._parts.environment.divergence:
             self._set_state(self._runner.begin_new_episodes(self._state))
         self._calls.restart_timing(self._state)

@@ -98,8 +98,6 @@ class Runner(Protocol):
       collect_steps: Vector steps of an iteration.
       at_once: Number of iterations that run at the same time.
       is_repeatable: True if the results depend only on the seed.
-      drivers: The collect drivers.
-      watched: Where calls may not return: the environments, or waits for collectors.
       description: Entries of result.json that describe the runner.
     """
 
@@ -108,9 +106,15 @@ class Runner(Protocol):
     collect_steps: int
     at_once: int
     is_repeatable: bool
-    drivers: Sequence[CollectDriver]
-    watched: Sequence[Watched]
     description: Mapping[str, Any]
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers."""
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """Returns the objects that may hang: the environments, or the waits for collectors."""
 
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the state before the first iteration."""

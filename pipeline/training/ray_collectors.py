@@ -20,9 +20,6 @@ from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
 from pipeline.utils.ray_connection import connect, last_line
 
-_LONGEST_SECONDS = 240.0  # for a message; less than a Watchdog waits
-_NO_ANSWER = f"it has not answered for {_LONGEST_SECONDS:g} s"
-
 
 def _actor_class() -> Any:
     """Returns the class of the actors.
@@ -76,10 +73,17 @@ class _Waits:
     It implements `Watched`.
     """
 
+    limits_itself = True
+
     def __init__(self) -> None:
-        self.name = ""
+        self._name = ""
+        self.usual_seconds = 0.0
         self.calls = 0
         self.crossing = 0
+
+    @property
+    def complaint(self) -> str:
+        return f"{self._name} has not answered"
 
     @property
     def episodes(self) -> _Waits:
@@ -87,13 +91,15 @@ class _Waits:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        self.name = name
+        self._name = name
         self.calls += 1
         self.crossing = -1  # no thread: where it waits is of no interest
+        started = time.monotonic()
         try:
             yield
         finally:
             self.crossing = 0
+            self.usual_seconds = max(self.usual_seconds, time.monotonic() - started)
 
 
 class OverRay:
@@ -101,7 +107,7 @@ class OverRay:
 
     drivers: Sequence[CollectDriver] = ()
 
-    def __init__(self, address: str, num_collectors: int, seed: int, like: Message):
+    def __init__(self, address: str, num_collectors: int, seed: int, like: Message, timeout: float):
         """Connects to the cluster and starts the collectors.
 
         Args:
@@ -109,6 +115,7 @@ class OverRay:
           num_collectors: Number of collectors.
           seed: Seed of the run.
           like: Message of the structure, shapes and dtypes of all messages.
+          timeout: Longest wait for a message, in seconds.
 
         Raises:
           UserError: If there is no such cluster.
@@ -116,6 +123,7 @@ class OverRay:
         self._like = like
         self._num_collectors = num_collectors
         self._seed = seed
+        self._timeout = timeout
         self._calls: list[deque[Any]] = [deque() for _ in range(num_collectors)]
         self._since = [0.0] * num_collectors  # when the wait for the oldest message began
         self._seconds = [0.0] * num_collectors
@@ -163,7 +171,7 @@ class OverRay:
         """
         call = self._calls[number].popleft()
         self._since[number] = time.monotonic()
-        leaves, is_split, seconds = self._answer(number, call)
+        leaves, is_split, seconds = self._answer(number, call, self._timeout)
         self._seconds[number] += seconds
         like = self._like
         if is_split:
@@ -184,15 +192,15 @@ class OverRay:
         numbers = [number for number in numbers if self._calls[number]]
         calls = [self._calls[number][0] for number in numbers]
         while True:
-            wait = min(self._since[number] for number in numbers) + _LONGEST_SECONDS
+            wait = min(self._since[number] for number in numbers) + self._timeout
             wait -= time.monotonic()
-            with self._waiting("of all collectors"):
+            with self._waiting("no collector"):
                 ready, _ = ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)
             ready += ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)[0]
-            late = time.monotonic() - _LONGEST_SECONDS
+            late = time.monotonic() - self._timeout
             for number, call in zip(numbers, calls, strict=True):
                 if call not in ready and self._since[number] < late:
-                    raise CollectorLost(number, _NO_ANSWER)
+                    raise CollectorLost(number, self._no_answer)
             if ready:
                 self._last = next(
                     n for n, call in zip(numbers, calls, strict=True) if call in ready
@@ -213,18 +221,24 @@ class OverRay:
         """Restores a collector; see `Place.restore`."""
         return self._answer(number, self._actors[number].restore.remote(saved))
 
-    def _answer(self, number: int, call: Any) -> Any:
+    @property
+    def _no_answer(self) -> str:
+        return f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
+
+    def _answer(self, number: int, call: Any, timeout: float | None = None) -> Any:
         try:
-            with self._waiting(f"of collector {number}"):
-                return ray.get(call, timeout=_LONGEST_SECONDS)
+            with self._waiting(f"collector {number}"):
+                return ray.get(call, timeout=timeout)
         except GetTimeoutError as error:
-            raise CollectorLost(number, _NO_ANSWER) from error
+            raise CollectorLost(number, self._no_answer) from error
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ValueError | UserError):
                 raise type(cause)(*cause.args) from error
             raise UserError(f"collector {number} failed: {last_line(error)}") from error
         except RayError as error:
+            if getattr(error, "actor_init_failed", False):  # it would fail again
+                raise UserError(f"collector {number} cannot start: {last_line(error)}") from error
             reason = last_line(error).partition(". ")[0]  # then Ray guesses at causes
             raise CollectorLost(number, reason.rstrip(".")) from error
 

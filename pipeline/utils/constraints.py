@@ -37,6 +37,7 @@ PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, is_open=True)]
 NonNegative = Annotated[float, Range(0)]
+AtLeastOne = Annotated[float, Range(1)]
 Fraction = Annotated[float, Range(0, 1, is_open=True)]
 Probability = Annotated[float, Range(0, 1)]
 

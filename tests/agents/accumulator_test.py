@@ -105,6 +105,7 @@ def train_once(whole: Agent, parts: Agent, batch: Trajectory) -> None:
     # Without clipping, a wrong scale shows; the other optimizers are those of the ready configs.
     [(name, SGD, clip) for name in AGENTS for clip in (0.05, None)]
     + [(name, Adam, 0.05) for name in ("dqn", "ppo")]
+    + [pytest.param("sac", Adam, 0.05, marks=pytest.mark.crash)]
     + [(name, RMSprop, 0.05) for name in ("a2c", "nstep_q")],
 )
 def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(

@@ -98,6 +98,7 @@ class Impala(Run):
                 path, plan, "impala",
                 distributed_runner__ray_address=address,
                 distributed_runner__order="ready",
+                distributed_runner__timeout=8.0,
                 distributed_runner__num_collectors=NUM_COLLECTORS,
             )  # fmt: skip
 
@@ -183,8 +184,7 @@ class Freezer:
 
 
 @pytest.mark.parametrize("what", ["collector", "node"])
-def test_what_freezes_is_replaced(tmp_path, monkeypatch, capfd, what):
-    monkeypatch.setattr(ray_collectors, "_LONGEST_SECONDS", 8.0)
+def test_what_freezes_is_replaced(tmp_path, capfd, what):
     with ray_cluster(2, 2, 2) as nodes:
 
         def find():
@@ -288,9 +288,9 @@ def test_ctrl_c_ends_a_run_whose_collectors_hang_and_a_killed_learner_leaves_non
             os.kill(each, signal.SIGSTOP)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=12)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert re.search(r"environment of .*collector.* has not returned", output), output
+        assert re.search(r"collector.* has not answered for", output), output
         for each in hanging:
             os.kill(each, signal.SIGCONT)
         wait_for(lambda: not process_ids(ACTOR), 30)

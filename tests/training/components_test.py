@@ -48,6 +48,11 @@ def test_the_parts_fit_each_other():
         *(("dqn", x) for x in ("bool", "int8", "int16", "uint16", "uint32", "uint64", "int64")),
         *(("dqn", x) for x in ("float16", "float64")),
         *zip(("sac", "nstep_q", "ppo"), ("bool", "int64", "float16"), strict=True),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.crash)
+            for name in ("sac", "nstep_q", "ppo")
+            for dtype in ("bool", "int64", "float16")
+        ),
     ],
 )
 def test_whatever_a_box_may_hold_can_be_learnt_from(algorithm, dtype):

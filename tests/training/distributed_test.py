@@ -1,5 +1,8 @@
 """Tests of collectors with one learner."""
 
+import json
+from collections.abc import Collection
+
 import gin
 import numpy as np
 import pytest
@@ -114,23 +117,35 @@ def test_messages_fit_the_replay_buffer(tmp_path):
 class Losing(InProcess):
     """Loses collectors while the messages with these numbers are taken."""
 
-    losses: tuple[int, ...] = ()
+    losses: Collection[int] = ()
+    once = False  # whether each collector is lost once at most
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self._taken = 0
+        self._lost: set[int] = set()
 
     def take(self, number):
         self._taken += 1
-        if self._taken in self.losses:
-            raise CollectorLost(number, "it was unplugged")
+        self._lose(number)
         return super().take(number)
+
+    def save(self, number):
+        if self.once:
+            self._lose(number)
+        return super().save(number)
+
+    def _lose(self, number):
+        if self._taken in self.losses and not (self.once and number in self._lost):
+            self._lost.add(number)
+            raise CollectorLost(number, "it was unplugged")
 
 
 @pytest.fixture
 def losing(monkeypatch):
     monkeypatch.setattr(distributed, "InProcess", Losing)
     monkeypatch.setattr(Losing, "losses", ())
+    monkeypatch.setattr(Losing, "once", False)
     return Losing
 
 
@@ -175,17 +190,36 @@ def check_streams(buffer, min_truncated):
     assert len(cut) >= min_truncated
 
 
-def test_a_run_that_lost_collectors_is_resumed(tmp_path, losing):
-    losing.losses = (9, 10, 20)
-    run = Distributed(tmp_path / "run", distributed_runner__order="ready")
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1)])
+def test_a_run_that_loses_its_collectors_at_a_checkpoint_is_resumed(tmp_path, losing, sizes):
+    num_collectors, in_flight = sizes
+    settings = {
+        "distributed_runner__order": "ready",
+        "distributed_runner__num_collectors": num_collectors,
+        "distributed_runner__in_flight": in_flight,
+    }
+    run = Distributed(tmp_path / "run", **settings)
     run.stop_at(150)
+
+    def lose_all(record, phase):
+        if run.loop.env_steps >= 150:
+            run.stop.requested = True
+            losing.losses = range(10**6)  # until the checkpoint has replaced them
+            losing.once = True
+
+    run.progress.hook = lose_all
     with pytest.raises(Stopped):
         run.train()
     run.close()
-    losing.losses = (2,)
-    again = Distributed(tmp_path / "run", distributed_runner__order="ready")
+    losing.losses, losing.once = (), False
+    newest = max((tmp_path / "run/checkpoints").glob("step-*"))
+    state = json.loads((newest / "environment/state.json").read_text())
+    assert state["are_messages"] == [[False]] * num_collectors
+    assert state["restarts"] == [1] * num_collectors
+    again = Distributed(tmp_path / "run", **settings)
     assert again.train()["env_steps"] >= 300
-    assert again.metrics[-1]["collector_restarts"] == 4
+    assert again.metrics[-1]["collector_restarts"] == num_collectors
+    check_streams(again.parts.experience, min_truncated=1)
     again.close()
 
 
@@ -199,13 +233,13 @@ def test_a_loss_ends_a_run_in_turns_and_too_many_end_any_run(tmp_path, losing):
     run.close()
     losing.losses = range(9, 30)
     run = Distributed(tmp_path / "ready", distributed_runner__order="ready")
-    with pytest.raises(UserError, match="7 collectors were lost in a row without a message"):
+    with pytest.raises(UserError, match="It was lost 10 times in a row without a message"):
         run.train()
     run.close()
 
 
 def test_an_on_policy_agent_takes_turns(tmp_path):
-    with pytest.raises(UserError, match='Set it to "turns"'):
+    with pytest.raises(UserError, match='Set distributed_runner.order = "turns"'):
         Distributed(tmp_path / "run", algorithm="ppo", distributed_runner__order="ready")
 
 
