@@ -222,6 +222,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(flags, message):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.crash
 def test_the_binary_answers_all_questions():
     ended = run_binary("parity", "--gin_file=ppo_cartpole", "--num_updates=1")
     assert ended.returncode == 0, ended.stderr

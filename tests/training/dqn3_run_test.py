@@ -111,6 +111,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
         run.close()
 
 
+@pytest.mark.crash
 def test_evaluations_change_nothing_of_what_is_trained(tmp_path):
     unwatched = PLAN._replace(eval_interval=0)
     runs = [TinyRun(tmp_path / "evaluated"), TinyRun(tmp_path / "unwatched", unwatched)]
