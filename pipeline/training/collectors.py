@@ -1,0 +1,484 @@
+"""Trains one learner on the messages of several collectors."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import StepType, TimeStep, Trajectory
+
+from pipeline.acting.collect_driver import Carry, CollectDriver
+from pipeline.acting.episode_statistics import (
+    EpisodeStatistics,
+    initial_statistics,
+    merge_statistics,
+    with_empty_window,
+)
+from pipeline.agents.agent import Agent
+from pipeline.environments.watchdog import Watched
+from pipeline.ops.sums import ordered_sum
+from pipeline.replay import Experience
+from pipeline.training.collector import (
+    Message,
+    Order,
+    message_bytes,
+    read_message,
+    unpack,
+    weights,
+)
+from pipeline.training.collector_places import CollectorLost, Place
+from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
+from pipeline.utils import files
+from pipeline.utils.errors import UserError
+
+_STATE = "state.json"
+_LAGS = 100  # messages
+_MAX_LOSSES = 10  # of a collector in a row, without a message from it
+
+
+class Spaces(NamedTuple):
+    """Spaces of the environments of collectors."""
+
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    num_envs: int
+
+
+class Collectors:
+    """Runs iterations with the messages of collectors; implements `iteration.Runner`.
+
+    It is also the run's `TrainingEnvironment`: the collectors' files and the messages that are
+    under way are its part of a checkpoint.
+    """
+
+    at_once = 1
+
+    def __init__(
+        self,
+        agent: Agent,
+        experience: Experience,
+        place: Place,
+        spaces: Spaces,
+        env_steps: tf.Variable,
+        num_collectors: int,
+        num_steps: int,
+        in_flight: int,
+        in_turns: bool,
+    ):
+        """Initializes the runner.
+
+        Args:
+          agent: Agent to train.
+          experience: Store with a stream for each environment of each collector.
+          place: Where the collectors are.
+          spaces: Spaces of their environments.
+          env_steps: Counts the environment steps of the run, int64 [].
+          num_collectors: Number of collectors, K.
+          num_steps: Vector steps of a message.
+          in_flight: Messages under way for each collector.
+          in_turns: Whether messages are taken in turns, or as they arrive.
+        """
+        self._updates = Updates(agent, experience)
+        self._place = place
+        self._env_steps = env_steps
+        self._num_steps = num_steps
+        self._in_flight = in_flight
+        self._num_envs = spaces.num_envs  # of a collector
+        # An on-policy agent learns from a message of every collector, others from one at a time.
+        self._together = num_collectors if is_on_policy(agent, experience) else 1
+        self._repeats = (
+            num_steps // (experience.collect_steps * num_collectors) if experience.keeps_rows else 1
+        )
+        # None stands between the last message of a lost collector and the first of the next.
+        self._arrived: list[deque[Message | None]] = [deque() for _ in range(num_collectors)]
+        self._submitted = [0] * num_collectors
+        self._restarts = [0] * num_collectors
+        self._losses_in_a_row = [0] * num_collectors
+        self._lost_steps = 0
+        self._next = 0
+        self._version = 0
+        self._known = [-1] * num_collectors
+        self._sent: tuple[int, list[np.ndarray]] = -1, []
+        self._divergence = ""
+        self._lags: deque[int] = deque(maxlen=_LAGS)
+        self._learn = {
+            is_random: tf.function(self._iteration_of(is_random), autograph=False)
+            for is_random in (False, True)
+        }
+        self.is_repeatable = in_turns
+        self.observation_space, self.action_space, _ = spaces
+        self.batch_size = num_collectors * spaces.num_envs
+        self.collect_steps = num_steps * self._together
+        order = "turns" if in_turns else "ready"
+        self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
+        self.train: Chunk = lambda *arguments: self._run(False, *arguments)
+        self.collect_randomly: Chunk = lambda *arguments: self._run(True, *arguments)
+
+    @property
+    def drivers(self) -> Sequence[CollectDriver]:
+        """Returns the collect drivers, if they are in this process."""
+        return self._place.drivers
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        """Returns the objects that may hang: the environments, or the waits for collectors."""
+        return self._place.watched
+
+    def initial_state(self) -> LoopState:
+        """Returns the state before the first iteration; the collectors have reset already."""
+        agent = self._updates.agent
+        time_step = tf.nest.map_structure(
+            lambda spec: tf.zeros([self.batch_size, *spec.shape], spec.dtype), agent.time_step_spec
+        )
+        carry = Carry(
+            time_step,
+            agent.collect_policy.get_initial_state(self.batch_size),
+            tf.zeros([len(self._arrived)], tf.int64),
+            initial_statistics(self.batch_size),
+        )
+        return first_state(carry, agent)
+
+    def _run(
+        self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
+    ) -> LoopState:
+        for _ in range(int(max_iterations)):
+            losses = ordered_sum(list(state.loss_sums.values()))
+            if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
+                break
+            state = self._iterate(state, is_random)
+        return state
+
+    def _iterate(self, state: LoopState, is_random: bool) -> LoopState:
+        """Learns from the next messages, and asks their collectors for others."""
+        started = time.perf_counter()
+        state, by_number = self._next_messages(state, is_random)
+        waited = time.perf_counter() - started
+        messages = list(by_number.values())
+        rows = _joined([message.rows for message in messages], axis=1)
+        time_step = _joined([message.time_step for message in messages], axis=0)
+        statistics = [message.statistics for message in messages]
+        first = tf.constant(min(by_number) * self._num_envs, tf.int64)
+        before = int(state.carry.statistics.env_steps)
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, (rows, time_step, statistics))
+        state = self._learn[is_random](state, first, *tensors)
+        self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
+        if not is_random:
+            self._lags += [self._version - message.version for message in messages]
+            self._version += 1
+        return state._replace(collect_seconds=state.collect_seconds + waited)
+
+    def _iteration_of(self, is_random: bool) -> Callable[..., LoopState]:
+        """Returns the part of an iteration that runs in the graph."""
+
+        def learn(
+            state: LoopState,
+            first: tf.Tensor,
+            rows: Any,
+            time_step: Any,
+            statistics: Sequence[EpisodeStatistics],
+        ) -> LoopState:
+            width = rows.step_type.shape[1]
+            streams = first + tf.range(width, dtype=tf.int64)
+            # A rollout has the streams of one iteration, a replay buffer those of all collectors.
+            is_kept = self._updates.experience.keeps_rows
+            self._updates.experience.add(streams if is_kept else streams - first, rows, is_random)
+            self._updates.observe(rows)
+            carry = state.carry
+            of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs
+            has_collected = (of_collector >= first) & (of_collector < first + width)
+            steps = self._num_steps * tf.cast(has_collected, tf.int64)
+            state = state._replace(
+                carry=carry._replace(
+                    time_step=time_step,  # that the rows lead to
+                    vector_steps=carry.vector_steps + steps,
+                    statistics=_added(carry.statistics, streams, statistics),
+                )
+            )
+            if not is_random:
+                for _ in range(self._repeats):
+                    state = self._updates.update(state)
+            time_step = _replaced(carry.time_step, streams, time_step)
+            return state._replace(carry=state.carry._replace(time_step=time_step))
+
+        return learn
+
+    def _next_messages(
+        self, state: LoopState, is_random: bool
+    ) -> tuple[LoopState, dict[int, Message]]:
+        """Waits for the messages of an iteration; returns them by their collectors' numbers."""
+        messages: dict[int, Message] = {}
+        while len(messages) < self._together:
+            self._fill(is_random, messages)
+            try:
+                number = self._next if self.is_repeatable else self._first()
+                message = self._take(number)
+            except CollectorLost as lost:
+                self._replace_collector(lost)
+                continue
+            if message is None:
+                state = self._end_episodes(state, number)
+            else:
+                messages[number] = message
+                self._next = (number + 1) % len(self._arrived)
+        return state, messages
+
+    def _fill(self, is_random: bool, taken: Collection[int]) -> None:
+        """Asks each collector that is not in `taken` for messages until enough are under way."""
+        for _ in range(self._in_flight):
+            for number, arrived in enumerate(self._arrived):
+                under_way = sum(x is not None for x in arrived) + self._submitted[number]
+                if under_way < self._in_flight and number not in taken:
+                    self._submit(number, is_random)
+
+    def _submit(self, number: int, is_random: bool) -> None:
+        values = None
+        if self._known[number] != self._version:
+            if self._sent[0] != self._version:
+                values = [variable.numpy() for variable in weights(self._updates.agent)]
+                self._sent = self._version, values
+            self._known[number], values = self._sent
+        order = Order(values, self._version, int(self._env_steps), is_random)
+        self._place.submit(number, order)
+        self._submitted[number] += 1
+
+    def _first(self) -> int:
+        """Returns the number of a collector whose next message has arrived."""
+        numbers = [(self._next + n) % len(self._arrived) for n in range(len(self._arrived))]
+        arrived = next((number for number in numbers if self._arrived[number]), None)
+        return self._place.first() if arrived is None else arrived
+
+    def _take(self, number: int) -> Message | None:
+        if self._arrived[number]:
+            return self._arrived[number].popleft()
+        message = self._place.take(number)
+        self._submitted[number] -= 1
+        self._losses_in_a_row[number] = 0
+        return message
+
+    def _replace_collector(self, lost: CollectorLost) -> None:
+        """Puts a new collector, with random numbers of its own, in the place of a lost one.
+
+        Raises:
+          UserError: If messages are taken in turns, or the collector is lost again and again.
+        """
+        number = lost.number
+        if self.is_repeatable:
+            raise UserError(f"{lost}. Run the same command again to resume the run.") from lost
+        self._losses_in_a_row[number] += 1
+        if self._losses_in_a_row[number] >= _MAX_LOSSES:
+            raise UserError(
+                f"{lost}. It was lost {_MAX_LOSSES} times in a row without a message. Check the "
+                "cluster's machines, and run the same command again to resume the run."
+            ) from lost
+        self._restarts[number] += 1
+        self._lost_steps += self._submitted[number] * self._num_steps * self._num_envs
+        self._submitted[number] = 0
+        self._known[number] = -1
+        self._arrived[number].append(None)
+        print(f"{lost}; a new one takes its place", file=sys.stderr, flush=True)
+        self._place.replace(number, self._restarts[number])
+
+    def _end_episodes(self, state: LoopState, number: int) -> LoopState:
+        """Truncates the episodes of a lost collector at the observations after its last rows."""
+        if not self._updates.experience.keeps_rows:
+            return state
+        own = slice(number * self._num_envs, (number + 1) * self._num_envs)
+        time_step = state.carry.time_step
+        mine = tf.nest.map_structure(lambda x: x[own], time_step)
+        unfinished = mine.step_type != StepType.FIRST
+        streams = tf.range(own.start, own.stop, dtype=tf.int64)[unfinished]
+        last = tf.nest.map_structure(lambda x: x[unfinished], mine)
+        self._updates.experience.truncate(streams)
+        boundary_rows = _boundary_rows(self._updates.agent.collect_data_spec, last)
+        self._updates.experience.add(streams, boundary_rows)
+        begun = tf.fill(tf.shape(streams), tf.constant(StepType.FIRST))
+        step_type = _replaced(time_step.step_type, streams, begun)
+        time_step = time_step._replace(step_type=step_type)
+        return state._replace(carry=state.carry._replace(time_step=time_step))
+
+    def begin_new_episodes(self, state: LoopState) -> LoopState:
+        """Returns the state unchanged: collectors begin new episodes while they are restored."""
+        return state
+
+    def measurements(self) -> dict[str, Any]:
+        """Returns the mean staleness of the last 100 messages, and what was lost since the start.
+
+        The staleness of a message is the number of messages that the learner has learnt from since
+        it sent the weights with which the message was collected.
+        """
+        losses = {"collector_restarts": sum(self._restarts), "lost_env_steps": self._lost_steps}
+        return {
+            "staleness_mean": float(np.mean(self._lags)) if self._lags else None,
+            **({} if self.is_repeatable else losses),
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds that environments took; of parallel collectors, the mean."""
+        return self._place.seconds
+
+    @property
+    def divergence(self) -> str:
+        """Returns why the last `restore` could not continue some episodes, or "" if it did."""
+        return self._divergence
+
+    def failure_message(self) -> str:
+        """Returns what environments raised, one line for each, or "" if none raised."""
+        return self._place.failure_message()
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Waits for all messages that are under way, and writes them with the collectors' files."""
+        for number, arrived in enumerate(self._arrived):
+            own = folder / str(number)
+            own.mkdir()
+            unpack(self._files_of(number), own / "collector")
+            for place, message in enumerate(arrived):
+                if message is not None:
+                    (own / f"message-{place}.npz").write_bytes(message_bytes(message))
+        state = {
+            "next": self._next,
+            "version": self._version,
+            "are_messages": [[x is not None for x in arrived] for arrived in self._arrived],
+            "restarts": self._restarts,
+            "lost_steps": self._lost_steps,
+        }
+        (folder / _STATE).write_text(json.dumps(state))
+
+    def _files_of(self, number: int) -> dict[str, bytes]:
+        """Waits for the messages of a collector, and returns its files."""
+        while True:
+            try:
+                while self._submitted[number]:
+                    self._arrived[number].append(self._place.take(number))
+                    self._submitted[number] -= 1
+                return self._place.save(number)
+            except CollectorLost as lost:
+                self._replace_collector(lost)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: If the saved state does not fit this run.
+          UserError: If a collector is lost meanwhile.
+        """
+        names = "next", "version", "are_messages", "restarts", "lost_steps"
+        state = files.read_object(folder / _STATE, *names)
+        if len(state["are_messages"]) != len(self._arrived):
+            raise ValueError(
+                f"{len(state['are_messages'])} collectors were saved, but this run has "
+                f"{len(self._arrived)}"
+            )
+        self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
+        like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
+        for number, arrived in enumerate(self._arrived):
+            own = folder / str(number)
+            collector = own / "collector"
+            saved = {
+                str(path.relative_to(collector)): path.read_bytes()
+                for path in sorted(collector.rglob("*"))
+                if path.is_file()
+            }
+            arrived.clear()
+            for place, is_message in enumerate(state["are_messages"][number]):
+                path = own / f"message-{place}.npz"
+                arrived.append(read_message(path.read_bytes(), like) if is_message else None)
+            divergence = self._restored(number, saved)
+            newest = arrived[-1] if arrived else None
+            if divergence and newest is not None:
+                arrived[-1] = _truncated(newest)
+            self._divergence = self._divergence or divergence
+        self._next, self._version = int(state["next"]), int(state["version"])
+        self._lost_steps = int(state["lost_steps"])
+        self._known = [-1] * len(self._arrived)
+
+    def _restored(self, number: int, saved: dict[str, bytes]) -> str:
+        try:
+            if self._restarts[number]:
+                self._place.replace(number, self._restarts[number])  # with its random numbers
+            return self._place.restore(number, saved)
+        except CollectorLost as lost:
+            raise UserError(str(lost)) from lost
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._place.close()
+
+
+def empty_message(agent: Agent, num_steps: int, num_envs: int) -> Message:
+    """Returns a message of zeros, which has the structure, shapes and dtypes of all messages."""
+
+    def zeros(*leading: int) -> Callable[[tf.TensorSpec], np.ndarray]:
+        return lambda spec: np.zeros([*leading, *spec.shape], spec.dtype.as_numpy_dtype)
+
+    return Message(
+        tf.nest.map_structure(zeros(num_steps, num_envs), agent.collect_data_spec),
+        tf.nest.map_structure(zeros(num_envs), agent.time_step_spec),
+        tf.nest.map_structure(lambda x: x.numpy(), initial_statistics(num_envs)),
+        0,
+    )
+
+
+def is_on_policy(agent: Agent, experience: Experience) -> bool:
+    """Returns whether all rows of an update must be collected with the current weights."""
+    return not experience.keeps_rows and not agent.learns_off_policy
+
+
+def _joined(nests: Sequence[Any], axis: int) -> Any:
+    """Returns one nest of arrays, which are those of `nests` side by side."""
+    if len(nests) == 1:
+        return nests[0]  # without a copy
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts, axis), *nests)
+
+
+def _replaced(nest: Any, streams: tf.Tensor, values: Any) -> Any:
+    """Returns a nest of tensors [N, ...] in which the rows `streams` [W] have new values."""
+    indices = streams[:, tf.newaxis]
+    return tf.nest.map_structure(
+        lambda old, new: tf.tensor_scatter_nd_update(old, indices, new), nest, values
+    )
+
+
+def _added(
+    before: EpisodeStatistics, streams: tf.Tensor, messages: Sequence[EpisodeStatistics]
+) -> EpisodeStatistics:
+    """Returns the statistics with those of messages added."""
+    nothing = before.episode_return[:0], before.episode_length[:0]
+    counts = with_empty_window(before)._replace(
+        episode_return=nothing[0], episode_length=nothing[1]
+    )
+    merged = merge_statistics([counts, *messages], before)
+    in_flight = _replaced(
+        (before.episode_return, before.episode_length),
+        streams,
+        (merged.episode_return, merged.episode_length),
+    )
+    return merged._replace(episode_return=in_flight[0], episode_length=in_flight[1])
+
+
+def _boundary_rows(spec: Trajectory, time_step: TimeStep) -> Trajectory:
+    """Returns rows [1, S, ...] that end episodes at a time step [S, ...]."""
+    row = tensor_spec.zero_spec_nest(spec, outer_dims=[1, tf.shape(time_step.step_type)[0]])
+    return row.replace(
+        step_type=tf.fill(tf.shape(row.step_type), tf.constant(StepType.LAST)),
+        observation=tf.nest.map_structure(lambda x: x[tf.newaxis], time_step.observation),
+        next_step_type=tf.fill(tf.shape(row.step_type), tf.constant(StepType.FIRST)),
+        discount=tf.ones_like(row.discount),
+    )
+
+
+def _truncated(message: Message) -> Message:
+    """Returns a message whose unfinished episodes end with its last rows."""
+    rows = message.rows
+    next_step_type = rows.next_step_type.copy()
+    next_step_type[-1][rows.step_type[-1] != StepType.LAST] = StepType.LAST
+    return message._replace(rows=rows._replace(next_step_type=next_step_type))
