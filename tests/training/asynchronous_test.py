@@ -580,7 +580,7 @@ def test_threads_are_refused_where_an_exact_resume_is_required():
     exactness = Exactness(require_exact=True)
     exactness.check_runner(build_components("a3c").runner.is_repeatable)
     in_threads = build_components("a3c", **THREADS)
-    with pytest.raises(UserError, match="Threads .* cannot be resumed exactly"):
+    with pytest.raises(UserError, match="actors in threads.* cannot be resumed exactly"):
         exactness.check_runner(in_threads.runner.is_repeatable)
 
 
