@@ -12,12 +12,15 @@ import fcntl
 import json
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
 
 from pipeline.utils.errors import UserError, WriteError
+
+_LOCK_SECONDS = 1.0
 
 
 def sync(path: pathlib.Path) -> None:
@@ -129,6 +132,15 @@ def counts(value: Any, *shape: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def _is_locked(file: IO[str]) -> bool:
+    """Tries to lock a file; returns True if this process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     """Locks `path` until the returned file is closed or this process ends.
 
@@ -147,12 +159,12 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     with named_errors(folder, flag):
         make_folder(folder)
         file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
-            ) from error
+        # A process that a killed one was just starting may hold its lock for a moment.
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not _is_locked(file):
+            if time.monotonic() > deadline:
+                raise UserError(f"{busy} {folder}. Wait for it, stop it, or choose another {flag}.")
+            time.sleep(0.02)
     return file
 
 

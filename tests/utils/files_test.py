@@ -1,7 +1,8 @@
-"""Tests of what must be on the disk before something else relies on it."""
+"""Tests of locks, and of what must be on the disk before something else relies on it."""
 
 import os
 import pathlib
+import threading
 from typing import Any
 
 import pytest
@@ -68,3 +69,10 @@ def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, syn
     synced.clear()
     log.truncate_after(20)
     assert synced[1:] == [("rename", file), file.parent] and synced[0].parent == file.parent
+
+
+def test_a_lock_that_is_released_within_a_moment_is_waited_for(tmp_path):
+    """A child of a killed process holds its lock until the child runs another program."""
+    held = files.lock(tmp_path / ".lock", "busy in", "--folder")
+    threading.Timer(0.2, held.close).start()
+    files.lock(tmp_path / ".lock", "busy in", "--folder").close()
