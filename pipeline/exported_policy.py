@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
 import tempfile
@@ -41,7 +42,6 @@ class ExportedPolicy(tf.Module):
             tf.TensorSpec([None, *spec.shape], spec.dtype, name)
             for name, spec in zip(names, tf.nest.flatten(policy.observation_spec), strict=True)
         ]
-        self._env_steps = policy.env_steps
 
         @tf.function(input_signature=self._inputs, autograph=False)
         def act(*arrays: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -53,8 +53,7 @@ class ExportedPolicy(tf.Module):
         self._read_variables = act.get_concrete_function().graph.variables
 
     def description(self) -> Iterator[str]:
-        """Yields lines about the training, and about each input and output: name, dtype, shape."""
-        yield f"  after {self._env_steps:,} environment steps"
+        """Yields a line for each input and for the output: name, dtype and shape."""
         output = self.act.get_concrete_function().structured_outputs[_OUTPUT]
         rows = [("input", x.name, x) for x in self._inputs] + [("output", _OUTPUT, output)]
         for kind, name, spec in rows:
@@ -75,30 +74,59 @@ def _names(leaves: Sequence[specs.Leaf]) -> list[str]:
 
 
 def write_saved_model(policy: ExportedPolicy, path: pathlib.Path) -> None:
-    """Writes a folder that `tf.saved_model.load` reads; its signature is "serving_default"."""
-    tf.saved_model.save(policy, str(path), signatures=policy.act)
+    """Writes a folder that `tf.saved_model.load` reads; its signature is "serving_default".
+
+    Raises:
+      UserError: If the disk is full or not writable.
+    """
+    try:
+        tf.saved_model.save(policy, str(path), signatures=policy.act)
+    except tf.errors.OpError as error:
+        raise UserError(f"the policy cannot be written: {error.message}") from error
 
 
 def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
-    """Writes a file for LiteRT's interpreter, with the signature "serving_default"."""
+    """Writes a file for LiteRT's interpreter, with the signature "serving_default".
+
+    Raises:
+      UserError: If an operation of the policy cannot be converted.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write_saved_model(policy, pathlib.Path(folder))
-        path.write_bytes(tf.lite.TFLiteConverter.from_saved_model(folder).convert())
+        with _converting():
+            content = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+    path.write_bytes(content)
 
 
 def write_onnx(policy: ExportedPolicy, path: pathlib.Path) -> None:
-    """Writes a file for ONNX Runtime."""
+    """Writes a file for ONNX Runtime.
+
+    Raises:
+      UserError: If an operation of the policy cannot be converted.
+    """
     import tf2onnx
 
-    model, _ = tf2onnx.convert.from_function(policy.act, policy.act.input_signature)
+    with _converting():
+        model, _ = tf2onnx.convert.from_function(policy.act, policy.act.input_signature)
     path.write_bytes(model.SerializeToString())
 
 
-def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Iterator[str]:
+@contextlib.contextmanager
+def _converting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each converter has errors of its own
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"the policy cannot be converted ({reason}). Export it as saved_model."
+        ) from error
+
+
+def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> list[str]:
     """Writes a folder that `SavedRun` reads: configuration, spaces and the agent.
 
     Returns:
-      Lines about the training.
+      A line about the training.
     """
     with configuration.preserved():
         configuration.apply(run.read_config([], allow_gin_imports))
@@ -109,33 +137,28 @@ def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Ite
     checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
     env_steps = restored.checkpoint.env_steps
     checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
-    return iter([f"  after {env_steps:,} environment steps"])
+    return [_after(env_steps)]
+
+
+def _after(env_steps: int) -> str:
+    return f"  after {env_steps:,} environment steps"
 
 
 def _export(
     write: Callable[[ExportedPolicy, pathlib.Path], None],
-) -> Callable[[SavedRun, bool, pathlib.Path], Iterator[str]]:
+) -> Callable[[SavedRun, bool, pathlib.Path], list[str]]:
     """Returns a writer of runs that writes the policy with `write`."""
 
-    def write_policy(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> Iterator[str]:
-        exported = ExportedPolicy(load_policy(run, allow_gin_imports))
-        try:
-            write(exported, path)
-        except tf.errors.OpError as error:
-            raise UserError(f"the policy cannot be written: {error.message}") from error
-        except OSError:
-            raise
-        except Exception as error:  # each converter has errors of its own
-            reason = str(error).strip().partition("\n")[0]
-            raise UserError(
-                f"the policy cannot be converted ({reason}). Export it as saved_model."
-            ) from error
-        return exported.description()
+    def write_policy(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> list[str]:
+        policy = load_policy(run, allow_gin_imports)
+        exported = ExportedPolicy(policy)
+        write(exported, path)
+        return [_after(policy.env_steps), *exported.description()]
 
     return write_policy
 
 
-WRITERS: dict[str, Callable[[SavedRun, bool, pathlib.Path], Iterator[str]]] = {
+WRITERS: dict[str, Callable[[SavedRun, bool, pathlib.Path], list[str]]] = {
     "saved_model": _export(write_saved_model),
     "tflite": _export(write_tflite),
     "onnx": _export(write_onnx),

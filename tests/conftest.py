@@ -75,6 +75,17 @@ def user_environment(**variables: str) -> dict[str, str]:
     return kept | variables
 
 
+def process_commands() -> dict[int, str]:
+    """Returns the command lines of all processes of this machine, by process id."""
+    commands = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            commands[int(path.parent.name)] = (
+                path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+    return commands
+
+
 def start_binary(
     binary: str, *flags: str, popen: type[subprocess.Popen] = preloaded.Popen, **kwargs
 ) -> subprocess.Popen:

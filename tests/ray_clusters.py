@@ -46,6 +46,19 @@ def kill(node) -> None:
             process.process.poll()
 
 
+def raylet(node) -> int:
+    """Returns the process id of a node's main process."""
+    return node.all_processes["raylet"][0].process.pid
+
+
+def runs_on(node, process_id: int) -> bool:
+    """Returns True if a process descends from the main process of a node."""
+    while process_id not in (0, 1, raylet(node)):
+        stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
+        process_id = int(stat.rpartition(")")[2].split()[1])
+    return process_id == raylet(node)
+
+
 def wait_for(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -31,6 +31,7 @@ from pipeline.agents.agent import Agent
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.failures import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
 from pipeline.training.components import build_agent, count_of_env_steps
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
@@ -62,7 +63,7 @@ def collector_epsilon(
 
 
 class Identity(NamedTuple):
-    """What distinguishes a collector.
+    """Identifies a collector of a run.
 
     Attributes:
       number: Number of the collector, from 0.
@@ -240,10 +241,14 @@ class Collector:
 def packed(save: Callable[[pathlib.Path], None]) -> dict[str, bytes]:
     """Returns the files that `save` writes into a folder, by their relative paths."""
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        save(folder)
-        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+        save(pathlib.Path(name))
+        return files_in(pathlib.Path(name))
+
+
+def files_in(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns the files in a folder by their relative paths."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def unpack(files: dict[str, bytes], folder: pathlib.Path) -> None:
@@ -262,7 +267,10 @@ def split_stacks(message: Message) -> Message:
     """
     rows = message.rows
     stacks = rows.observation
-    if not isinstance(stacks, np.ndarray) or stacks.ndim < 5:  # rows, environments, S, two axes
+    if tf.nest.is_nested(stacks):
+        return message
+    spec = tf.TensorSpec(stacks.shape[2:], stacks.dtype)
+    if not is_frame_stack(spec) and not is_colour_stack(spec):
         return message
     pair = stacks[0], stacks[1:, :, -1]
     split = message._replace(rows=rows._replace(observation=pair))

@@ -30,6 +30,7 @@ from pipeline.replay import Experience
 from pipeline.training.collector import (
     Message,
     Order,
+    files_in,
     message_bytes,
     read_message,
     unpack,
@@ -259,6 +260,9 @@ class Collectors:
     def _take(self, number: int) -> Message | None:
         if self._arrived[number]:
             return self._arrived[number].popleft()
+        return self._receive(number)
+
+    def _receive(self, number: int) -> Message:
         message = self._place.take(number)
         self._submitted[number] -= 1
         self._losses_in_a_row[number] = 0
@@ -272,12 +276,13 @@ class Collectors:
         """
         number = lost.number
         if self.is_repeatable:
-            raise UserError(f"{lost}. Run the same command again to resume the run.") from lost
+            raise _fatal(lost) from lost
         self._losses_in_a_row[number] += 1
         if self._losses_in_a_row[number] >= _MAX_LOSSES:
-            raise UserError(
-                f"{lost}. It was lost {_MAX_LOSSES} times in a row without a message. Check the "
-                "cluster's machines, and run the same command again to resume the run."
+            raise _fatal(
+                lost,
+                f" It was lost {_MAX_LOSSES} times in a row without a message: check the cluster's "
+                "machines.",
             ) from lost
         self._restarts[number] += 1
         self._lost_steps += self._submitted[number] * self._num_steps * self._num_envs
@@ -358,8 +363,7 @@ class Collectors:
         while True:
             try:
                 while self._submitted[number]:
-                    self._arrived[number].append(self._place.take(number))
-                    self._submitted[number] -= 1
+                    self._arrived[number].append(self._receive(number))
                 return self._place.save(number)
             except CollectorLost as lost:
                 self._replace_collector(lost)
@@ -382,17 +386,11 @@ class Collectors:
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         for number, arrived in enumerate(self._arrived):
             own = folder / str(number)
-            collector = own / "collector"
-            saved = {
-                str(path.relative_to(collector)): path.read_bytes()
-                for path in sorted(collector.rglob("*"))
-                if path.is_file()
-            }
             arrived.clear()
             for place, is_message in enumerate(state["are_messages"][number]):
                 path = own / f"message-{place}.npz"
                 arrived.append(read_message(path.read_bytes(), like) if is_message else None)
-            divergence = self._restored(number, saved)
+            divergence = self._restored(number, files_in(own / "collector"))
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:
                 arrived[-1] = _truncated(newest)
@@ -407,7 +405,7 @@ class Collectors:
                 self._place.replace(number, self._restarts[number])  # with its random numbers
             return self._place.restore(number, saved)
         except CollectorLost as lost:
-            raise UserError(str(lost)) from lost
+            raise _fatal(lost) from lost
 
     def close(self) -> None:
         """Closes the environments."""
@@ -431,6 +429,11 @@ def empty_message(agent: Agent, num_steps: int, num_envs: int) -> Message:
 def is_on_policy(agent: Agent, experience: Experience) -> bool:
     """Returns whether all rows of an update must be collected with the current weights."""
     return not experience.keeps_rows and not agent.learns_off_policy
+
+
+def _fatal(lost: CollectorLost, why: str = "") -> UserError:
+    """Returns the error that ends a run whose collector was lost."""
+    return UserError(f"{lost}.{why} Run the same command again to resume the run.")
 
 
 def _joined(nests: Sequence[Any], axis: int) -> Any:

@@ -26,11 +26,7 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
 from pipeline.replay.columns import available_memory
-from pipeline.training.collector import (
-    Collector,
-    Identity,
-    Message,
-)
+from pipeline.training.collector import Collector, Identity, Message
 from pipeline.training.collector_places import InProcess, Place
 from pipeline.training.collectors import Collectors, Spaces, empty_message, is_on_policy
 from pipeline.training.components import (
@@ -45,10 +41,29 @@ from pipeline.training.components import (
 from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
-_DEFAULT_STEPS = 32  # vector steps of a message
 
+def _build_place(
+    address: str | None,
+    num_collectors: int,
+    seed: int,
+    create_environment: Callable[..., VectorEnvironment],
+    create_agent: Callable[..., Agent],
+    like: Message,
+    timeout: float,
+) -> Place:
+    """Builds the collectors, in this process or in the Ray cluster at `address`.
 
-def _over_ray(address: str, num_collectors: int, seed: int, like: Message, timeout: float) -> Place:
+    Raises:
+      UserError: If Ray is not installed or cannot be reached, or an environment fails.
+    """
+    if address is None:
+
+        def create(number: int, restarts: int) -> Collector:
+            identity = Identity(number, restarts, num_collectors, seed)
+            num_steps = like.rows.step_type.shape[0]
+            return Collector(identity, create_environment, create_agent, num_steps)
+
+        return InProcess(num_collectors, create)
     if importlib.util.find_spec("ray") is None:
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
     from pipeline.training.ray_collectors import OverRay
@@ -110,7 +125,7 @@ def distributed_runner(
     create_experience: Callable[..., Experience],
     *,
     num_collectors: PositiveInt = 2,
-    message_steps: PositiveInt = _DEFAULT_STEPS,
+    message_steps: PositiveInt = 32,
     in_flight: PositiveInt = 2,
     order: Literal["turns", "ready"] = "turns",
     timeout: Positive = 240.0,
@@ -161,16 +176,9 @@ def distributed_runner(
         in_flight = 1
     like = empty_message(agent, num_steps, spaces.num_envs)
     _check_memory(like, num_collectors, in_flight)
-    place: Place
-    if ray_address is None:
-
-        def create(number: int, restarts: int) -> Collector:
-            identity = Identity(number, restarts, num_collectors, seed)
-            return Collector(identity, create_environment, create_agent, num_steps)
-
-        place = InProcess(num_collectors, create)
-    else:
-        place = _over_ray(ray_address, num_collectors, seed, like, timeout)
+    place = _build_place(
+        ray_address, num_collectors, seed, create_environment, create_agent, like, timeout
+    )
     in_turns = order == "turns"
     runner = Collectors(
         agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight, in_turns

@@ -189,22 +189,20 @@ class OverRay:
         """
         last = self._last + 1
         numbers = [*range(last, len(self._calls)), *range(last)]  # no collector is always first
-        numbers = [number for number in numbers if self._calls[number]]
-        calls = [self._calls[number][0] for number in numbers]
+        oldest = {number: self._calls[number][0] for number in numbers if self._calls[number]}
+        calls = [*oldest.values()]
         while True:
-            wait = min(self._since[number] for number in numbers) + self._timeout
+            wait = min(self._since[number] for number in oldest) + self._timeout
             wait -= time.monotonic()
             with self._waiting("no collector"):
-                ready, _ = ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)
-            ready += ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)[0]
+                ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
             late = time.monotonic() - self._timeout
-            for number, call in zip(numbers, calls, strict=True):
+            for number, call in oldest.items():
                 if call not in ready and self._since[number] < late:
                     raise CollectorLost(number, self._no_answer)
             if ready:
-                self._last = next(
-                    n for n, call in zip(numbers, calls, strict=True) if call in ready
-                )
+                self._last = next(number for number, call in oldest.items() if call in ready)
                 return self._last
 
     def replace(self, number: int, restarts: int) -> None:

@@ -144,7 +144,7 @@ def _is_locked(file: IO[str]) -> bool:
 def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     """Locks `path` until the returned file is closed or this process ends.
 
-    Creates the folder of `path` if it is missing.
+    Creates the folder of `path` if it is missing. Waits up to a second for another process.
 
     Args:
       path: Path of the lock file.
@@ -159,7 +159,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     with named_errors(folder, flag):
         make_folder(folder)
         file = path.open("w")
-        # A process that a killed one was just starting may hold its lock for a moment.
+        # A child that a killed process was just starting may hold its lock for a moment.
         deadline = time.monotonic() + _LOCK_SECONDS
         while not _is_locked(file):
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ import time
 import pytest
 import ray
 from conftest import ROOT
-from ray_clusters import kill, ray_cluster, run, wait_for
+from ray_clusters import kill, ray_cluster, run, runs_on, wait_for
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 
 from pipeline.benchmarks import cluster, ray_process
@@ -84,7 +84,7 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
     wait_for(lambda: process_ids(tmp_path))
     (trained,) = process_ids(tmp_path)
-    (owner,) = [node for node in nodes.worker_nodes if trains_on(node, trained)]
+    (owner,) = [node for node in nodes.worker_nodes if runs_on(node, trained)]
     (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").touch()  # started again, it finishes
     kill(owner)
     nodes.worker_nodes.remove(owner)
@@ -95,15 +95,6 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     told = "dqn-A-v1 seed 1: node .* was lost. The run will be restarted"
     assert re.search(told, capsys.readouterr().out)
     assert any("has left the cluster" in line for line in suite.said)
-
-
-def trains_on(node, process_id: int) -> bool:
-    """Returns True if a process descends from the raylet of a node."""
-    raylet = node.all_processes["raylet"][0].process.pid
-    while process_id not in (0, 1, raylet):
-        stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
-        process_id = int(stat.rpartition(")")[2].split()[1])
-    return process_id == raylet
 
 
 def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):

@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 import pytest
-from conftest import run_binary, start_binary
+from conftest import process_commands, run_binary, start_binary
 
 
 class Benchmark(NamedTuple):
@@ -35,15 +35,8 @@ def wait_for(is_reached, process: subprocess.Popen) -> None:
 
 def trainings(output_dir: pathlib.Path) -> list[str]:
     """Returns the commands of the processes that train in the folder."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
-            continue
-        if f"--root_dir={output_dir}" in command:
-            found.append(command)
-    return found
+    flag = f"--root_dir={output_dir}"
+    return [command for command in process_commands().values() if flag in command]
 
 
 def kill(process: subprocess.Popen, output_dir: pathlib.Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import random
 import re
 import signal
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 import ray
 import tensorflow as tf
-from conftest import ROOT
+from conftest import ROOT, process_commands
 from host_loops import PLAN, Run
-from ray_clusters import kill, ray_cluster, wait_for
+from ray_clusters import kill, ray_cluster, raylet, runs_on, wait_for
 from tf_agents.trajectories import StepType
 
 from pipeline.runs.run_folder import RunFolder
@@ -74,24 +73,16 @@ class Light(OverRay):
 
 def process_ids(name="ray::LightCollector"):
     """Returns the ids of the processes of actors."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(name.encode()):
-                found.append(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+    return [number for number, command in process_commands().items() if command.startswith(name)]
 
 
 class Impala(Run):
     """Run with light collectors on a cluster."""
 
-    def __init__(self, path, address, num_env_steps=10**9):
+    def __init__(self, path, address):
         plan = PLAN._replace(
-            num_env_steps=num_env_steps, log_interval=1_000, eval_interval=0,
-            checkpoint_interval=20_000,
-        )  # fmt: skip
+            num_env_steps=10**9, log_interval=1_000, eval_interval=0, checkpoint_interval=20_000
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray_collectors, "OverRay", Light)
             super().__init__(
@@ -101,6 +92,15 @@ class Impala(Run):
                 distributed_runner__timeout=8.0,
                 distributed_runner__num_collectors=NUM_COLLECTORS,
             )  # fmt: skip
+
+    def train_until(self, hook):
+        """Trains until `hook`, which is called at every update, raises Done."""
+        self.progress.hook = hook
+        try:
+            with pytest.raises(Done):
+                self.train()
+        finally:
+            self.close()
 
 
 class Killer(threading.Thread):
@@ -151,12 +151,8 @@ def test_a_thousand_kills_lose_nothing_in_silence(tmp_path, capfd):
     with ray_cluster(2, 2, 2) as nodes:
         run = Impala(tmp_path / "run", nodes.address)
         killer = Killer(run.loop)
-        run.progress.hook = node_killer = NodeKiller(nodes, killer)
-        try:
-            with pytest.raises(Done):
-                run.train()
-        finally:
-            run.close()
+        node_killer = NodeKiller(nodes, killer)
+        run.train_until(node_killer)
         wait_for(lambda: not process_ids(), 30)
     assert killer.num_kills == NUM_KILLS
     assert node_killer.num_kills >= NUM_NODE_KILLS - 1
@@ -191,32 +187,18 @@ def test_what_freezes_is_replaced(tmp_path, capfd, what):
             victim = min(process_ids())
             if what == "collector":
                 return [victim]
-            (node,) = [node for node in nodes.worker_nodes if descends(victim, raylet(node))]
-            own = [x for x in process_ids() if descends(x, raylet(node))]
-            return [raylet(node), *own]
+            (node,) = [node for node in nodes.worker_nodes if runs_on(node, victim)]
+            return [raylet(node), *(x for x in process_ids() if runs_on(node, x))]
 
         run = Impala(tmp_path / "run", nodes.address)
-        run.progress.hook = freezer = Freezer(run, find)
+        freezer = Freezer(run, find)
         try:
-            with pytest.raises(Done):
-                run.train()
+            run.train_until(freezer)
         finally:
-            run.close()
             for process in freezer.frozen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
     assert "a new one takes its place" in capfd.readouterr().err
-
-
-def raylet(node):
-    return node.all_processes["raylet"][0].process.pid
-
-
-def descends(process_id, ancestor):
-    while process_id not in (0, 1, ancestor):
-        stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
-        process_id = int(stat.rpartition(")")[2].split()[1])
-    return process_id == ancestor
 
 
 def test_a_full_object_store_is_named(tmp_path, monkeypatch):

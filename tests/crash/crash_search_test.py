@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, process_commands
 from ray_clusters import ray_cluster, wait_for
 
 from pipeline.utils.jsonl import read_jsonl
@@ -47,15 +47,7 @@ def trials(folder: pathlib.Path) -> list[dict]:
 
 
 def is_training(folder: pathlib.Path) -> bool:
-    commands = pathlib.Path("/proc").glob("[0-9]*/cmdline")
-    return any(f"--root_dir={folder}".encode() in content(path) for path in commands)
-
-
-def content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
+    return any(f"--root_dir={folder}" in command for command in process_commands().values())
 
 
 def test_a_killed_search_has_the_trials_of_one_that_was_not(tmp_path):

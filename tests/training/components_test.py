@@ -47,10 +47,9 @@ def test_the_parts_fit_each_other():
     [
         *(("dqn", x) for x in ("bool", "int8", "int16", "uint16", "uint32", "uint64", "int64")),
         *(("dqn", x) for x in ("float16", "float64")),
-        *zip(("sac", "nstep_q", "ppo"), ("bool", "int64", "float16"), strict=True),
         *(
-            pytest.param(name, dtype, marks=pytest.mark.crash)
-            for name in ("sac", "nstep_q", "ppo")
+            pytest.param(name, dtype, marks=[pytest.mark.crash] * (dtype != often))
+            for name, often in (("sac", "bool"), ("nstep_q", "int64"), ("ppo", "float16"))
             for dtype in ("bool", "int64", "float16")
         ),
     ],

@@ -276,7 +276,7 @@ def test_a_replaced_collector_repeats_no_episode_and_explores_by_its_number(tmp_
 def message_of_stacks(padding):
     """Returns a message of stacks of frames; those before an episode's first are `padding`."""
     rng = np.random.default_rng(0)
-    stacks = rng.integers(0, 255, (40, 2, 4, 5, 5), np.uint8)
+    stacks = rng.integers(0, 255, (40, 2, 4, 36, 36), np.uint8)
     step_type = rng.choice([StepType.MID, StepType.LAST], (40, 2), p=[0.8, 0.2])
     for t in range(1, 40):
         stacks[t, :, :-1] = stacks[t - 1, :, 1:]
