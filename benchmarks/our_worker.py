@@ -39,7 +39,7 @@ def gin_files(work: works.Work, variant: str = "") -> list[str]:
     """Returns the shipped configs of a work, in the order in which they are applied."""
     runner = ["runners/asynchronous"] if variant in _SCHEDULERS else []
     if work.is_atari:
-        return [f"{work.algorithm}_pong", *runner]
+        return [f"{work.algorithm}_atari", *runner]
     return [f"agents/{work.algorithm}", "environments/gymnasium", *runner]
 
 
@@ -85,6 +85,7 @@ def _environment(work: works.Work, num_envs: int, variant: str) -> list[str]:
         precision = "mixed_bfloat16" if variant == BFLOAT16 else "float32"
         environment = "deepmind_atari" if work.algorithm == "dqn3" else "atari"
         return [
+            f'{environment}_environment.game = "pong"',
             f"{environment}_environment.num_envs = {num_envs}",
             f'encoder_precision.policy = "{precision}"',
         ]

@@ -54,15 +54,15 @@ def main(_: Sequence[str]) -> None:
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline import exported_policy
 
-    write = exported_policy.WRITERS[_FORMAT.value]
+    export = exported_policy.load_export(run, _ALLOW_GIN_IMPORTS.value, _FORMAT.value)
     with named_errors(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=output.parent) as folder:
             temporary = pathlib.Path(folder) / output.name
-            lines = write(run, _ALLOW_GIN_IMPORTS.value, temporary)
+            export.write(temporary)
             temporary.rename(output)
     print(f"exported to {output}")
-    for line in lines:
+    for line in export.description:
         print(line)
 
 

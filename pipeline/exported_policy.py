@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -122,46 +124,51 @@ def _converting() -> Iterator[None]:
         ) from error
 
 
-def write_run(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> list[str]:
-    """Writes a folder that `SavedRun` reads: configuration, spaces and the agent.
+class Export(NamedTuple):
+    """A policy in memory.
 
-    Returns:
-      A line about the training.
+    Attributes:
+      write: Writes it to a path.
+      description: Lines about it.
     """
+
+    write: Callable[[pathlib.Path], None]
+    description: list[str]
+
+
+def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> Export:
+    """Loads the policy of a run, to be written as "saved_model", "tflite", "onnx" or "run".
+
+    Raises:
+      UserError: If the run cannot be loaded.
+    """
+    if export_format == "run":
+        return _load_small_run(run, allow_gin_imports)
+    write = {"saved_model": write_saved_model, "tflite": write_tflite, "onnx": write_onnx}
+    policy = load_policy(run, allow_gin_imports)
+    exported = ExportedPolicy(policy)
+    return Export(
+        functools.partial(write[export_format], exported),
+        [_after(policy.env_steps), *exported.description()],
+    )
+
+
+def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
+    """Loads what a run folder of the agent alone has: configuration, spaces and weights."""
     with configuration.preserved():
         configuration.apply(run.read_config([], allow_gin_imports))
         restored = restore_agent(run)
-    path.mkdir()
-    write_text(path / "operative_config.gin", run.config)
-    write_json(path / "run.json", run.origin)
-    checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
     env_steps = restored.checkpoint.env_steps
-    checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
-    return [_after(env_steps)]
+
+    def write(path: pathlib.Path) -> None:
+        path.mkdir()
+        write_text(path / "operative_config.gin", run.config)
+        write_json(path / "run.json", run.origin)
+        checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
+        checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
+
+    return Export(write, [_after(env_steps)])
 
 
 def _after(env_steps: int) -> str:
     return f"  after {env_steps:,} environment steps"
-
-
-def _export(
-    write: Callable[[ExportedPolicy, pathlib.Path], None],
-) -> Callable[[SavedRun, bool, pathlib.Path], list[str]]:
-    """Returns a writer of runs that writes the policy with `write`."""
-
-    def write_policy(run: SavedRun, allow_gin_imports: bool, path: pathlib.Path) -> list[str]:
-        policy = load_policy(run, allow_gin_imports)
-        exported = ExportedPolicy(policy)
-        write(exported, path)
-        return [_after(policy.env_steps), *exported.description()]
-
-    return write_policy
-
-
-WRITERS: dict[str, Callable[[SavedRun, bool, pathlib.Path], list[str]]] = {
-    "saved_model": _export(write_saved_model),
-    "tflite": _export(write_tflite),
-    "onnx": _export(write_onnx),
-    "run": write_run,
-}
-"""Writes a run to a path by the name of the format. The result describes what was written."""

@@ -261,7 +261,8 @@ def test_interrupt_ends_it_quickly(finished_run, tmp_path, flags):
 def test_the_papers_evaluation_of_dqn3(tmp_path):
     tiny = ["nature_cnn_encoder.units = (8,)", "ReplayBuffer.capacity = 100", "WARM_UP = 60"]
     lengths = ["train.num_env_steps = 80", "Evaluator.num_env_steps = 40"]
-    configuration.load(["dqn3_breakout"], [*tiny, *lengths, "train.eval_interval = 70"])
+    game = "deepmind_atari_environment.game = 'breakout'"
+    configuration.load(["dqn3_atari"], [game, *tiny, *lengths, "train.eval_interval = 70"])
     train(str(tmp_path / "run"), 1, "fail", StopSignal())
     limit = "evaluation/deepmind_atari_environment.max_episode_frames = 120"
     flags = ["--checkpoint=best", "--num_episodes=3", f"--gin_bindings={limit}"]

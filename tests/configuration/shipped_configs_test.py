@@ -20,9 +20,7 @@ READY = [name for name in NAMES if "/" not in name]
 AGENTS = [name for name in NAMES if name.startswith("agents/")]
 ENVIRONMENTS = [name for name in NAMES if name.startswith("environments/")]
 GAMES = [  # configs of one game
-    name
-    for name in READY
-    if name.endswith(("_pong", "_breakout")) and f"{name.rpartition('_')[0]}_atari" in READY
+    name for name in READY if name.endswith("_pong") and f"{name.rpartition('_')[0]}_atari" in READY
 ]
 
 DISCRETE = {

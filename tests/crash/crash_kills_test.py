@@ -29,6 +29,7 @@ _PONG = """
     evaluation/atari_environment.num_envs = 2
 """
 _DEEPMIND = """
+    deepmind_atari_environment.game = "breakout"
     deepmind_atari_environment.max_episode_frames = 400
     BlockReplayBuffer.block_size = 24
     create_dqn_agent.target_update_env_steps = 40
@@ -84,7 +85,7 @@ CASES = {
     "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _PONG + _REPLAY)),
     "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _PONG + _ROLLOUT)),
     "sac_pong": Case(10, 60, atari_flags("sac_pong", _PONG + _REPLAY)),
-    "dqn3_breakout": Case(10, 60, atari_flags("dqn3_breakout", _DEEPMIND + _REPLAY)),
+    "dqn3": Case(10, 60, atari_flags("dqn3_atari", _DEEPMIND + _REPLAY)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Tests that an interrupted tiny run of dqn3_breakout ends with the same bits as its twin."""
+"""Tests that an interrupted tiny run of dqn3_atari ends with the same bits as its twin."""
 
 import math
 import re
@@ -22,6 +22,7 @@ from pipeline.utils.shutdown import Stopped
 
 WARM_UP = 40
 BINDINGS = f"""
+    deepmind_atari_environment.game = "breakout"
     nature_cnn_encoder.filters = ((4, 8, 4), (4, 4, 2))
     nature_cnn_encoder.units = (8,)
     ReplayBuffer.capacity = 150
@@ -50,7 +51,7 @@ class TinyRun(Run):
         self.warm_up = WARM_UP
 
     def build(self, path, algorithm, **overrides):
-        configuration.load(["dqn3_breakout"], statements(self.bindings))
+        configuration.load(["dqn3_atari"], statements(self.bindings))
         return build_bound(3)
 
     def everything(self):
