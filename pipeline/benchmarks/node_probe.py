@@ -17,6 +17,7 @@ import sys
 
 from pipeline.checkpointing.exactness import traits
 from pipeline.runs import source_revision
+from pipeline.utils.memory import free_memory
 
 
 def main(folder: str, file: str, lock: str, own: str) -> None:
@@ -36,18 +37,11 @@ def main(folder: str, file: str, lock: str, own: str) -> None:
         "source_sha256": source_revision.source_sha256(),
         "traits": traits(),
         "niceness": os.nice(0),
-        "free_memory": _available_memory(),
+        "free_memory": free_memory(),
         "sees_file": sees_file,
         "is_locked_out": is_locked_out,
     }
     print(json.dumps(probe))
-
-
-def _available_memory() -> int:
-    """Returns the bytes of memory that a new process can use without swapping."""
-    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
-    return 1024 * int(kibibytes)
 
 
 if __name__ == "__main__":

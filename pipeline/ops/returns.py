@@ -150,12 +150,13 @@ def v_trace(
     With rho_t = min(rho_clip, ratio_t), c_t = lambda min(1, ratio_t) and v_T = V_T = final_value,
 
         v_t = V_t + rho_t (r_t + d_t V_{t+1} - V_t) + d_t c_t (v_{t+1} - V_{t+1})
-        A_t = rho_t (r_t + d_t v_{t+1} - V_t)
+        A_t = rho_t (r_t + d_t (lambda v_{t+1} + (1 - lambda) V_{t+1}) - V_t)
 
     See Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1, remark 2 and section
-    4.2. If all ratios are 1 and rho_clip is at least 1, v_t is the TD(lambda) return. The target of
-    a boundary row is its value and its advantage is 0, so that a truncated episode bootstraps with
-    that value.
+    4.2. The paper has no lambda in A_t; here it is as in `rlax.vtrace_td_error_and_advantage`. If
+    all ratios are 1 and rho_clip is at least 1, v_t is the TD(lambda) return and A_t = v_t - V_t.
+    The target of a boundary row is its value and its advantage is 0, so that a truncated episode
+    bootstraps with that value.
 
     Args:
       rewards: [T, B] float32.
@@ -182,7 +183,8 @@ def v_trace(
     weights = tf.minimum(ratios, rho_clip)
     traces = discounts * lambda_ * tf.minimum(ratios, 1.0)
     targets = values + _linear_recurrence(weights * errors, traces, tf.zeros_like(final_value))
-    errors = one_step_targets(rewards, discounts, targets, final_value) - values
+    following = lambda_ * targets + (1.0 - lambda_) * values
+    errors = one_step_targets(rewards, discounts, following, final_value) - values
     return targets, weights * errors
 
 

@@ -6,53 +6,19 @@ therefore read with `ResourceGather` and write with `ResourceScatterUpdate`, whi
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
-_CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
 _BLOCK_ROWS = 10_000  # Rows that `bad_columns` reads at a time.
 
 
 def row_bytes(spec: tf.TensorSpec) -> int:
     """Returns the size of one row of a column in bytes."""
     return math.prod(spec.shape) * spec.dtype.size
-
-
-def available_memory() -> int:
-    """Returns the memory that this process may use, in bytes.
-
-    It is this machine's memory, or the limit of one of the control groups of the process, such as a
-    container's, if that is lower.
-    """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _limit_files():
-        with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
-            limits.append(int(path.read_text()))
-    return min(limits)
-
-
-def _limit_files() -> Iterator[pathlib.Path]:
-    """Yields the files that may hold memory limits of the process's control groups (Linux)."""
-    try:
-        groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in groups:
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        name = "memory.limit_in_bytes" if controllers else "memory.max"  # version 1, version 2
-        folder = _CONTROL_GROUPS / controllers
-        path = folder / group.lstrip("/")
-        yield from (parent / name for parent in (path, *path.parents))
 
 
 def column_names(spec: trajectory.Trajectory) -> list[str]:

@@ -9,6 +9,7 @@ from tf_agents.trajectories import trajectory
 
 from pipeline.replay import columns
 from pipeline.utils.errors import UserError
+from pipeline.utils.memory import available_memory
 
 _MOST_UPDATES = 1_000  # Limit per iteration, unless the iteration has a single vector step.
 
@@ -62,7 +63,7 @@ def check_capacity(
             f"{older_frames} older frames need {rows}. Set it to {rows * num_envs:_} or more."
         )
     row = sum(map(columns.row_bytes, tf.nest.flatten(stored_spec)))
-    memory = columns.available_memory()
+    memory = available_memory()
     if capacity * row > memory:
         raise UserError(
             f"ReplayBuffer.capacity = {capacity:_} rows of {row:_} bytes needs "

@@ -25,7 +25,6 @@ import tensorflow as tf
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
-from pipeline.replay.columns import available_memory
 from pipeline.training.collector import Collector, Identity, Message
 from pipeline.training.collector_places import InProcess, Place
 from pipeline.training.collectors import Collectors, Spaces, empty_message, is_on_policy
@@ -40,6 +39,7 @@ from pipeline.training.components import (
 )
 from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.memory import available_memory
 
 
 def _build_place(
@@ -49,12 +49,15 @@ def _build_place(
     create_environment: Callable[..., VectorEnvironment],
     create_agent: Callable[..., Agent],
     like: Message,
+    in_flight: int,
+    in_turns: bool,
     timeout: float,
 ) -> Place:
     """Builds the collectors, in this process or in the Ray cluster at `address`.
 
     Raises:
-      UserError: If Ray is not installed or cannot be reached, or an environment fails.
+      UserError: If Ray is not installed or cannot be reached, if the messages under way do not fit
+        into its object stores, or if an environment fails.
     """
     if address is None:
 
@@ -68,7 +71,7 @@ def _build_place(
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
     from pipeline.training.ray_collectors import OverRay
 
-    return OverRay(address, num_collectors, seed, like, timeout)
+    return OverRay(address, num_collectors, seed, like, in_flight, in_turns, timeout)
 
 
 def _check_length(num_steps: int, experience: Any) -> None:
@@ -176,10 +179,11 @@ def distributed_runner(
         in_flight = 1
     like = empty_message(agent, num_steps, spaces.num_envs)
     _check_memory(like, num_collectors, in_flight)
-    place = _build_place(
-        ray_address, num_collectors, seed, create_environment, create_agent, like, timeout
-    )
     in_turns = order == "turns"
+    place = _build_place(
+        ray_address, num_collectors, seed, create_environment, create_agent, like, in_flight,
+        in_turns, timeout,
+    )  # fmt: skip
     runner = Collectors(
         agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight, in_turns
     )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import tensorflow as tf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
+from pipeline.checkpointing import exactness
 from pipeline.environments.watchdog import Watched
-from pipeline.training.collector import Identity, Message, Order, join_stacks
+from pipeline.runs import source_revision
+from pipeline.training.collector import Identity, Message, Order, join_stacks, split_stacks
 from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
 from pipeline.utils.ray_connection import connect, last_line
@@ -43,6 +47,14 @@ def _actor_class() -> Any:
             configure_tensorflow()
             factories = bound("create_environment"), bound("create_agent")
             self._collector = Collector(Identity(*identity), *factories, num_steps)
+
+        def machine(self) -> tuple[str, str, dict[str, str]]:
+            import socket
+
+            from pipeline.checkpointing.exactness import traits
+            from pipeline.runs.source_revision import source_sha256
+
+            return socket.gethostname(), source_sha256(), traits()
 
         def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
@@ -107,7 +119,16 @@ class OverRay:
 
     drivers: Sequence[CollectDriver] = ()
 
-    def __init__(self, address: str, num_collectors: int, seed: int, like: Message, timeout: float):
+    def __init__(
+        self,
+        address: str,
+        num_collectors: int,
+        seed: int,
+        like: Message,
+        in_flight: int,
+        in_turns: bool,
+        timeout: float,
+    ):
         """Connects to the cluster and starts the collectors.
 
         Args:
@@ -115,15 +136,18 @@ class OverRay:
           num_collectors: Number of collectors.
           seed: Seed of the run.
           like: Message of the structure, shapes and dtypes of all messages.
-          timeout: Longest wait for a message, in seconds.
+          in_flight: Messages that each collector is asked for in advance.
+          in_turns: Whether messages are taken in turns, so that machines should be equal.
+          timeout: Longest wait for an answer, in seconds.
 
         Raises:
-          UserError: If there is no such cluster.
+          UserError: If there is no such cluster, or it cannot store the messages.
         """
         self._like = like
         self._num_collectors = num_collectors
         self._seed = seed
         self._timeout = timeout
+        self._in_turns = in_turns
         self._calls: list[deque[Any]] = [deque() for _ in range(num_collectors)]
         self._since = [0.0] * num_collectors  # when the wait for the oldest message began
         self._seconds = [0.0] * num_collectors
@@ -131,7 +155,12 @@ class OverRay:
         self._last = 0
         self._waiting = _Waits()
         self.watched: Sequence[Watched] = (self._waiting,)
+        self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
+        self._source, self._traits = source_revision.source_sha256(), exactness.traits()
         connect(address)
+        _check_object_stores(num_collectors * in_flight * _sent_bytes(like))
+        if missing := self._missing_cpus():
+            print(f"note: {missing}. The others start when nodes join.", file=sys.stderr)
         self._actors = [self._start(number, 0) for number in range(num_collectors)]
 
     def _start(self, number: int, restarts: int) -> Any:
@@ -139,7 +168,39 @@ class OverRay:
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         identity = tuple(Identity(number, restarts, self._num_collectors, self._seed))
         num_steps = self._like.rows.step_type.shape[0]
-        return remote_class.options(**options).remote(configuration.applied(), identity, num_steps)
+        actor = remote_class.options(**options).remote(configuration.applied(), identity, num_steps)
+        self._machines[number] = actor.machine.remote()
+        return actor
+
+    def _missing_cpus(self) -> str:
+        """Returns a sentence if the cluster has too few CPUs for all collectors, else ""."""
+        cpus = ray.cluster_resources().get("CPU", 0.0)
+        if cpus >= self._num_collectors:
+            return ""
+        return f"the Ray cluster has {cpus:g} CPUs for {self._num_collectors} collectors"
+
+    def _check_machine(self, number: int) -> None:
+        """Compares the machine of a collector with this one, before its first message is used.
+
+        Raises:
+          UserError: If it has another revision of this package.
+        """
+        call = self._machines.pop(number, None)
+        if call is None:
+            return
+        host, digest, others = self._answer(number, call)
+        if digest != self._source:
+            raise UserError(
+                f"collector {number} is on {host}, which has another revision of this package. "
+                "Install the same revision there."
+            )
+        differences = [name for name, value in self._traits.items() if others[name] != value]
+        if differences and self._in_turns:
+            print(
+                f"note: collector {number} is on {host}, which differs from this machine "
+                f"({', '.join(differences)}). Results may depend on where the collectors are.",
+                file=sys.stderr,
+            )
 
     @property
     def seconds(self) -> float:
@@ -169,9 +230,10 @@ class OverRay:
           CollectorLost: If the collector is lost or does not answer in time.
           UserError: If the collector fails.
         """
+        self._check_machine(number)
         call = self._calls[number].popleft()
         self._since[number] = time.monotonic()
-        leaves, is_split, seconds = self._answer(number, call, self._timeout)
+        leaves, is_split, seconds = self._answer(number, call)
         self._seconds[number] += seconds
         like = self._like
         if is_split:
@@ -217,16 +279,18 @@ class OverRay:
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
         """Restores a collector; see `Place.restore`."""
+        self._check_machine(number)
         return self._answer(number, self._actors[number].restore.remote(saved))
 
     @property
     def _no_answer(self) -> str:
-        return f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
+        reason = f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
+        return "; ".join(filter(None, [reason, self._missing_cpus()]))
 
-    def _answer(self, number: int, call: Any, timeout: float | None = None) -> Any:
+    def _answer(self, number: int, call: Any) -> Any:
         try:
             with self._waiting(f"collector {number}"):
-                return ray.get(call, timeout=timeout)
+                return ray.get(call, timeout=self._timeout)
         except GetTimeoutError as error:
             raise CollectorLost(number, self._no_answer) from error
         except RayTaskError as error:
@@ -247,6 +311,27 @@ class OverRay:
     def close(self) -> None:
         """Ends the collectors and the connection."""
         ray.shutdown()
+
+
+def _sent_bytes(like: Message) -> int:
+    """Returns the size of a message in the object store, where stacks are single frames."""
+    return sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split_stacks(like)))
+
+
+def _check_object_stores(needed: int) -> None:
+    """Checks that the object stores of the cluster have room for `needed` bytes.
+
+    Raises:
+      UserError: If they have not.
+    """
+    memory = ray.cluster_resources().get("object_store_memory", 0.0)
+    if needed > memory:
+        raise UserError(
+            f"the messages under way need {needed / 2**30:.1f} GiB, but the object stores of the "
+            f"Ray cluster have {memory / 2**30:.1f} GiB. Lower distributed_runner.message_steps "
+            "(with a Rollout, Rollout.num_steps), in_flight or num_collectors, or give them more "
+            "memory: ray start --object-store-memory=BYTES."
+        )
 
 
 def _put(value: Any) -> Any:

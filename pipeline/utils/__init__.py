@@ -5,7 +5,9 @@ errors.py             exceptions for errors that the user can fix
 execution.py          how and where TensorFlow runs: eagerly or as a graph, CPU or GPU
 files.py              atomic writers, checked readers, locks
 jsonl.py              logs with one JSON object per line
+memory.py             memory that this process may use
 progress.py           the progress panel of a terminal, or progress lines of a log file
+ray_connection.py     connection to a Ray cluster
 retry.py              retries of failed writes, for example to a full disk
 shutdown.py           handling of SIGINT and SIGTERM
 tensorflow_import.py  import of TensorFlow with Keras 2, and of TF-Agents

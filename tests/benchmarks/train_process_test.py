@@ -37,6 +37,16 @@ def wait_until_dead(process_ids: list[int]) -> None:
         time.sleep(0.02)
 
 
+def test_a_run_is_given_up_at_the_fourth_loss_without_a_checkpoint(tmp_path):
+    planned = plan(make_suite(1), tmp_path)[0]
+    losses = train_process.Losses()
+    assert [losses.may_go_on(planned) for _ in range(3)] == [True] * 3
+    (planned.folder / "checkpoints" / "step-000000100").mkdir(parents=True)
+    assert [losses.may_go_on(planned) for _ in range(4)] == [True, True, True, False]
+    assert losses[planned] == 7
+    assert "lost 7 times, the last 4 times without a new checkpoint" in losses.reason(planned)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_runs_and_the_next_call_goes_on(program, tmp_path, number):
     running = waiting_processes(tmp_path, 2)

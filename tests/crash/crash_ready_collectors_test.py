@@ -19,6 +19,8 @@ from host_loops import PLAN, Run
 from ray_clusters import kill, ray_cluster, raylet, runs_on, wait_for
 from tf_agents.trajectories import StepType
 
+from pipeline.checkpointing import exactness
+from pipeline.runs import source_revision
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training import ray_collectors
 from pipeline.training.collector import Message
@@ -29,7 +31,7 @@ from pipeline.utils.jsonl import read_jsonl
 pytestmark = pytest.mark.crash
 
 NUM_COLLECTORS = 4
-NUM_KILLS = 950  # of collectors
+NUM_KILLS = 975  # of collectors
 NUM_NODE_KILLS = 25
 
 
@@ -39,25 +41,52 @@ def light_collector():
     class LightCollector:
         """Collector without TensorFlow, which returns the same message every time."""
 
-        def __init__(self, leaves):
+        def __init__(self, leaves, machine, seconds, hang):
             self._leaves = leaves
+            self._machine = machine
+            self._seconds = seconds
+            self._hang = hang
+
+        def machine(self):
+            return self._machine
 
         def collect(self, weights, version, env_steps, is_random):
-            time.sleep(0.01)
+            time.sleep(self._seconds)
             return [*self._leaves[:-1], version], False, 0.01
 
         def save(self):
+            if os.path.exists(self._hang):
+                os.remove(self._hang)
+                time.sleep(3_600)
             return {}
 
     return LightCollector
 
 
 class Light(OverRay):
-    """Starts light collectors."""
+    """Starts light collectors.
+
+    Attributes:
+      source: Digest of the package on the collectors' machines, or None for that of this machine.
+      numpy: Version of NumPy there, or None.
+      message_seconds: Seconds for a message of each of the first collectors; others take 0.01 s.
+      hang: File. The collector that is saved while it exists deletes it and hangs.
+    """
+
+    source: str | None = None
+    numpy: str | None = None
+    message_seconds: tuple[float, ...] = ()
+    hang = ""
 
     def _start(self, number, restarts):
         actor = ray.remote(light_collector()).options(num_cpus=1, scheduling_strategy="SPREAD")
-        return actor.remote(self._leaves())
+        seconds = self.message_seconds[number] if number < len(self.message_seconds) else 0.01
+        traits = exactness.traits()
+        traits["version of numpy"] = self.numpy or traits["version of numpy"]
+        machine = "far", self.source or source_revision.source_sha256(), traits
+        started = actor.remote(self._leaves(), machine, seconds, self.hang)
+        self._machines[number] = started.machine.remote()
+        return started
 
     def _leaves(self):
         rows = self._like.rows
@@ -79,7 +108,7 @@ def process_ids(name="ray::LightCollector"):
 class Impala(Run):
     """Run with light collectors on a cluster."""
 
-    def __init__(self, path, address):
+    def __init__(self, path, address, order="ready"):
         plan = PLAN._replace(
             num_env_steps=10**9, log_interval=1_000, eval_interval=0, checkpoint_interval=20_000
         )
@@ -88,7 +117,7 @@ class Impala(Run):
             super().__init__(
                 path, plan, "impala",
                 distributed_runner__ray_address=address,
-                distributed_runner__order="ready",
+                distributed_runner__order=order,
                 distributed_runner__timeout=8.0,
                 distributed_runner__num_collectors=NUM_COLLECTORS,
             )  # fmt: skip
@@ -164,7 +193,7 @@ def test_a_thousand_kills_lose_nothing_in_silence(tmp_path, capfd):
 
 
 class Freezer:
-    """Stops processes with SIGSTOP once, and ends the run when their collectors are replaced."""
+    """Stops processes with SIGSTOP once, and ends the run when other collectors replace them."""
 
     def __init__(self, run, find):
         self._run, self._find = run, find
@@ -175,7 +204,8 @@ class Freezer:
             self.frozen = self._find()
             for process in self.frozen:
                 os.kill(process, signal.SIGSTOP)
-        if self.frozen and self._run.parts.runner.measurements()["collector_restarts"]:
+        alive = set(process_ids()).difference(self.frozen)
+        if self.frozen and len(alive) == NUM_COLLECTORS:
             raise Done
 
 
@@ -198,7 +228,67 @@ def test_what_freezes_is_replaced(tmp_path, capfd, what):
             for process in freezer.frozen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
+    assert run.parts.runner.measurements()["collector_restarts"]
     assert "a new one takes its place" in capfd.readouterr().err
+
+
+def test_a_collector_that_hangs_in_a_checkpoint_is_replaced(tmp_path, monkeypatch):
+    hang = tmp_path / "hang"
+    hang.touch()
+    monkeypatch.setattr(Light, "hang", str(hang))
+    with ray_cluster(2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address)
+
+        def stop_after_the_checkpoint(record, phase):
+            if list((tmp_path / "run" / "checkpoints").glob("step-*")) and not hang.exists():
+                raise Done
+
+        run.train_until(stop_after_the_checkpoint)
+    assert run.parts.runner.measurements()["collector_restarts"] == 1
+
+
+def test_collectors_of_another_revision_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Light, "source", "0")
+    with ray_cluster(2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address)
+        try:
+            with pytest.raises(UserError, match=r"collector \d is on far, which has another rev"):
+                run.train()
+        finally:
+            run.close()
+
+
+@pytest.mark.parametrize(("order", "notes"), [("turns", NUM_COLLECTORS), ("ready", 0)])
+def test_machines_that_differ_are_told_if_the_order_is_repeatable(
+    tmp_path, monkeypatch, capfd, order, notes
+):
+    monkeypatch.setattr(Light, "numpy", "1.0")
+    with ray_cluster(2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address, order)
+
+        def stop_soon(record, phase):
+            if run.loop.env_steps > 2_000:
+                raise Done
+
+        run.train_until(stop_soon)
+    assert capfd.readouterr().err.count("differs from this machine (version of numpy)") == notes
+
+
+def test_nobody_waits_for_a_slow_collector(tmp_path, monkeypatch):
+    monkeypatch.setattr(Light, "message_seconds", (3.0,))
+    with ray_cluster(2, 2) as nodes:
+        run = Impala(tmp_path / "run", nodes.address)
+        started = time.monotonic()
+
+        def stop_after_many_messages(record, phase):
+            if run.loop.env_steps > 20_000:
+                raise Done
+
+        run.train_until(stop_after_many_messages)
+        rows = run.parts.runner.collect_steps * run.parts.runner.batch_size // NUM_COLLECTORS
+        in_turns = 3.0 * 20_000 / rows / NUM_COLLECTORS
+        assert time.monotonic() - started < in_turns / 2
+    assert run.parts.runner.measurements()["collector_restarts"] == 0
 
 
 def test_a_full_object_store_is_named(tmp_path, monkeypatch):

@@ -130,7 +130,8 @@ def reference_v_trace(
         t += 1
     kind, following = future(rows, first)
     if kind == "row":
-        following, _ = reference_v_trace(rows, first + 1, ratios, gamma, lambda_, rho_clip)
+        target_of_next, _ = reference_v_trace(rows, first + 1, ratios, gamma, lambda_, rho_clip)
+        following = lambda_ * target_of_next + (1 - lambda_) * following
     error = rows.rewards[first] + gamma * following - value
     return target, min(rho_clip, ratios[first]) * error
 
@@ -238,8 +239,46 @@ def test_v_trace_of_the_policy_that_collected_is_td_lambda(rows: Rows, lambda_: 
     targets, advantages = our_v_trace(rows, np.ones_like(rows.rewards), 0.9, lambda_, 1.0)
     expected = per_row(reference_advantage, rows, 0.9, lambda_)
     np.testing.assert_allclose(targets - rows.values, expected, atol=2e-5)
-    if lambda_ == 1.0:
-        np.testing.assert_allclose(advantages, expected, atol=2e-5)
+    np.testing.assert_allclose(advantages, expected, atol=2e-5)
+
+
+def rlax_v_trace(
+    v_tm1: np.ndarray,
+    v_t: np.ndarray,
+    r_t: np.ndarray,
+    discount_t: np.ndarray,
+    rho_tm1: np.ndarray,
+    lambda_: float,
+    clip_rho: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes targets and advantages of one sequence by the formulas of rlax, `vtrace.py`."""
+    clipped = np.minimum(clip_rho, rho_tm1)
+    traces = lambda_ * np.minimum(1.0, rho_tm1)
+    td_errors = clipped * (r_t + discount_t * v_t - v_tm1)
+    errors, error = np.zeros_like(v_t), 0.0
+    for i in reversed(range(len(v_t))):
+        error = td_errors[i] + discount_t[i] * traces[i] * error
+        errors[i] = error
+    targets_tm1 = errors + v_tm1
+    q_bootstrap = np.append(lambda_ * targets_tm1[1:] + (1 - lambda_) * v_tm1[1:], v_t[-1])
+    return targets_tm1, clipped * (r_t + discount_t * q_bootstrap - v_tm1)
+
+
+@MANY_CASES
+@given(st.integers(0, 99), st.sampled_from([0.0, 0.8, 1.0]), st.sampled_from([0.7, 1.0, np.inf]))
+def test_v_trace_of_rlax(seed: int, lambda_: float, rho_clip: float) -> None:
+    random = np.random.default_rng(seed)
+    rewards, values, ratios = random.normal(size=[3, 6])
+    ratios, discounts, final = np.exp(ratios), 0.9 * (random.random(6) > 0.2), random.normal()
+    expected = rlax_v_trace(
+        values, np.append(values[1:], final), rewards, discounts, ratios, lambda_, rho_clip
+    )
+    reward, discount, value, ratio = float32(
+        *(x[:, np.newaxis] for x in (rewards, discounts, values, ratios))
+    )
+    final_value = tf.constant([final], tf.float32)
+    actual = returns.v_trace(reward, discount, value, final_value, ratio, lambda_, rho_clip)
+    np.testing.assert_allclose(np.stack(actual)[..., 0], expected, rtol=1e-5, atol=2e-5)
 
 
 @MANY_CASES
