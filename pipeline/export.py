@@ -3,7 +3,7 @@
 --format=saved_model writes a folder for TensorFlow, --format=tflite a file for LiteRT, and
 --format=onnx a file for ONNX Runtime. Each of these maps a batch of observations to the greedy
 actions, in the action space of the environment. --format=run writes a small run folder, which holds
-only the agent, for `pipeline.evaluate` and `pipeline.load_policy`.
+only the networks, for `pipeline.evaluate` and `pipeline.load_policy`.
 """
 
 from __future__ import annotations

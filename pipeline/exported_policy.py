@@ -16,7 +16,7 @@ from pipeline import configuration
 from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments import specs
-from pipeline.runs.saved_run import SavedRun
+from pipeline.runs.saved_run import NETWORKS, SavedRun
 from pipeline.saved_policy import SavedPolicy, load_policy, restore_agent
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_json, write_text
@@ -154,7 +154,7 @@ def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> E
 
 
 def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
-    """Loads what a run folder of the agent alone has: configuration, spaces and weights."""
+    """Loads what a run folder for acting has: configuration, spaces and networks."""
     with configuration.preserved():
         configuration.apply(run.read_config([], allow_gin_imports))
         restored = restore_agent(run)
@@ -164,7 +164,8 @@ def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
         path.mkdir()
         write_text(path / "operative_config.gin", run.config)
         write_json(path / "run.json", run.origin)
-        checkpoints = Checkpoints(path / "checkpoints", {"agent": Variables(agent=restored.agent)})
+        networks = Variables(**restored.agent.trained)
+        checkpoints = Checkpoints(path / "checkpoints", {NETWORKS: networks})
         checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
 
     return Export(write, [_after(env_steps)])

@@ -198,7 +198,7 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
     agent = build_agent(
         time_step_spec, action_spec, run.num_envs, run.seed, create_agent, env_steps
     )
-    checkpoint = run.restore(Variables(agent=agent))
+    checkpoint = run.restore(agent=Variables(agent=agent), networks=Variables(**agent.trained))
     env_steps.assign(checkpoint.env_steps)  # Schedules, such as that of epsilon, read it.
     return RestoredAgent(agent, observation_space, action_space, checkpoint)
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from pipeline.ops.sums import ordered_sum
+from pipeline.ops.batches import ordered_sum
 
 WINDOW = 100  # finished episodes
 

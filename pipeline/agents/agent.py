@@ -19,6 +19,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.accumulator import Accumulator
+from pipeline.ops.batches import clip_by_global_norm, row_weights
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.returns import valid_mask
 from pipeline.ops.schedules import Schedule
@@ -163,35 +164,3 @@ class Agent(tf_agent.TFAgent):
 
     def finish(self, rows: Trajectory) -> None:
         """Processes the rollout after its last update, for instance to update normalisers."""
-
-
-def masked_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of `values` [B] with `weights` [B], or 0 if all weights are 0."""
-    return tf.math.divide_no_nan(tf.reduce_sum(values * weights), tf.reduce_sum(weights))
-
-
-def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
-    """Returns the weights [B] of sequences [B, T], with 0 where the first row is a boundary row."""
-    valid = valid_mask(experience.step_type[:, 0])
-    return valid if weights is None else valid * weights
-
-
-def first_rows(experience: Trajectory) -> Trajectory:
-    """Returns the rows [B, ...] of sequences [B, 1, ...]."""
-    return tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
-
-
-def rows_at(sequences: Any, index: int) -> Any:
-    """Returns row `index` of sequences [B, T, ...], for every tensor of a nest."""
-    return tf.nest.map_structure(lambda x: x[:, index], sequences)
-
-
-def standardize(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Shifts and scales `values` [B] to mean 0 and variance 1 with `weights` [B]."""
-    centred = values - masked_mean(values, weights)
-    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + 1e-8)
-
-
-def clip_by_global_norm(gradients: list, norm: float | None) -> list:
-    """Scales `gradients` so that their global norm is at most `norm`; None for no limit."""
-    return gradients if norm is None else tf.clip_by_global_norm(gradients, norm)[0]

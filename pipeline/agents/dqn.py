@@ -19,7 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent, Gradients, masked_mean, row_weights, rows_at
+from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.q_learning import (
     create_q_network,
     huber_loss,
@@ -28,6 +28,7 @@ from pipeline.agents.q_learning import (
 )
 from pipeline.agents.target_network import PeriodicTarget
 from pipeline.networks.encoders import QNetwork
+from pipeline.ops.batches import masked_mean, row_weights, rows_at
 from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.returns import n_step_targets, take_rows

@@ -19,7 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.q_learning import (
     create_q_network,
     need_discrete_actions,
@@ -27,6 +27,7 @@ from pipeline.agents.q_learning import (
     squared_loss,
 )
 from pipeline.agents.target_network import PeriodicTarget
+from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import RMSprop, build_slots
 from pipeline.ops.returns import discounted_returns, one_step_targets, valid_mask

@@ -7,8 +7,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import GreedyPolicy
-from pipeline.agents.agent import Agent, standardize
+from pipeline.agents.agent import Agent
 from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy, OnPolicyInfo
+from pipeline.ops.batches import standardize
 from pipeline.ops.normalizers import RewardScaler
 from pipeline.ops.optimizers import build_slots
 from pipeline.ops.returns import generalized_advantage_estimation, valid_mask

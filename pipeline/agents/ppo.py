@@ -16,9 +16,9 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import first_rows, masked_mean, row_weights, standardize
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.networks.actor_critic import ActorCritic
+from pipeline.ops.batches import first_rows, masked_mean, row_weights, standardize
 from pipeline.ops.normalizers import RewardScaler
 from pipeline.ops.optimizers import Adam
 from pipeline.ops.schedules import Schedule, as_schedule

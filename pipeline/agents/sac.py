@@ -23,14 +23,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import GreedyPolicy, SampledPolicy
-from pipeline.agents.agent import (
-    Agent,
-    Gradients,
-    clip_by_global_norm,
-    masked_mean,
-    row_weights,
-    rows_at,
-)
+from pipeline.agents.agent import Agent, Gradients
 from pipeline.networks.encoders import create_encoder
 from pipeline.networks.initializers import GlorotUniform, Initializer
 from pipeline.networks.sac_networks import (
@@ -40,11 +33,11 @@ from pipeline.networks.sac_networks import (
     SquashedGaussianHead,
     squashed_gaussian,
 )
+from pipeline.ops.batches import clip_by_global_norm, masked_mean, ordered_sum, row_weights, rows_at
 from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import Adam, build_slots
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import Schedule, as_schedule
-from pipeline.ops.sums import ordered_sum
 from pipeline.utils.constraints import (
     Fraction,
     NonNegative,

@@ -18,9 +18,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import Agent, Gradients, first_rows, masked_mean, row_weights
+from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
+from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.natural_gradient import (
     TrustRegion,
     conjugate_gradient,

@@ -62,9 +62,11 @@ class Watched(Protocol):
 class Watchdog:
     """Thread that ends the process when a call into an environment takes too long.
 
-    A call cannot be interrupted. Waiting time is counted in the
-    thread's own ticks, so that hours in which the process was suspended do not count. The thread
-    needs the GIL: an environment that hangs in C code without releasing it is not noticed.
+    A call cannot be interrupted. Waiting time is counted in the thread's own ticks, so that hours
+    in which the process was suspended (SIGSTOP) do not count. The thread needs the GIL: an
+    environment that hangs in C code without releasing it is not noticed.
+    `faulthandler.dump_traceback_later` would notice it, but would also end a process that continues
+    after a suspension.
     """
 
     def __init__(

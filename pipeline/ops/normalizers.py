@@ -7,9 +7,9 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from pipeline.ops.batches import ordered_sum
 from pipeline.ops.observations import CategoricalSpec, action_mask
 from pipeline.ops.returns import discounted_returns
-from pipeline.ops.sums import ordered_sum
 
 _PRECISE = (tf.float64, tf.int32, tf.int64, tf.uint32, tf.uint64)  # more precise than float32
 

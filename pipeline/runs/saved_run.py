@@ -15,7 +15,9 @@ from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 
-_AGENT = "agent"
+AGENT = "agent"
+#: Part of a checkpoint without optimizers and target networks, as `pipeline.export` writes it.
+NETWORKS = "networks"
 
 
 class SavedRun:
@@ -102,14 +104,25 @@ class SavedRun:
         """
         return configuration.read([str(self._config_path)], gin_bindings, allow_imports)
 
-    def restore(self, agent: Part) -> Restored:
-        """Restores the agent's part of the checkpoint, such as the weights, into `agent`.
+    def restore(self, **parts: Part) -> Restored:
+        """Restores the agent, or its networks if the run has nothing else.
+
+        Args:
+          **parts: What to restore into, by name: `agent`, or `networks` for its `trained`.
 
         Raises:
-          UserError: If the checkpoint is missing, is damaged, or belongs to another agent.
+          UserError: If the checkpoint is missing, is damaged, or belongs to another agent, or if
+            the run has another part than those of `parts`.
         """
-        checkpoints = Checkpoints(self._folder.checkpoints, {_AGENT: agent}, writable=False)
-        restored = checkpoints.restore(self._checkpoint, names=[_AGENT])
+        is_small = any(self._folder.checkpoints.glob(f"*/{NETWORKS}"))
+        name = NETWORKS if is_small else AGENT
+        if name not in parts:
+            raise UserError(
+                f"{self.path} has networks alone, without an optimizer. Training cannot start with "
+                "it; use the folder of a training run."
+            )
+        checkpoints = Checkpoints(self._folder.checkpoints, {name: parts[name]}, writable=False)
+        restored = checkpoints.restore(self._checkpoint, names=[name])
         if restored is None:
             raise UserError(self._no_checkpoint())
         return restored

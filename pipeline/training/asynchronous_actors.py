@@ -17,7 +17,7 @@ from pipeline.agents.agent import Agent, Gradients
 from pipeline.checkpointing.checkpoints import Part
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.ops.sums import ordered_sum
+from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.iteration import Iterations, LoopState, clear_losses
 from pipeline.training.nan_checks import FROM_ENVIRONMENT

@@ -25,7 +25,7 @@ from pipeline.acting.episode_statistics import (
 )
 from pipeline.agents.agent import Agent
 from pipeline.environments.watchdog import Watched
-from pipeline.ops.sums import ordered_sum
+from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.collector import (
     Message,

@@ -21,7 +21,7 @@ from pipeline.acting.collect_driver import (
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.environments.watchdog import Watched
-from pipeline.ops.sums import ordered_sum
+from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
 from pipeline.utils.execution import HOST, accelerator
 

@@ -59,6 +59,11 @@ def test_an_agent_of_another_kind_is_refused(trained, tmp_path):
         run(tmp_path / "run", path, mlp_encoder__units=(16,))
 
 
+def test_networks_without_an_optimizer_are_refused(tmp_path):
+    with pytest.raises(UserError, match="has networks alone, without an optimizer"):
+        run(tmp_path / "run", "pretrained:ppo_lunarlander_tuned", "ppo")
+
+
 def test_a_run_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no run"):
         run(tmp_path / "run", tmp_path / "nothing")

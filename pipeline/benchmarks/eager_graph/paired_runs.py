@@ -11,7 +11,7 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
 
 
-class Pair(NamedTuple):
+class SeedPair(NamedTuple):
     """Mean evaluation returns of the final weights of two runs with the same seed.
 
     Attributes:
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
     exact: float
 
 
-def read_pairs(folder: str) -> list[Pair]:
+def read_pairs(folder: str) -> list[SeedPair]:
     """Reads the pairs of runs in `folder`, in the order of their seeds.
 
     Runs with `--eager` and with `--exact_graph` are treated alike.
@@ -55,10 +55,10 @@ def read_pairs(folder: str) -> list[Pair]:
             f"--paired_runs={folder}: seed {alone[0]} has only one of its two runs. Train the "
             "other one, with or without --exact_graph."
         )
-    return [Pair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]
+    return [SeedPair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]
 
 
-def estimate(pairs: list[Pair]) -> Estimate:
+def estimate(pairs: list[SeedPair]) -> Estimate:
     """Estimates the IQM of the graph returns minus the IQM of the eager or exact-graph returns.
 
     The estimate has a 95 % bootstrap interval.

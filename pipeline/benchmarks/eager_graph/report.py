@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.benchmarks.eager_graph.differences import Difference, differences, same_bits
-from pipeline.benchmarks.eager_graph.paired_runs import Pair, estimate
+from pipeline.benchmarks.eager_graph.paired_runs import SeedPair, estimate
 from pipeline.benchmarks.eager_graph.rewrites import REWRITES, Effect, effects, responsible
 from pipeline.benchmarks.eager_graph.updates import Updates, Weights
 from pipeline.utils.execution import Execution
@@ -96,7 +96,7 @@ def speed_text(per_second: Mapping[Execution, float]) -> str:
     return "Speed of updates alone, one call per update\n\n" + table(header, rows)
 
 
-def of_pairs(pairs: Sequence[Pair]) -> str:
+def of_pairs(pairs: Sequence[SeedPair]) -> str:
     """Returns a table of the returns by seed, and the difference of their interquartile means."""
     rows = [
         [str(pair.seed), f"{pair.graph:.1f}", f"{pair.exact:.1f}", f"{pair.graph - pair.exact:.1f}"]
