@@ -61,6 +61,15 @@ def unread():
     return listed
 
 
+def test_every_ready_run_has_a_result():
+    results = (ROOT / "docs" / "results" / "README.md").read_text()
+    suite = (ROOT / "docs" / "results" / "classic" / "classic.jsonl").read_text()
+    of_one_game = [name for name in READY if not name.endswith("_atari")]
+    assert len(of_one_game) > 30
+    missing = [n for n in of_one_game if f"`{n}`" not in results and f'"{n}"' not in suite]
+    assert not missing
+
+
 def test_explain_knows_of_what_only_training_makes():
     build(["dqn_cartpole"], "Watchdog.timeout = 60", "Patience.give_up_after = 1")
     assert not unread()
