@@ -125,11 +125,11 @@ def _converting() -> Iterator[None]:
 
 
 class Export(NamedTuple):
-    """A policy in memory.
+    """Holds a loaded policy, ready to be written.
 
     Attributes:
-      write: Writes it to a path.
-      description: Lines about it.
+      write: Function that writes it to a path.
+      description: Lines that describe it.
     """
 
     write: Callable[[pathlib.Path], None]

@@ -1,4 +1,4 @@
-"""Rows, means and sums of batches, and the norm of gradients."""
+"""Computes rows, means and sums of batches, and limits the norm of gradients."""
 
 from __future__ import annotations
 

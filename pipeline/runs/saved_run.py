@@ -15,7 +15,7 @@ from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 
-AGENT = "agent"
+_AGENT = "agent"
 #: Part of a checkpoint without optimizers and target networks, as `pipeline.export` writes it.
 NETWORKS = "networks"
 
@@ -104,24 +104,26 @@ class SavedRun:
         """
         return configuration.read([str(self._config_path)], gin_bindings, allow_imports)
 
-    def restore(self, **parts: Part) -> Restored:
+    def restore(self, agent: Part, networks: Part | None = None) -> Restored:
         """Restores the agent, or its networks if the run has nothing else.
 
         Args:
-          **parts: What to restore into, by name: `agent`, or `networks` for its `trained`.
+          agent: Part with the whole agent.
+          networks: Part with the agent's `trained`, or None if the whole agent is needed.
 
         Raises:
           UserError: If the checkpoint is missing, is damaged, or belongs to another agent, or if
-            the run has another part than those of `parts`.
+            the run has only networks and the whole agent is needed.
         """
-        is_small = any(self._folder.checkpoints.glob(f"*/{NETWORKS}"))
-        name = NETWORKS if is_small else AGENT
-        if name not in parts:
-            raise UserError(
-                f"{self.path} has networks alone, without an optimizer. Training cannot start with "
-                "it; use the folder of a training run."
-            )
-        checkpoints = Checkpoints(self._folder.checkpoints, {name: parts[name]}, writable=False)
+        name, part = _AGENT, agent
+        if any(self._folder.checkpoints.glob(f"*/{NETWORKS}")):
+            if networks is None:
+                raise UserError(
+                    f"{self.path} has networks alone, without an optimizer. Training cannot start "
+                    "with it; use the folder of a training run."
+                )
+            name, part = NETWORKS, networks
+        checkpoints = Checkpoints(self._folder.checkpoints, {name: part}, writable=False)
         restored = checkpoints.restore(self._checkpoint, names=[name])
         if restored is None:
             raise UserError(self._no_checkpoint())

@@ -148,8 +148,8 @@ def distributed_runner(
         collectors busy, but they use older weights. On-policy agents always use 1.
       order: "turns" takes messages in a fixed order and makes the run repeatable. "ready" takes
         each message when it arrives and replaces collectors that are lost.
-      timeout: Longest time in seconds in which a collector of a cluster must send the next
-        message. The time for its start is included.
+      timeout: Longest time in seconds in which a collector of a cluster must answer: send the next
+        message, save its environments or restore them. The time for its start is included.
       ray_address: Address of the Ray cluster that runs the collectors, such as "auto". If None,
         they run in this process. With order "turns", the results are the same. The flag
         --ray_address sets this parameter.

@@ -158,10 +158,19 @@ class OverRay:
         self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
         self._source, self._traits = source_revision.source_sha256(), exactness.traits()
         connect(address)
-        _check_object_stores(num_collectors * in_flight * _sent_bytes(like))
-        if missing := self._missing_cpus():
-            print(f"note: {missing}. The others start when nodes join.", file=sys.stderr)
-        self._actors = [self._start(number, 0) for number in range(num_collectors)]
+        try:
+            if missing := self._missing_cpus():
+                print(
+                    f"note: {missing}. More nodes must join within {timeout:g} s "
+                    "(distributed_runner.timeout).",
+                    file=sys.stderr,
+                )
+            else:
+                _check_object_stores(num_collectors * in_flight * _sent_bytes(like))
+            self._actors = [self._start(number, 0) for number in range(num_collectors)]
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, number: int, restarts: int) -> Any:
         remote_class: Any = ray.remote(_actor_class())
@@ -174,21 +183,30 @@ class OverRay:
 
     def _missing_cpus(self) -> str:
         """Returns a sentence if the cluster has too few CPUs for all collectors, else ""."""
-        cpus = ray.cluster_resources().get("CPU", 0.0)
+        try:
+            with self._waiting("the Ray cluster"):
+                cpus = ray.cluster_resources().get("CPU", 0.0)
+        except RayError:
+            return ""  # the cluster is lost, which other calls report
         if cpus >= self._num_collectors:
             return ""
-        return f"the Ray cluster has {cpus:g} CPUs for {self._num_collectors} collectors"
+        return f"the Ray cluster has CPUs for {cpus:g} of {self._num_collectors} collectors"
 
-    def _check_machine(self, number: int) -> None:
-        """Compares the machine of a collector with this one, before its first message is used.
+    def _check_machine(self, number: int, since: float) -> None:
+        """Compares the machine of a collector with this one, before its first answer is used.
+
+        Args:
+          number: Number of the collector.
+          since: When the wait for its answer began.
 
         Raises:
+          CollectorLost: If it is lost or does not answer in time.
           UserError: If it has another revision of this package.
         """
-        call = self._machines.pop(number, None)
-        if call is None:
+        if number not in self._machines:
             return
-        host, digest, others = self._answer(number, call)
+        host, digest, others = self._answer(number, self._machines[number], since)
+        del self._machines[number]
         if digest != self._source:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of this package. "
@@ -230,10 +248,11 @@ class OverRay:
           CollectorLost: If the collector is lost or does not answer in time.
           UserError: If the collector fails.
         """
-        self._check_machine(number)
+        since = self._since[number] = time.monotonic()
+        self._check_machine(number, since)
         call = self._calls[number].popleft()
+        leaves, is_split, seconds = self._answer(number, call, since)
         self._since[number] = time.monotonic()
-        leaves, is_split, seconds = self._answer(number, call)
         self._seconds[number] += seconds
         like = self._like
         if is_split:
@@ -262,7 +281,7 @@ class OverRay:
             late = time.monotonic() - self._timeout
             for number, call in oldest.items():
                 if call not in ready and self._since[number] < late:
-                    raise CollectorLost(number, self._no_answer)
+                    raise self._no_answer(number)
             if ready:
                 self._last = next(number for number, call in oldest.items() if call in ready)
                 return self._last
@@ -275,24 +294,30 @@ class OverRay:
 
     def save(self, number: int) -> dict[str, bytes]:
         """Returns the files of a collector."""
-        return self._answer(number, self._actors[number].save.remote())
+        since = time.monotonic()
+        self._check_machine(number, since)
+        return self._answer(number, self._actors[number].save.remote(), since)
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
         """Restores a collector; see `Place.restore`."""
-        self._check_machine(number)
-        return self._answer(number, self._actors[number].restore.remote(saved))
+        since = time.monotonic()
+        self._check_machine(number, since)
+        return self._answer(number, self._actors[number].restore.remote(saved), since)
 
-    @property
-    def _no_answer(self) -> str:
-        reason = f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
-        return "; ".join(filter(None, [reason, self._missing_cpus()]))
+    def _no_answer(self, number: int) -> CollectorLost:
+        """Returns the error for a collector that has not answered in time."""
+        limit = f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
+        advice = "raise the limit if it needs longer"
+        if number in self._machines:  # it has not started
+            advice = self._missing_cpus() or advice
+        return CollectorLost(number, f"{limit}; {advice}")
 
-    def _answer(self, number: int, call: Any) -> Any:
+    def _answer(self, number: int, call: Any, since: float) -> Any:
         try:
             with self._waiting(f"collector {number}"):
-                return ray.get(call, timeout=self._timeout)
+                return ray.get(call, timeout=max(since + self._timeout - time.monotonic(), 0.0))
         except GetTimeoutError as error:
-            raise CollectorLost(number, self._no_answer) from error
+            raise self._no_answer(number) from error
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ValueError | UserError):

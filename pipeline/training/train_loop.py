@@ -255,7 +255,7 @@ def _restore(
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
     elif start:
-        restored = start.restore(agent=Variables(agent=components.agent))
+        restored = start.restore(Variables(agent=components.agent))
         _begin_anew(components.agent)
         progress.message(
             f"starting with the agent that {start.path} has after {restored.env_steps:_} "

@@ -82,18 +82,18 @@ def kill_a_node(nodes: RayCluster) -> None:
 
 
 def test_a_collector_that_hangs_ends_the_run_within_its_time(tmp_path):
-    folder, seconds = tmp_path / "run", "--gin_bindings=distributed_runner.timeout = 10"
+    folder, seconds = tmp_path / "run", "--gin_bindings=distributed_runner.timeout = 40"
     with ray_cluster(1, 1) as nodes:
         flags = f"--ray_address={nodes.address}", seconds
         process = start_and_wait(folder, "dqn", *flags)
         hanging = [x for x, name in process_commands().items() if "ray::CollectorActor" in name]
         os.kill(hanging[0], signal.SIGSTOP)
         try:
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=120)
         finally:
             os.kill(hanging[0], signal.SIGCONT)
         assert process.returncode == 2
-        assert "has not answered for 10 s (distributed_runner.timeout)" in stderr
+        assert "has not answered for 40 s (distributed_runner.timeout)" in stderr
         assert "Run the same command again" in stderr
 
 
@@ -104,4 +104,4 @@ def test_a_cluster_with_too_few_processors_is_told_and_ends_in_time(tmp_path):
         process = start(tmp_path / "run", "ppo", *flags, stderr=subprocess.PIPE, text=True)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert stderr.count("the Ray cluster has 1 CPUs for 2 collectors") == 2
+    assert stderr.count("the Ray cluster has CPUs for 1 of 2 collectors") == 2

@@ -258,6 +258,15 @@ def test_collectors_of_another_revision_are_refused(tmp_path, monkeypatch):
             run.close()
 
 
+def test_messages_fit_into_the_object_stores(tmp_path, monkeypatch):
+    resources = {"CPU": 8.0, "object_store_memory": 100.0}
+    with ray_cluster(2, 2) as nodes:
+        monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+        with pytest.raises(UserError, match="object stores of the Ray cluster have 0.0 GiB"):
+            Impala(tmp_path / "run", nodes.address)
+        assert not ray.is_initialized()
+
+
 @pytest.mark.parametrize(("order", "notes"), [("turns", NUM_COLLECTORS), ("ready", 0)])
 def test_machines_that_differ_are_told_if_the_order_is_repeatable(
     tmp_path, monkeypatch, capfd, order, notes
