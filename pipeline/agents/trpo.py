@@ -84,7 +84,7 @@ class TRPOAgent(OnPolicyAgent):
         value_minibatch_size: int,
         **kwargs,
     ):
-        self._policy_variables = actor_critic.policy_variables
+        self.policy_variables = actor_critic.policy_variables
         self._region = region
         self._value_epochs = value_epochs
         self._value_minibatch_size = value_minibatch_size
@@ -158,10 +158,10 @@ class TRPOAgent(OnPolicyAgent):
             return masked_mean(ratio * info.advantage, weights)
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._policy_variables)
+            tape.watch(self.policy_variables)
             policy = self.actor_critic.distribution(rows.observation)
             before = surrogate(policy)
-        gradient = flatten(tape.gradient(before, self._policy_variables))
+        gradient = flatten(tape.gradient(before, self.policy_variables))
         old = frozen(policy)
 
         def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
@@ -191,7 +191,7 @@ class TRPOAgent(OnPolicyAgent):
             return masked_mean(old.kl_divergence(new), weights)
 
         def product(vector: tf.Tensor) -> tf.Tensor:
-            variables = self._policy_variables
+            variables = self.policy_variables
             return fisher_vector_product(mean_kl, variables, vector, self._region.cg_damping)
 
         return product
@@ -203,11 +203,11 @@ class TRPOAgent(OnPolicyAgent):
 
         If no tried step does, the weights are restored bit for bit.
         """
-        old = [tf.identity(variable) for variable in self._policy_variables]
+        old = [tf.identity(variable) for variable in self.policy_variables]
 
         def move(fraction: tf.Tensor) -> None:
-            steps = unflatten(fraction * longest, self._policy_variables)
-            for variable, start, step in zip(self._policy_variables, old, steps, strict=True):
+            steps = unflatten(fraction * longest, self.policy_variables)
+            for variable, start, step in zip(self.policy_variables, old, steps, strict=True):
                 variable.assign(start + step)
 
         def attempt(i, _):
@@ -226,7 +226,7 @@ class TRPOAgent(OnPolicyAgent):
         _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
 
         def put_back() -> StepOutcome:
-            for variable, start in zip(self._policy_variables, old, strict=True):
+            for variable, start in zip(self.policy_variables, old, strict=True):
                 variable.assign(start)
             return nothing
 

@@ -93,7 +93,11 @@ def actor_epsilon(
 
 
 class Actors:
-    """Runs actors in threads or in turns; implements `iteration.Runner`."""
+    """Runs actors in threads or in turns; implements `iteration.Runner`.
+
+    Attributes:
+      actors: The actors.
+    """
 
     def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
         self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
@@ -105,7 +109,7 @@ class Actors:
         self.collect_randomly: Chunk = functools.partial(
             self._run, [actor.collect_randomly for actor in actors]
         )
-        self._actors = actors
+        self.actors = actors
         self._env_steps = env_steps
         self._seed = seed
         self._schedule = self._in_threads if scheduler == "threads" else self._in_turns
@@ -114,7 +118,7 @@ class Actors:
 
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the joint state of all actors."""
-        states = [actor.initial_state() for actor in self._actors]
+        states = [actor.initial_state() for actor in self.actors]
         return sum_states(states, initial_statistics(1))
 
     def begin_new_episodes(self, state: LoopState) -> LoopState:
@@ -129,7 +133,7 @@ class Actors:
         Staleness is the number of updates that other actors make between an actor's copy of the
         weights and its own update.
         """
-        counts = sum(actor.staleness.numpy() for actor in self._actors)
+        counts = sum(actor.staleness.numpy() for actor in self.actors)
         total = counts.sum()
         mean = float(counts @ np.arange(len(counts)) / total) if total else None
         return {"staleness_mean": mean, "staleness_counts": np.trim_zeros(counts, "b").tolist()}
@@ -137,7 +141,7 @@ class Actors:
     def close(self) -> None:
         """Ends the threads and closes the environments."""
         self._threads.shutdown()
-        for actor in self._actors:
+        for actor in self.actors:
             actor.close()
 
     def _run(
@@ -179,7 +183,7 @@ class Actors:
         states = [states[0]._replace(carry=carry), *states[1:]]
         calls = [
             self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
-            for actor, chunk, state in zip(self._actors, chunks, states, strict=True)
+            for actor, chunk, state in zip(self.actors, chunks, states, strict=True)
         ]
         outcomes = [call.result() for call in calls]
         errors = [error for _, error in outcomes if error]
@@ -195,16 +199,16 @@ class Actors:
                 break
             for number in self._order(states):
                 state = with_counts(states[number], counts)
-                state, error = _attempt(self._actors[number], chunks[number], state, 1, _NO_LIMIT)
+                state, error = _attempt(self.actors[number], chunks[number], state, 1, _NO_LIMIT)
                 counts = states[number] = state
                 if error:
                     return _join(states, counts), [error]
         return _join(states, counts), []
 
     def _order(self, states: Sequence[LoopState]) -> np.ndarray:
-        turn = int(states[0].carry.vector_steps) // self._actors[0].collect_steps
+        turn = int(states[0].carry.vector_steps) // self.actors[0].collect_steps
         generator = np.random.default_rng(stream_key(self._seed, "turns", turn))
-        return generator.permutation(len(self._actors))
+        return generator.permutation(len(self.actors))
 
 
 def _attempt(

@@ -49,6 +49,9 @@ class HostLoop:
     """Drives one run from its newest checkpoint to its end.
 
     Call `restore` first, then `collect_randomly`, then `train`.
+
+    Attributes:
+      state: State of the run after the newest graph call.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class HostLoop:
           stop: Signal to stop, which is polled between graph calls.
           circumstances: Compared with those of the checkpoint before anything is restored.
         """
-        self._parts = components
+        self._components = components
         self._plan = plan
         self._folder = folder
         self._progress = progress
@@ -85,7 +88,7 @@ class HostLoop:
             "agent": Variables(agent=components.agent),
             "experience": components.experience,
             "environment": components.environment,
-            "loop": Tensors(lambda: self._state, self._set_state),
+            "loop": Tensors(lambda: self.state, self._set_state),
             "host": self._host,
         }
         with named_write_errors(folder.path):
@@ -104,18 +107,18 @@ class HostLoop:
         self._clock = time.monotonic()
         self._returned: tuple[int, float] | None = None  # env_steps and mean of an evaluation
         with named_failures(components.environment):
-            self._state = self._runner.initial_state()
+            self.state = self._runner.initial_state()
         stop.ends_at_once = False
 
     @property
     def env_steps(self) -> int:
         """Returns the number of environment steps taken so far, over all processes of the run."""
-        return int(self._state.carry.statistics.env_steps)
+        return int(self.state.carry.statistics.env_steps)
 
     @property
     def observation(self) -> Any:
         """Returns the current observations [N, ...]."""
-        return self._state.carry.time_step.observation
+        return self.state.carry.time_step.observation
 
     def restore(self) -> bool:
         """Restores the newest intact checkpoint.
@@ -134,9 +137,9 @@ class HostLoop:
             self._progress.message(f"warning: {warning}")
         watched = self._runner.watched
         self._watched[: len(watched)] = watched  # collectors may have been replaced
-        if self._parts.environment.divergence:
-            self._set_state(self._runner.begin_new_episodes(self._state))
-        self._calls.restart_timing(self._state)
+        if self._components.environment.divergence:
+            self._set_state(self._runner.begin_new_episodes(self.state))
+        self._calls.restart_timing(self.state)
         self._clock = time.monotonic()
         return restored is not None
 
@@ -159,8 +162,8 @@ class HostLoop:
             self._call(self._runner.collect_randomly, until, WARMING_UP)
         if is_cold:
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
-            self._calls.restart_timing(self._state)
-        self._parts.experience.check_ready()  # first: its advice may be another configuration
+            self._calls.restart_timing(self.state)
+        self._components.experience.check_ready()  # first: its advice may be another configuration
         if is_cold:
             self._save_patience.attempt(self._save)
 
@@ -193,18 +196,21 @@ class HostLoop:
 
     def record(self) -> dict[str, Any]:
         """Returns the record of metrics.jsonl for the current state."""
-        state, count = self._state, float(self._state.loss_count)
+        state, count = self.state, float(self.state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
-        counter = self._parts.env_steps
+        counter = self._components.env_steps
         of_drivers = [driver.environment.episodes.own_returns for driver in self._runner.drivers]
         own = [value for own_returns in of_drivers for _, value in own_returns]
         return metrics_record(
             state.carry.statistics,
-            updates=int(self._parts.agent.train_step_counter),
+            updates=int(self._components.agent.train_step_counter),
             wall_seconds=self._wall_seconds(),
             env_steps_per_second=self._calls.env_steps_per_second(state),
             **losses,
-            **{name: float(value(counter)) for name, value in self._parts.agent.schedules.items()},
+            **{
+                name: float(value(counter))
+                for name, value in self._components.agent.schedules.items()
+            },
             **self._calls.shares(state),
             **self._runner.measurements(),
             **({"return_mean_100": float(np.mean(own))} if own else {}),
@@ -223,18 +229,18 @@ class HostLoop:
         return self._host["wall_seconds"]
 
     def _set_state(self, state: LoopState) -> None:
-        self._state = state
-        self._parts.env_steps.assign(state.carry.statistics.env_steps)
+        self.state = state
+        self._components.env_steps.assign(state.carry.statistics.env_steps)
 
     def _call(self, chunk: Chunk, until: int, phase: str) -> None:
         """Makes one graph call of `chunk`, which ends once the run has taken `until` steps."""
         if not self._calls.is_traced(chunk):
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
-            self._calls.trace(chunk, self._state)
+            self._calls.trace(chunk, self.state)
         self._check_stop()
         with hinting(self._resume_hint), self._failing_well():
-            self._state = self._calls.run(chunk, self._state, until)
+            self.state = self._calls.run(chunk, self.state, until)
             self._check_losses()
         self._progress.update(self.record(), phase)
         self._log_patience.retry(self._flush)
@@ -243,8 +249,9 @@ class HostLoop:
     @contextlib.contextmanager
     def _failing_well(self) -> Iterator[None]:
         """Adds the cause to errors. If an actor fails, saves a checkpoint of all other actors."""
-        parts = self._parts
-        with named_failures(parts.environment, lambda: unsound_weights(parts.agent)):
+        components = self._components
+        weights = functools.partial(unsound_weights, components.agent)
+        with named_failures(components.environment, weights):
             try:
                 yield
             except Halted as halted:
@@ -260,10 +267,10 @@ class HostLoop:
                 raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
-        parts = self._parts
+        agent, experience = self._components.agent, self._components.experience
         drivers = self._runner.drivers
         source = drivers[0].environment.source if drivers else ""
-        check_losses(self._state.loss_sums, parts.agent, parts.experience, self.env_steps, source)
+        check_losses(self.state.loss_sums, agent, experience, self.env_steps, source)
 
     def _due(self, name: str, interval: int) -> bool:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval
@@ -282,8 +289,8 @@ class HostLoop:
         self._logs.add_metrics(self.record())
         self._log_patience.attempt(self._flush)
         self._host["logged"] = self.env_steps
-        self._state = clear_losses(self._state)
-        self._calls.restart_timing(self._state)
+        self.state = clear_losses(self.state)
+        self._calls.restart_timing(self.state)
 
     def _evaluate(self) -> None:
         result = self._play(self._plan.num_eval_episodes, self._host["evaluations"])
@@ -301,17 +308,17 @@ class HostLoop:
             self._save()
 
     def _play(self, num_episodes: int, index: int) -> dict[str, Any]:
-        length = self._parts.evaluator.length(num_episodes)
+        length = self._components.evaluator.length(num_episodes)
 
         def look_around(done: int) -> bool:
-            steps = {"episode_steps": self._parts.evaluator.episode_steps}
+            steps = {"episode_steps": self._components.evaluator.episode_steps}
             self._progress.update(steps, EVALUATING, (done, length))
             return self._stop.requested
 
         with hinting(self._resume_hint):
-            result = self._parts.evaluator.run(num_episodes, index, look_around)
-        if self._parts.evaluator.shares_environment:
-            self._set_state(self._runner.begin_new_episodes(self._state))
+            result = self._components.evaluator.run(num_episodes, index, look_around)
+        if self._components.evaluator.shares_environment:
+            self._set_state(self._runner.begin_new_episodes(self.state))
         self._check_stop()
         assert result is not None  # it is None only if a stop was requested
         if truncated := result.get("truncated"):
@@ -323,7 +330,7 @@ class HostLoop:
 
     def _save(self) -> None:
         with hinting(self._resume_hint):
-            check_weights(self._parts.agent, self.env_steps)
+            check_weights(self._components.agent, self.env_steps)
             self._logs.sync()  # or a resume from this checkpoint would miss records
         of, mean = self._returned or (None, None)
         before = self._host["checkpointed"]
@@ -350,10 +357,10 @@ class HostLoop:
         result = {
             "evaluation": evaluation,
             "env_steps": self.env_steps,
-            "updates": int(self._parts.agent.train_step_counter),
-            "episodes": int(self._state.carry.statistics.episodes),
+            "updates": int(self._components.agent.train_step_counter),
+            "episodes": int(self.state.carry.statistics.episodes),
             "wall_seconds": self._wall_seconds(),
-            "weights_sha256": weights_sha256(self._parts.agent.trained),
+            "weights_sha256": weights_sha256(self._components.agent.trained),
             **self._runner.description,
         }
         self._save_patience.insist(lambda: self._folder.write_json("result.json", result))

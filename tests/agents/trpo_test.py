@@ -115,7 +115,7 @@ def mean_kl(old: tuple[Array, Array | None], new: tuple[Array, Array | None]) ->
 
 def explicit_fisher(agent: TRPOAgent, observation: Array) -> Array:
     """Returns the mean over states of the expected outer product of grad log pi, [n, n]."""
-    variables = agent._policy_variables
+    variables = agent.policy_variables
     probabilities, std = policy_parameters(agent, observation)
     with tf.GradientTape() as tape:
         distribution = agent.actor_critic.distribution(tf.constant(observation))
@@ -177,7 +177,7 @@ def test_fisher_vector_products_equal_an_explicit_matrix(
     for _ in range(3):
         vector = as_float32(rng.normal(size=len(fisher)))
         product = fisher_vector_product(
-            divergence, agent._policy_variables, tf.constant(vector), damping
+            divergence, agent.policy_variables, tf.constant(vector), damping
         )
         assert_close(product, matrix @ vector, 1e-4)
 
@@ -192,25 +192,25 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     with tf.GradientTape() as tape:
         log_prob = agent.actor_critic.distribution(observation).log_prob(rows.action[:, 0])
         surrogate = tf.reduce_mean((log_prob * advantage)[valid])
-    gradient = as_float64(flatten(tape.gradient(surrogate, agent._policy_variables)))
+    gradient = as_float64(flatten(tape.gradient(surrogate, agent.policy_variables)))
     first = slice(round(fraction * ROWS))
     fisher = explicit_fisher(agent, observation[first][valid[first]])
     matrix = fisher + 0.1 * np.eye(len(fisher))
     direction = np.linalg.solve(matrix, gradient)
     longest = np.sqrt(2 * 0.02 / (direction @ matrix @ direction)) * direction
-    before = as_float64(flatten(agent._policy_variables))
+    before = as_float64(flatten(agent.policy_variables))
     old = policy_parameters(agent, observation[valid])
     extra = agent.train(tensors(rows), tf.ones(ROWS)).extra
     assert extra["accepted"] == 1.0
     taken = float(extra["step_fraction"])
-    moved = as_float64(flatten(agent._policy_variables)) - before
+    moved = as_float64(flatten(agent.policy_variables)) - before
     assert_close(moved, taken * longest, 1e-3)
     assert any(abs(taken - 0.8**i) < 1e-6 for i in range(10))
     # The previous try, if any, exceeded the bound; there is one if only few states are used.
     assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
     if taken < 1:
-        longer = unflatten(as_float32(before + taken / 0.8 * longest), agent._policy_variables)
-        for variable, value in zip(agent._policy_variables, longer, strict=True):
+        longer = unflatten(as_float32(before + taken / 0.8 * longest), agent.policy_variables)
+        for variable, value in zip(agent.policy_variables, longer, strict=True):
             variable.assign(value)
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
@@ -251,18 +251,18 @@ def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
     improvement: Any, kl: Any, tries: int | None
 ) -> None:
     agent = create(region={"max_kl": 0.3})
-    before = flatten(agent._policy_variables)
+    before = flatten(agent.policy_variables)
     longest, seen = tf.one_hot(4, len(before)), []
 
     def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
-        seen.append((flatten(agent._policy_variables) - before)[4])
+        seen.append((flatten(agent.policy_variables) - before)[4])
         return tf.constant(improvement(seen[-1])), tf.constant(kl(seen[-1]))
 
     outcome = agent._search(longest, evaluate)
     assert_close(seen, [0.8**i for i in range(tries or 10)])
     assert outcome.accepted == (tries is not None)
     assert_close(outcome.fraction, seen[-1] if tries else 0.0)
-    assert_same(flatten(agent._policy_variables), before + outcome.fraction * longest)
+    assert_same(flatten(agent.policy_variables), before + outcome.fraction * longest)
 
 
 def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
@@ -274,12 +274,12 @@ def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
     rows.observation[: ROWS // 10] = 0.0
     rows.step_type[: ROWS // 10] = MID
     rows.observation[ROWS // 10 :] *= 100.0
-    before = values_of(agent._policy_variables)
+    before = values_of(agent.policy_variables)
     value_before = values_of(agent.gradient_variables())
     extra = tf.function(agent.train, autograph=False)(tensors(rows), tf.ones(ROWS)).extra
     assert extra["accepted"] == 0.0
     assert extra["kl"] == extra["surrogate"] == extra["step_fraction"] == 0.0
-    assert_same(values_of(agent._policy_variables), before)
+    assert_same(values_of(agent.policy_variables), before)
     assert any(
         np.any(x != y)
         for x, y in zip(values_of(agent.gradient_variables()), value_before, strict=True)
@@ -290,11 +290,11 @@ def test_without_advantages_nothing_moves() -> None:
     agent = create()
     rows, _ = rollout(agent, FOUR_ACTIONS)
     info = rows.policy_info._replace(advantage=np.zeros((ROWS, 1), np.float32))
-    before = values_of(agent._policy_variables)
+    before = values_of(agent.policy_variables)
     assert (
         agent.train(tensors(rows.replace(policy_info=info)), tf.ones(ROWS)).extra["accepted"] == 0
     )
-    assert_same(values_of(agent._policy_variables), before)
+    assert_same(values_of(agent.policy_variables), before)
 
 
 def test_boundary_rows_never_enter(action_spec) -> None:

@@ -52,7 +52,7 @@ def _start_and_stop(tmp_path):
     env_steps = 0
     for _ in range(STARTS):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
-        runner = Actors(parts.runner._actors, parts.env_steps, "threads", seed=1)
+        runner = Actors(parts.runner.actors, parts.env_steps, "threads", seed=1)
         run = RunOf(tmp_path / "run", parts._replace(runner=runner))
         run.stop_at(env_steps + moments.randrange(1, 60))
         with pytest.raises(Stopped):

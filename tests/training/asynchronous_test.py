@@ -71,7 +71,7 @@ def test_with_one_actor_threads_and_turns_agree_bit_for_bit():
 
 def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated():
     training = Training(**ONE, asynchronous_runner__use_locking=True)
-    (actor,) = training.runner._actors
+    (actor,) = training.runner.actors
     (concrete,) = actor.train._list_all_concrete_functions()
     nodes: dict = {}
     for body in concrete.graph.as_graph_def().library.function:
@@ -112,7 +112,7 @@ def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once
     while cut.env_steps < 150:
         cut.train(1, 150)
     assert_same(whole.snapshot(), cut.snapshot())
-    for actor in (*whole.runner._actors, *cut.runner._actors):
+    for actor in (*whole.runner.actors, *cut.runner.actors):
         assert actor.train.experimental_get_tracing_count() == 1
     assert [function.experimental_get_tracing_count() for function in shared] == traced
 
@@ -120,7 +120,7 @@ def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once
 def test_actors_take_turns_in_an_order_drawn_for_every_round():
     training = Training(asynchronous_runner__num_actors=3)
     taken: list[int] = []
-    for number, actor in enumerate(training.runner._actors):
+    for number, actor in enumerate(training.runner.actors):
         (driver,) = actor.drivers
         vector = driver.environment.episodes.vector
         vector.step = followed(vector.step, taken, number)
@@ -165,14 +165,14 @@ def test_threads_lose_no_environment_step_and_no_update(
     assert sum(counts) == updates
     rollouts_waiting = int(training.state.loss_count) - updates * accumulate
     assert 0 <= rollouts_waiting <= 2 * (accumulate - 1)
-    for actor in training.runner._actors:
+    for actor in training.runner.actors:
         assert actor.train.experimental_get_tracing_count() == 1
     training.runner.close()
 
 
 def test_staleness_counts_the_updates_of_others_since_the_copy():
     parts = build_components("a3c")
-    actor, agent = parts.runner._actors[0], parts.agent
+    actor, agent = parts.runner.actors[0], parts.agent
     zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
     for by_others in (0, 3, 3, 100):
         actor._copy()
@@ -187,7 +187,7 @@ def test_staleness_counts_the_updates_of_others_since_the_copy():
 
 def test_an_actor_acts_with_a_copy_and_learns_for_the_shared_weights():
     training = Training(asynchronous_runner__num_actors=2)
-    shared, copies = training.parts.agent, [x.agent for x in training.runner._actors]
+    shared, copies = training.parts.agent, [x.agent for x in training.runner.actors]
     before = [v.numpy() for v in shared.gradient_variables()]
     training.train(1, 10**6)
     after = [v.numpy() for v in shared.gradient_variables()]
@@ -203,7 +203,7 @@ def test_an_actor_acts_with_a_copy_and_learns_for_the_shared_weights():
 def test_actors_of_q_learning_share_the_target_network():
     training = Training("async_nstep_q", create_nstep_q_agent__accumulate_updates=1)
     shared = training.parts.agent
-    for actor in training.runner._actors:
+    for actor in training.runner.actors:
         assert actor.agent.target_q_network is shared.target_q_network
     at_start = [v.numpy() for v in shared.target_q_network.variables]
     training.train(10**6, 60)  # copied every 70 steps
@@ -378,14 +378,14 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert f"{newest} is intact" in str(error.value)
     assert newest == f"step-{run.loop.env_steps:010d}"
     assert run.loop.env_steps >= 130
-    before = run.loop._state.carry
+    before = run.loop.state.carry
     run.close()
     assert not actor_threads()
 
     # The other actor's episode continues; that of the failed actor is cut off.
     resumed = Run(tmp_path / "run", PLAN, "a3c", **chosen)
     assert resumed.loop.restore()
-    after = resumed.loop._state.carry
+    after = resumed.loop.state.carry
     np.testing.assert_array_equal(before.time_step.observation, after.time_step.observation)
     assert after.time_step.step_type[0] == StepType.LAST
     assert after.statistics.episode_length[0] == 0
@@ -433,7 +433,7 @@ def stopped(tmp_path):
 
 def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
     run = stopped(tmp_path)
-    state, run.stop.requested = run.loop._state, False
+    state, run.stop.requested = run.loop.state, False
     bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
     failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first builds a graph
     run.loop._runner.train = Mock(side_effect=failures)
@@ -444,7 +444,7 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
 
 def test_failures_that_no_environment_explains_are_all_told(tmp_path):
     run = stopped(tmp_path)
-    state, run.stop.requested = run.loop._state, False
+    state, run.stop.requested = run.loop.state, False
     halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
     run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(MemoryError, match="of the first"):
@@ -456,7 +456,7 @@ def test_failures_that_no_environment_explains_are_all_told(tmp_path):
 @pytest.mark.parametrize("others", [pytest.param("before", marks=pytest.mark.crash), "after"])
 def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
     run = stopped(tmp_path)
-    state, run.stop.requested = run.loop._state, False
+    state, run.stop.requested = run.loop.state, False
     error = RuntimeError("a message\nof two lines")
     environment = run.parts.runner.drivers[1].environment
     with pytest.raises(RuntimeError):
@@ -479,12 +479,12 @@ def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
     first.episodes._replayed_rows = no_such_room
     resumed.loop.restore()
-    carry = resumed.loop._state.carry
+    carry = resumed.loop.state.carry
     assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
     assert first.episodes._pending_reset
     assert second.episodes._pending_reset
     resumed.loop.train()
-    lengths = resumed.loop._state.carry.statistics.last_lengths.numpy()
+    lengths = resumed.loop.state.carry.statistics.last_lengths.numpy()
     assert set(lengths[lengths > 0]) == {7, 11}
     resumed.close()
 
@@ -516,7 +516,7 @@ def test_an_actor_s_final_epsilon_is_drawn_from_its_own_seed():
     late = tf.constant(10**9, tf.int64)
     parts = [build_components("async_nstep_q", asynchronous_runner__num_actors=8) for _ in range(2)]
     final, again = (
-        [float(actor.agent.schedules["epsilon"](late)) for actor in x.runner._actors] for x in parts
+        [float(actor.agent.schedules["epsilon"](late)) for actor in x.runner.actors] for x in parts
     )
     assert set(np.round(final, 6)) <= {0.1, 0.01, 0.5}
     assert len(set(final)) > 1

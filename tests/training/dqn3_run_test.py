@@ -63,7 +63,7 @@ class TinyRun(Run):
             **variables(agent),
             **saved(experience),
             **{f"row {i}": np.asarray(row) for i, row in enumerate(rows)},
-            **{f"carry {i}": np.asarray(x) for i, x in enumerate(self.loop._state.carry.time_step)},
+            **{f"carry {i}": np.asarray(x) for i, x in enumerate(self.loop.state.carry.time_step)},
         }
 
 
@@ -155,7 +155,7 @@ def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
     seen = []
 
     def watch(record, phase):
-        vector_steps = int(run.loop._state.carry.vector_steps)
+        vector_steps = int(run.loop.state.carry.vector_steps)
         updates = int(run.parts.agent.train_step_counter)
         seen.append((vector_steps, updates, run.loop.env_steps))
 

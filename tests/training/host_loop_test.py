@@ -264,7 +264,7 @@ def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatc
     run = Run(tmp_path / "run")
     assert run.loop.restore()
     assert "did not reach its saved state when its actions were" in run.parts.environment.divergence
-    assert (run.loop._state.carry.time_step.step_type.numpy() == StepType.LAST).all()
+    assert (run.loop.state.carry.time_step.step_type.numpy() == StepType.LAST).all()
     buffer = run.parts.experience
     newest = buffer._keys(tf.range(2, dtype=tf.int64), buffer._positions - 1)
     step_type, next_step_type = (
@@ -561,7 +561,7 @@ def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     for name in PARTS_OF_AGENTS[algorithm]:
         assert any(name in path for path in agent), name
     assert_same(saved(run.parts.experience), saved(restored.parts.experience))
-    now, before = restored.loop._state, run.loop._state
+    now, before = restored.loop.state, run.loop.state
     tf.nest.map_structure(np.testing.assert_array_equal, now.carry, before.carry)
     current = restored.parts.environment.current_time_step()
     tf.nest.map_structure(np.testing.assert_array_equal, now.carry.time_step, current)
