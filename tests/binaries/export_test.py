@@ -39,7 +39,14 @@ NORMALIZED = {
     "sac": {"create_sac_agent__normalize_observations": True},
 }
 # Episodes to play, and a return that they exceed.
-PLAYED = {"ppo_lunarlander_tuned": (20, 200)}
+PLAYED = {
+    "dqn_acrobot": (20, -90),
+    "dqn_mountain_car": (20, -110),
+    "ppo_cartpole": (20, 475),
+    "ppo_lunarlander_tuned": (20, 200),
+    "ppo_pong_fast": (2, 10),
+    "sac_pendulum": (20, -250),
+}
 
 
 class SpacesEnv(SamplingEnv):
