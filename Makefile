@@ -75,7 +75,7 @@ tables: $(INSTALLED) ## write the tables of README and docs from docs/results
 docs: $(INSTALLED) ## build the documentation site in build/site
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
-format: $(INSTALLED) ## sort imports, mend what ruff can, format
+format: $(INSTALLED) ## sort imports, fix what ruff can, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
