@@ -35,6 +35,7 @@ from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
 from pipeline.training.components import build_agent, count_of_env_steps
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
+from pipeline.utils.errors import UserError
 
 # Position of the collector that is being built among all, from 0 to 1.
 _share: contextvars.ContextVar[float] = contextvars.ContextVar("collector_share", default=0.0)
@@ -292,6 +293,33 @@ def join_stacks(message: Message) -> Message:
         stacks[t, rows.step_type[t - 1] == StepType.LAST, :-1] = 0
         stacks[t, :, -1] = frames
     return message._replace(rows=rows._replace(observation=stacks))
+
+
+def check_memory(
+    message: Message, num_collectors: int, in_flight: int, memory: float, owner: str, more: str = ""
+) -> None:
+    """Checks that all messages under way fit into a memory.
+
+    Args:
+      message: Message of the size of all messages.
+      num_collectors: Number of collectors.
+      in_flight: Messages that each collector is asked for in advance.
+      memory: Size of the memory in bytes.
+      owner: Subject and verb of the sentence that tells this size, such as "this process may use".
+      more: How to get more memory, or "".
+
+    Raises:
+      UserError: If they do not fit.
+    """
+    size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(message))
+    total = num_collectors * in_flight * size
+    if total > memory:
+        raise UserError(
+            f"{num_collectors} collectors with {in_flight} messages of {size:_} bytes under way "
+            f"need {total / 2**30:.1f} GiB, but {owner} {memory / 2**30:.1f} GiB. "
+            "Lower distributed_runner.message_steps (with a Rollout, Rollout.num_steps), "
+            f"in_flight or num_collectors{more}."
+        )
 
 
 def message_bytes(message: Message) -> bytes:

@@ -19,13 +19,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import gin
-import numpy as np
-import tensorflow as tf
 
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
-from pipeline.training.collector import Collector, Identity, Message
+from pipeline.training.collector import Collector, Identity, Message, check_memory
 from pipeline.training.collector_places import InProcess, Place
 from pipeline.training.collectors import Collectors, Spaces, empty_message, is_on_policy
 from pipeline.training.components import (
@@ -103,23 +101,6 @@ def _check_order(order: str) -> None:
         )
 
 
-def _check_memory(like: Message, num_collectors: int, in_flight: int) -> None:
-    """Checks that all messages under way fit into this machine's memory.
-
-    Raises:
-      UserError: If they do not.
-    """
-    size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(like))
-    total, memory = num_collectors * in_flight * size, available_memory()
-    if total > memory:
-        raise UserError(
-            f"{num_collectors} collectors with {in_flight} messages of {size:_} bytes under way "
-            f"need {total / 2**30:.1f} GiB, but this process may use {memory / 2**30:.1f} GiB. "
-            "Lower distributed_runner.message_steps (with a Rollout, Rollout.num_steps), "
-            "in_flight or num_collectors."
-        )
-
-
 @gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])
 def distributed_runner(
     seed: int,
@@ -178,7 +159,7 @@ def distributed_runner(
         _check_order(order)
         in_flight = 1
     like = empty_message(agent, num_steps, spaces.num_envs)
-    _check_memory(like, num_collectors, in_flight)
+    check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
     place = _build_place(
         ray_address, num_collectors, seed, create_environment, create_agent, like, in_flight,

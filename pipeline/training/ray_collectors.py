@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 import tensorflow as tf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -19,7 +18,14 @@ from pipeline.acting.collect_driver import CollectDriver
 from pipeline.checkpointing import exactness
 from pipeline.environments.watchdog import Watched
 from pipeline.runs import source_revision
-from pipeline.training.collector import Identity, Message, Order, join_stacks, split_stacks
+from pipeline.training.collector import (
+    Identity,
+    Message,
+    Order,
+    check_memory,
+    join_stacks,
+    split_stacks,
+)
 from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
 from pipeline.utils.ray_connection import connect, last_line
@@ -166,7 +172,14 @@ class OverRay:
                     file=sys.stderr,
                 )
             else:
-                _check_object_stores(num_collectors * in_flight * _sent_bytes(like))
+                check_memory(
+                    split_stacks(like),  # as it is sent
+                    num_collectors,
+                    in_flight,
+                    ray.cluster_resources().get("object_store_memory", 0.0),
+                    "the object stores of the Ray cluster have",
+                    ", or give them more memory: ray start --object-store-memory=BYTES",
+                )
             self._actors = [self._start(number, 0) for number in range(num_collectors)]
         except BaseException:
             self.close()
@@ -336,27 +349,6 @@ class OverRay:
     def close(self) -> None:
         """Ends the collectors and the connection."""
         ray.shutdown()
-
-
-def _sent_bytes(like: Message) -> int:
-    """Returns the size of a message in the object store, where stacks are single frames."""
-    return sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split_stacks(like)))
-
-
-def _check_object_stores(needed: int) -> None:
-    """Checks that the object stores of the cluster have room for `needed` bytes.
-
-    Raises:
-      UserError: If they have not.
-    """
-    memory = ray.cluster_resources().get("object_store_memory", 0.0)
-    if needed > memory:
-        raise UserError(
-            f"the messages under way need {needed / 2**30:.1f} GiB, but the object stores of the "
-            f"Ray cluster have {memory / 2**30:.1f} GiB. Lower distributed_runner.message_steps "
-            "(with a Rollout, Rollout.num_steps), in_flight or num_collectors, or give them more "
-            "memory: ray start --object-store-memory=BYTES."
-        )
 
 
 def _put(value: Any) -> Any:

@@ -19,8 +19,6 @@ from host_loops import PLAN, Run
 from ray_clusters import kill, ray_cluster, raylet, runs_on, wait_for
 from tf_agents.trajectories import StepType
 
-from pipeline.checkpointing import exactness
-from pipeline.runs import source_revision
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training import ray_collectors
 from pipeline.training.collector import Message
@@ -81,9 +79,8 @@ class Light(OverRay):
     def _start(self, number, restarts):
         actor = ray.remote(light_collector()).options(num_cpus=1, scheduling_strategy="SPREAD")
         seconds = self.message_seconds[number] if number < len(self.message_seconds) else 0.01
-        traits = exactness.traits()
-        traits["version of numpy"] = self.numpy or traits["version of numpy"]
-        machine = "far", self.source or source_revision.source_sha256(), traits
+        numpy = {"version of numpy": self.numpy} if self.numpy else {}
+        machine = "far", self.source or self._source, self._traits | numpy
         started = actor.remote(self._leaves(), machine, seconds, self.hang)
         self._machines[number] = started.machine.remote()
         return started
