@@ -16,7 +16,6 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
@@ -30,7 +29,6 @@ from pipeline.utils.constraints import (
     Probability,
     check_arguments,
 )
-from pipeline.utils.errors import UserError
 
 
 class A2CAgent(OnPolicyAgent):
@@ -51,21 +49,6 @@ class A2CAgent(OnPolicyAgent):
         self._value_coefficient = value_coefficient
         self._entropy_coefficient = entropy_coefficient
         super().__init__(time_step_spec, action_spec, **kwargs)
-
-    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """Makes this the agent of one asynchronous actor; see `Agent.learn_for`.
-
-        Raises:
-          UserError: If the agent normalises observations or rewards, because every actor would
-            have statistics of its own.
-        """
-        if self._reward_scaler or self.normalizer is not None:
-            raise UserError(
-                "Asynchronous actors share weights but not statistics of observations and rewards. "
-                "Bind ActorCritic.normalize_observations and normalize_returns of the agent to "
-                "False."
-            )
-        super().learn_for(shared, send)
 
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """Computes the mean of -log pi(a|s) A + c_v (R - V(s))^2 - c_e H over rows [B, 1].

@@ -49,9 +49,10 @@ class Agent(tf_agent.TFAgent):
     takes_mean: bool = True
     #: True if each batch has to be the whole rollout that an iteration collects.
     needs_whole_rollouts: bool = False
+    #: False if an update needs the rows of its batch, and not only their gradients.
+    learns_from_gradients: bool = True
     #: True if a rollout may have been collected with older weights.
     learns_off_policy: bool = False
-    _send: Callable[[Gradients], None] | None = None
     _compiled_gradients: Callable[..., tuple[Gradients, tf_agent.LossInfo]] | None = None
     # The default `apply` uses these two.
     _optimizer: tf.keras.optimizers.legacy.Optimizer
@@ -88,17 +89,24 @@ class Agent(tf_agent.TFAgent):
         """Makes one update: clips and applies `gradients`, and increments the update counter.
 
         The default implementation suits agents with one `_optimizer` and one `_gradient_clip_norm`.
-        Agents whose target network is updated after a number of updates extend it. A target network
-        that is updated after a number of environment steps is instead updated before the first
-        gradients of an update.
+        Agents whose target network is updated after a number of updates extend it.
         """
         gradients = clip_by_global_norm(gradients, self._gradient_clip_norm)
         self._optimizer.apply_gradients(zip(gradients, self.gradient_variables(), strict=True))
         self.train_step_counter.assign_add(1)
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        return self.learn(experience, weights, self.apply)
+
+    def learn(
+        self, experience: Trajectory, weights: tf.Tensor, apply: Callable[[Gradients], None]
+    ) -> tf_agent.LossInfo:
+        """Computes the gradients of a batch [B, T] with row weights [B] and passes them to `apply`.
+
+        If gradients are accumulated, `apply` is called once for several batches. `train` passes
+        `self.apply`; an asynchronous actor passes a function that updates the shared weights.
+        """
         gradients, loss_info = self.differentiate(experience, weights)
-        apply = self._send or self.apply
         if self.accumulator is None:
             apply(gradients)
         else:
@@ -106,34 +114,11 @@ class Agent(tf_agent.TFAgent):
             self.accumulator.add(gradients, num_rows, apply)
         return loss_info
 
-    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """Makes this the agent of one asynchronous actor; all actors train the weights of `shared`.
+    def share_target(self, shared: Agent) -> None:
+        """Uses the target network of `shared`, another agent of this class, instead of its own.
 
-        A subclass may also use other variables of `shared`, such as those of a target network.
-
-        Args:
-          shared: Agent that holds the shared weights, created with the same arguments.
-          send: Function that makes `shared` apply gradients. It is called in the graph with the
-            gradients of this agent.
-
-        Raises:
-          UserError: If the agent cannot learn asynchronously.
+        The default implementation suits agents without a target network.
         """
-        del shared
-        self._send = send
-
-    def copy_weights(self, shared: Agent) -> None:
-        """Copies the trained weights of `shared` to this agent, in the graph."""
-        own, others = (tf.nest.flatten(agent.gradient_variables()) for agent in (self, shared))
-        for variable, other in zip(own, others, strict=True):
-            variable.assign(other, read_value=False)
-
-    def _between_updates(self, act: Callable[[], tf.Operation]) -> None:
-        """Calls `act` in the graph, unless accumulated gradients are waiting for their update."""
-        if self.accumulator is None:
-            act()
-        else:
-            tf.cond(tf.equal(self.accumulator.summed, 0), act, tf.no_op)
 
     def compile(self) -> None:
         """Makes `differentiate` compile `gradients` with XLA."""

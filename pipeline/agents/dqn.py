@@ -7,6 +7,7 @@ twice per update.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,6 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self._gradient_clip_norm = gradient_clip_norm
         self.takes_mean = not sum_losses
         self.normalizer = normalizer
-        self._periodic_target: PeriodicTarget | None = None
         specs = time_step_spec.observation, action_spec
         super().__init__(
             time_step_spec,
@@ -92,12 +92,6 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
     def target_q_network(self) -> QNetwork:
         """Returns the target network."""
         return self._target_q_network
-
-    def follow_env_steps(self, period: int, env_steps: tf.Variable) -> None:
-        """Updates the target network every `period` environment steps instead of updates."""
-        self._periodic_target = PeriodicTarget(
-            self._q_network, self._target_q_network, period, env_steps.read_value
-        )
 
     def _setup_policy(self, time_step_spec, action_spec, *unused):
         policy = q_policy.QPolicy(time_step_spec, action_spec, q_network=self._q_network)
@@ -137,15 +131,26 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         q_values, _ = self._q_network(observation)
         return select_action(target_q_values, tf.argmax(q_values, -1))
 
-    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
-        if self._periodic_target is not None:
-            self._between_updates(self._periodic_target.update)
-        return super()._train(experience, weights)
-
     def apply(self, gradients: Gradients) -> None:
         super().apply(gradients)
-        if self._periodic_target is None:
-            self._update_target()
+        self._update_target()
+
+
+class EnvStepsTargetDqnAgent(DqnAgent):
+    """DQN agent that counts environment steps between target updates, as DQN 3.0 does."""
+
+    def __init__(self, *args, target_update_env_steps: int, env_steps: tf.Variable, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._periodic_target = PeriodicTarget(
+            self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
+        )
+
+    def _get_target_updater(self, tau=1.0, period=1):
+        return tf.no_op  # called after each update
+
+    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        self._periodic_target.update(self.accumulator)
+        return super()._train(experience, weights)
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -189,7 +194,19 @@ def create_dqn_agent(
     need_discrete_actions(action_spec, "DQN")
     td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
-    agent = DqnAgent(
+    if target_update_env_steps is None:
+        create: Callable[..., DqnAgent] = functools.partial(
+            DqnAgent,
+            target_update_period=target_update_period,
+            target_update_tau=target_update_tau,
+        )
+    else:
+        create = functools.partial(
+            EnvStepsTargetDqnAgent,
+            target_update_env_steps=target_update_env_steps,
+            env_steps=env_steps,
+        )
+    agent = create(
         time_step_spec,
         action_spec,
         optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),
@@ -200,13 +217,9 @@ def create_dqn_agent(
         normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
         n_step_update=n_step,
         gamma=discount,
-        target_update_period=1 if target_update_period is None else target_update_period,
-        target_update_tau=target_update_tau,
         gradient_clip_norm=gradient_clip_norm,
         train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
-    if target_update_env_steps is not None:
-        agent.follow_env_steps(target_update_env_steps, env_steps)
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)
     return agent

@@ -19,7 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent, Gradients
+from pipeline.agents.agent import Agent
 from pipeline.agents.q_learning import (
     create_q_network,
     need_discrete_actions,
@@ -39,7 +39,6 @@ from pipeline.utils.constraints import (
     Probability,
     check_arguments,
 )
-from pipeline.utils.errors import UserError
 
 
 class QLearningInfo(NamedTuple):
@@ -100,28 +99,15 @@ class NStepQAgent(Agent):
         self.target_q_network.set_weights(self.q_network.get_weights())
         build_slots(optimizer, self.gradient_variables())
 
-    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """Makes this the agent of one asynchronous actor; see `Agent.learn_for`.
-
-        Actors also share the target network.
-
-        Raises:
-          UserError: If the agent normalises observations, because every actor would have statistics
-            of its own.
-        """
-        if self.normalizer is not None:
-            raise UserError(
-                "Asynchronous actors do not share observation statistics. Bind "
-                "create_nstep_q_agent.normalize_observations to False."
-            )
+    def share_target(self, shared: Agent) -> None:
+        """Uses the target network of `shared`; see `Agent.share_target`."""
         assert isinstance(shared, NStepQAgent)
-        super().learn_for(shared, send)
         self.target_q_network = shared.target_q_network
         self._periodic_target = shared._periodic_target
 
     def prepare(self, rows: Trajectory, final_time_step: TimeStep) -> Trajectory:
         """Updates the target network if a copy is due, and adds the targets to a rollout [T, N]."""
-        self._between_updates(self._periodic_target.update)
+        self._periodic_target.update(self.accumulator)
         find = self._all_values if self._one_step else self._values_at_ends
         values, final_value = find(rows, final_time_step.observation)
         discounts = self._discount * rows.discount

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from pipeline.agents.accumulator import Accumulator
+
 
 class PeriodicTarget(tf.Module):
     """Copies a network's weights to its target network every `period` environment steps.
@@ -36,15 +38,21 @@ class PeriodicTarget(tf.Module):
         """Prepares for a run whose count begins at 0 again."""
         self._copied_at.assign(0)
 
-    def update(self) -> tf.Operation:
+    def update(self, accumulator: Accumulator | None = None) -> None:
         """Copies the weights if a copy is due. Call it before the gradients of an update.
 
         The count is the one at which the iteration began. All updates up to that count have been
         made, and the updates of this iteration come after the crossing.
+
+        Args:
+          accumulator: Of the agent's gradients. While gradients in it wait for their update, no
+            weights are copied.
         """
         count = tf.convert_to_tensor(self._count())
         due = count // self._period > self._copied_at // self._period
-        return tf.cond(due, lambda: self._copy(count), tf.no_op)
+        if accumulator is not None:
+            due &= tf.equal(accumulator.summed, 0)
+        tf.cond(due, lambda: self._copy(count), tf.no_op)
 
     def _copy(self, count: tf.Tensor) -> tf.Operation:
         pairs = zip(self._online.variables, self._target.variables, strict=True)

@@ -18,7 +18,6 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
@@ -68,6 +67,7 @@ class TRPOAgent(OnPolicyAgent):
     """
 
     needs_whole_rollouts = True
+    learns_from_gradients = False
     loss_names = (
         "loss", "value_loss", "surrogate", "kl", "accepted", "step_fraction", "entropy",
     )  # fmt: skip
@@ -116,16 +116,6 @@ class TRPOAgent(OnPolicyAgent):
                 f"create_trpo_agent.accumulate_updates = {num_batches}: TRPO does not accumulate "
                 "gradients. Bind it to 1 and collect a longer rollout instead."
             )
-
-    def learn_for(self, shared: Agent, send: Callable[[Gradients], None]) -> None:
-        """Rejects asynchronous learning, because a step needs the rows and not their gradients.
-
-        Raises:
-          UserError: Always.
-        """
-        raise UserError(
-            "TRPO does not learn from the gradients of asynchronous actors. Use A2C instead."
-        )
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         """Makes one policy step and fits the value function, on a whole rollout [B, 1]."""

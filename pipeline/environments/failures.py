@@ -1,16 +1,13 @@
-"""Reports failures of environments and of disks by messages that a user can understand."""
+"""Reports failures of environments by messages that a user can understand."""
 
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
-
-import tensorflow as tf
 
 from pipeline.environments import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.errors import UserError
 
 
 @contextlib.contextmanager
@@ -58,38 +55,3 @@ def untold(
     if explained >= len(errors):
         return []
     return errors if explained else errors[1:]
-
-
-@contextlib.contextmanager
-def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
-    """Converts errors in writing files of `folder` to a WriteError that names the folder.
-
-    Raises:
-      WriteError: If a file cannot be written.
-    """
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise WriteError(f"cannot write to {folder}: {error}") from error
-
-
-def resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
-    """Returns a sentence about the `latest` checkpoint, or "" if that cannot be read now.
-
-    The sentence is added to the message of another error. An error while reading the checkpoint
-    must not hide that error.
-    """
-    try:
-        newest = latest()
-    except WriteError:
-        return ""
-    return f"The checkpoint {newest} is intact." if newest else "There is no checkpoint yet."
-
-
-@contextlib.contextmanager
-def hinting(hint: Callable[[], str]) -> Iterator[None]:
-    """Adds the hint, if it is not empty, to every UserError as a separate line."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(f"{error}\n{hint()}".rstrip("\n")) from error

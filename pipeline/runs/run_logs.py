@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.environments.failures import named_write_errors
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.tensorboard_log import EventLog
+from pipeline.utils.errors import WriteError
 from pipeline.utils.jsonl import JsonlLog
 
 
@@ -78,3 +79,16 @@ class RunLogs:
             # Records are flushed when they are written, so what fails now was reported then.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 log.close()
+
+
+@contextlib.contextmanager
+def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
+    """Converts errors in writing files of `folder` to a WriteError that names the folder.
+
+    Raises:
+      WriteError: If a file cannot be written.
+    """
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise WriteError(f"cannot write to {folder}: {error}") from error

@@ -25,6 +25,7 @@ from pipeline.acting.episode_statistics import initial_statistics, with_empty_wi
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
+from pipeline.ops.normalizers import ObservationNormalizer, RewardScaler
 from pipeline.ops.randomness import stream_key
 from pipeline.ops.schedules import Schedule
 from pipeline.replay import Experience
@@ -254,8 +255,8 @@ def asynchronous_runner(
         write. Target networks are outside of the lock.
 
     Raises:
-      UserError: If a parameter is out of range, if the agent does not learn from whole rollouts,
-        or if threads would run eagerly.
+      UserError: If a parameter is out of range, if the agent does not learn from the gradients of
+        whole rollouts or normalises observations or rewards, or if threads would run eagerly.
     """
     check_arguments(asynchronous_runner, locals())
     if scheduler == "threads" and tf.config.functions_run_eagerly():
@@ -269,11 +270,7 @@ def asynchronous_runner(
     env_steps = count_of_env_steps()
     specs = environments[0].time_step_spec(), environments[0].action_spec()
     shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
-    if not shared.needs_whole_rollouts:
-        raise UserError(
-            "Asynchronous actors make one update of a whole rollout: bind train.create_agent to "
-            "@create_a2c_agent or @create_nstep_q_agent."
-        )
+    _check_agent(shared)
     lock = tf.CriticalSection() if use_locking else None
     actors = []
     for key, environment in zip(keys, environments, strict=True):
@@ -292,6 +289,20 @@ def asynchronous_runner(
         build_evaluator(shared, seed, create_environment, environments[0], may_share=False),
         env_steps,
     )
+
+
+def _check_agent(agent: Agent) -> None:
+    if not (agent.needs_whole_rollouts and agent.learns_from_gradients):
+        raise UserError(
+            "Asynchronous actors learn from the gradients of whole rollouts: bind "
+            "train.create_agent to @create_a2c_agent or @create_nstep_q_agent."
+        )
+    if any(isinstance(x, (ObservationNormalizer, RewardScaler)) for x in agent.submodules):
+        raise UserError(
+            "Asynchronous actors share weights but not statistics of observations and rewards. "
+            "Bind normalize_observations (of the agent or of ActorCritic) and normalize_returns of "
+            "the agent to False."
+        )
 
 
 def _build_agent(

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.trajectories import Trajectory
 
 from pipeline.acting.collect_driver import Carry, CollectDriver, interrupt_episodes
 from pipeline.acting.episode_statistics import (
@@ -44,7 +46,7 @@ class Actor(Iterations):
         self.staleness = tf.Variable(tf.zeros([_STALENESS_BINS], tf.int64), trainable=False)
         accumulator = {"accumulator": agent.accumulator} if agent.accumulator else {}
         self._own = Variables(staleness=self.staleness, **accumulator)
-        agent.learn_for(shared, self._send)
+        agent.share_target(shared)
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Saves what the actor does not share, except its copy of the weights.
@@ -82,8 +84,11 @@ class Actor(Iterations):
         updates = self._updates_when_copied.assign(self._shared.train_step_counter)
         # Counted first, so that an update in between counts as one that the copy missed.
         with tf.control_dependencies([updates]):
-            self.agent.copy_weights(self._shared)
+            _copy_weights(self._shared, self.agent)
         return updates
+
+    def _learn(self, batch: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        return self.agent.learn(batch, weights, self._send)
 
     def _send(self, gradients: Gradients) -> None:
         self._exclusively(lambda: self._apply(gradients), self._shared)
@@ -100,6 +105,12 @@ class Actor(Iterations):
         if self._lock is None:
             return act()
         return self._lock.execute(lambda: _when_written(written, act()))
+
+
+def _copy_weights(source: Agent, target: Agent) -> None:
+    weights, copies = (tf.nest.flatten(x.gradient_variables()) for x in (source, target))
+    for weight, copy in zip(weights, copies, strict=True):
+        copy.assign(weight, read_value=False)
 
 
 def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,22 +21,16 @@ from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
-from pipeline.environments.failures import (
-    hinting,
-    named_failures,
-    named_write_errors,
-    resume_hint,
-    untold,
-)
+from pipeline.environments.failures import named_failures, untold
 from pipeline.environments.watchdog import Watchdog
 from pipeline.runs.run_folder import RunFolder
-from pipeline.runs.run_logs import RunLogs
+from pipeline.runs.run_logs import RunLogs, named_write_errors
 from pipeline.training.components import Components
 from pipeline.training.graph_calls import GraphCalls
 from pipeline.training.intervals import Plan
 from pipeline.training.iteration import Chunk, Halted, LoopState, clear_losses
 from pipeline.training.nan_checks import check_losses, check_weights, unsound_weights
-from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.errors import UserError, WriteError, hinting
 from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP, Progress
 from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import Stopped, StopSignal
@@ -93,7 +88,7 @@ class HostLoop:
         }
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
-        self._resume_hint = functools.partial(resume_hint, self._checkpoints.latest)
+        self._resume_hint = functools.partial(_resume_hint, self._checkpoints.latest)
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [*self._runner.watched]
@@ -365,3 +360,16 @@ class HostLoop:
         }
         self._save_patience.insist(lambda: self._folder.write_json("result.json", result))
         return result
+
+
+def _resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
+    """Returns a sentence about the `latest` checkpoint, or "" if that cannot be read now.
+
+    The sentence is added to the message of another error. An error while reading the checkpoint
+    must not hide that error.
+    """
+    try:
+        newest = latest()
+    except WriteError:
+        return ""
+    return f"The checkpoint {newest} is intact." if newest else "There is no checkpoint yet."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
+from tf_agents.agents import tf_agent
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import Trajectory
 
@@ -171,9 +172,12 @@ class Updates:
         """Passes the collected rows to `agent.finish`. Call it after the last batch."""
         self.experience.end(_accelerated(self.agent.finish))
 
+    def _learn(self, batch: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        return self.agent.train(batch, weights)
+
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         batch, weights, keys = self.experience.next_batch()
-        loss_info = _accelerated(self.agent.train)(batch, weights)
+        loss_info = _accelerated(self._learn)(batch, weights)
         self.experience.feedback(keys, loss_info)
         return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
 

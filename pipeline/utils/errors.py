@@ -1,5 +1,8 @@
 """Exceptions for errors that the user can fix."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 USER_ERROR_CODE = 2  # Exit code of a process that ends with a UserError.
 
 
@@ -16,3 +19,12 @@ class WriteError(UserError):
 
     A later attempt may succeed.
     """
+
+
+@contextlib.contextmanager
+def hinting(hint: Callable[[], str]) -> Iterator[None]:
+    """Adds the hint, if it is not empty, to every UserError as a separate line."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{error}\n{hint()}".rstrip("\n")) from error
