@@ -21,7 +21,7 @@ from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
 from pipeline.acting.policies import EpsilonGreedyPolicy
 from pipeline.environments.failures import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError
 
 STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
@@ -56,7 +56,7 @@ class Evaluator:
         seed: int,
         shares_environment: bool = False,
         greedy: bool = True,
-        epsilon: float | None = None,
+        epsilon: Probability | None = None,
         num_env_steps: PositiveInt | None = None,
         max_episode_steps: PositiveInt | None = 100_000,
     ):
@@ -186,8 +186,6 @@ def _shares(total: int, num_envs: int) -> np.ndarray:
 
 
 def _check_epsilon(epsilon: float, greedy: bool, policy: tf_policy.TFPolicy) -> None:
-    if type(epsilon) not in (int, float) or not 0 <= epsilon <= 1:
-        raise UserError(f"Evaluator.epsilon = {epsilon!r}: must be in [0, 1], or None.")
     spec = policy.action_spec
     if not greedy or not tensor_spec.is_discrete(spec) or spec.shape.rank:
         raise UserError(

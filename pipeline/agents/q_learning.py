@@ -8,18 +8,23 @@ from tf_agents.specs import tensor_spec
 
 from pipeline.networks.encoders import QHead, QNetwork, create_encoder, num_actions
 from pipeline.ops.normalizers import ObservationNormalizer
+from pipeline.utils.constraints import Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 
 @gin.configurable
 def huber_loss(
     td_error: tf.Tensor,  # given by the agent
-    threshold: float = 1.0,  # size of the error from which the loss is linear
+    threshold: Positive = 1.0,  # size of the error from which the loss is linear
 ) -> tf.Tensor:
     """Computes the Huber loss, which is quadratic up to `threshold` and linear beyond.
 
     Its gradient is the clipped error of DQN (Mnih et al. 2015).
+
+    Raises:
+      UserError: If `threshold` is out of its range.
     """
+    check_arguments(huber_loss, locals())
     size = tf.abs(td_error)
     quadratic = tf.minimum(size, threshold)
     return 0.5 * quadratic**2 + threshold * (size - quadratic)

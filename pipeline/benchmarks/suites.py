@@ -14,6 +14,7 @@ import gin
 
 from pipeline import configuration
 from pipeline.configuration.statements import find_file, shipped_names, suggest
+from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 SCORES = ("evaluation", "training", "iteration")
@@ -129,7 +130,7 @@ def suite(
     *,
     protocol: str | Mapping[str, str] = "",
     score: str | Mapping[str, str] = "evaluation",
-    num_seeds: int = 5,
+    num_seeds: PositiveInt = 5,
     budgets: Sequence[int] = (),  # environment steps
     bindings: Sequence[str] = (),
     experiments: Sequence[Sequence[Any]] = (),  # fields of Experiment; bindings may follow
@@ -145,7 +146,7 @@ def suite(
     _check_experiments(built)
     is_score = _covers(score, built) and all(_of_algorithm(score, e) in SCORES for e in built)
     _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or one for every algorithm")
-    _check(_is_count(num_seeds), "num_seeds", num_seeds, "must be a whole number, at least 1")
+    check_arguments(suite, locals())
     are_counts = isinstance(budgets, list | tuple) and all(map(_is_count, budgets))
     _check(are_counts, "budgets", budgets, "must be a tuple of environment steps")
     _check(are_texts(bindings), "bindings", bindings, "must be gin statements")

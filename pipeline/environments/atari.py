@@ -101,7 +101,7 @@ def atari_environment(
     continuous: bool = False,
     continuous_action_threshold: Probability = 0.5,
     max_episode_frames: PositiveInt = 108_000,
-    num_threads: int = 0,
+    num_threads: NonNegativeInt = 0,
     render: bool = False,
 ) -> VectorEnvironment:
     """Creates a vector environment of one Atari game, with whole games and unclipped rewards.

@@ -44,7 +44,7 @@ from pipeline.ops.observations import (
     num_categories,
     without_mask,
 )
-from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
 
@@ -88,7 +88,7 @@ def nature_cnn_encoder(
     units: Sequence[PositiveInt] = (512,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
-    first_padding: int = 0,
+    first_padding: NonNegativeInt = 0,
 ) -> list[tf.keras.layers.Layer]:
     """Creates the convolutional network of DQN for stacks of frames.
 

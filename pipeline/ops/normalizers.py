@@ -10,6 +10,7 @@ import tensorflow as tf
 from pipeline.ops.batches import ordered_sum
 from pipeline.ops.observations import CategoricalSpec, action_mask
 from pipeline.ops.returns import discounted_returns
+from pipeline.utils.constraints import Positive, check_arguments
 
 _PRECISE = (tf.float64, tf.int32, tf.int64, tf.uint32, tf.uint64)  # more precise than float32
 
@@ -63,13 +64,17 @@ class ObservationNormalizer(tf.Module):
     Categories and action masks stay as they are.
     """
 
-    def __init__(self, observation_spec: Any, clip: float = 10.0):
+    def __init__(self, observation_spec: Any, clip: Positive = 10.0):
         """Initializes the statistics.
 
         Args:
           observation_spec: Nest of the specs of one observation.
           clip: Bound on the absolute value of a normalised number.
+
+        Raises:
+          UserError: If `clip` is out of its range.
         """
+        check_arguments(ObservationNormalizer, locals())
         super().__init__(name="observation_normalizer")
         self._clip = clip
         mask = action_mask(observation_spec)
@@ -111,14 +116,18 @@ class RewardScaler(tf.Module):
     of OpenAI Baselines. TF-Agents' PPO instead uses the variance of the rewards themselves.
     """
 
-    def __init__(self, num_envs: int, discount: float, clip: float = 10.0):
+    def __init__(self, num_envs: int, discount: float, clip: Positive = 10.0):
         """Initializes the scaler.
 
         Args:
           num_envs: Number of environments, N.
           discount: Discount factor of the running returns.
           clip: Bound on the absolute value of a scaled reward.
+
+        Raises:
+          UserError: If `clip` is out of its range.
         """
+        check_arguments(RewardScaler, locals())
         super().__init__(name="reward_scaler")
         self._discount = discount
         self._clip = clip

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
+from pipeline.utils.constraints import NonNegative, Probability, check_arguments
+
 # Agents pass a schedule as the learning rate, so a binding of it would have no effect.
 _DENYLIST = ["learning_rate"]
 
@@ -31,9 +33,9 @@ class RMSprop(tf.keras.optimizers.legacy.RMSprop):
     def __init__(
         self,
         learning_rate: float | Callable[[], tf.Tensor] = 7e-4,
-        rho: float = 0.99,
-        epsilon: float = 1e-5,
-        initial_ms: float = 0.0,
+        rho: Probability = 0.99,
+        epsilon: NonNegative = 1e-5,
+        initial_ms: NonNegative = 0.0,
     ):
         """Initializes the optimizer.
 
@@ -42,7 +44,11 @@ class RMSprop(tf.keras.optimizers.legacy.RMSprop):
           rho: Decay rate of the mean square.
           epsilon: Value added to the mean square.
           initial_ms: Mean square before the first update. TensorFlow 1 begins with 1.
+
+        Raises:
+          UserError: If a value is out of its range.
         """
+        check_arguments(RMSprop, locals())
         # Keras selects the fused kernel if the momentum is a function, even one that returns 0.
         super().__init__(
             learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, name="RMSprop"
@@ -72,9 +78,10 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
     def __init__(
         self,
         learning_rate: float | Callable[[], tf.Tensor] = 2.5e-4,
-        rho: float = 0.95,
-        epsilon: float = 0.01,
+        rho: Probability = 0.95,
+        epsilon: NonNegative = 0.01,
     ):
+        check_arguments(CenteredRMSprop, locals())
         super().__init__(
             learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, centered=True,
             name="CenteredRMSprop",

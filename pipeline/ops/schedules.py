@@ -12,6 +12,7 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
+from pipeline.utils.constraints import NonNegative, Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -22,8 +23,8 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 def linear_schedule(
     initial: float = gin.REQUIRED,
     final: float = gin.REQUIRED,
-    num_steps: int = gin.REQUIRED,
-    start: int = 0,
+    num_steps: Positive = gin.REQUIRED,
+    start: NonNegative = 0,
 ) -> Schedule:
     """Returns a schedule that moves linearly from `initial` to `final` and then stays there.
 
@@ -34,10 +35,9 @@ def linear_schedule(
       start: Count at which the change begins.
 
     Raises:
-      UserError: If `num_steps` is not positive.
+      UserError: If a value is out of its range.
     """
-    if num_steps <= 0:
-        raise UserError(f"linear_schedule.num_steps must be positive, not {num_steps}.")
+    check_arguments(linear_schedule, locals())
 
     def value(counter: tf.Tensor) -> tf.Tensor:
         # In float32, neighbouring counts above 2**24 cannot be told apart.

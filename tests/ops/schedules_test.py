@@ -93,7 +93,7 @@ def test_a_schedule_of_ones_own_that_lacks_a_value_is_left_to_gin() -> None:
 
 
 def test_a_schedule_without_length_is_refused() -> None:
-    with pytest.raises(UserError, match="num_steps must be positive, not 0"):
+    with pytest.raises(UserError, match="linear_schedule.num_steps = 0: must be a number above 0"):
         linear_schedule(1.0, 0.0, num_steps=0)
 
 

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import pytest
+import tensorflow as tf
+from gin import config as gin_config
 
+from pipeline.agents.q_learning import huber_loss
+from pipeline.configuration import registry
+from pipeline.ops.normalizers import ObservationNormalizer, RewardScaler
+from pipeline.ops.optimizers import CenteredRMSprop, RMSprop
+from pipeline.ops.schedules import linear_schedule
+from pipeline.training.intervals import Plan
 from pipeline.utils.constraints import (
     Fraction,
     NonNegative,
@@ -14,6 +24,8 @@ from pipeline.utils.constraints import (
     PositiveInt,
     Probability,
     check_arguments,
+    resolved,
+    union_members,
 )
 from pipeline.utils.errors import UserError
 
@@ -84,3 +96,43 @@ def test_fields_are_checked_too():
         check_arguments(Settings, {"size": 0})
     with pytest.raises(UserError, match="train.size = 0"):
         check_arguments(Sizes, {"size": 0}, "train")
+
+
+ANY_NUMBER = {
+    "constant_schedule.value",
+    "create_sac_agent.target_entropy",
+    "GaussianHead.initial_log_std",
+    "linear_schedule.final",
+    "linear_schedule.initial",
+    "gymnasium_environment.max_episode_steps",  # -1 has a meaning of its own
+}
+
+
+def test_every_number_that_gin_binds_has_a_range():
+    without = set()
+    for selector, configurable in gin_config._REGISTRY.items():
+        if selector.startswith("pipeline."):
+            signature = inspect.signature(configurable.wrapped)
+            for name in registry.parameters(configurable):
+                annotation = resolved(configurable.wrapped, signature.parameters[name].annotation)
+                assert annotation is not None, f"{selector}.{name} has an unknown annotation"
+                if {int, float} & set(union_members(annotation)):
+                    without.add(f"{selector.rpartition('.')[2]}.{name}")
+    of_plan = {f"train.{name}" for name in Plan._fields}  # `Plan` declares these ranges
+    assert without - of_plan == ANY_NUMBER
+
+
+@pytest.mark.parametrize(
+    ("configurable", "name", "value"),
+    [
+        (functools.partial(huber_loss, tf.zeros([1])), "threshold", -1.0),
+        (RMSprop, "rho", 1.5),
+        (CenteredRMSprop, "epsilon", -0.01),
+        (functools.partial(ObservationNormalizer, tf.TensorSpec([2])), "clip", 0.0),
+        (functools.partial(RewardScaler, 1, 0.9), "clip", -10.0),
+        (functools.partial(linear_schedule, 1.0, 0.0, 10), "start", -1),
+    ],
+)
+def test_a_number_that_would_give_wrong_results_in_silence_is_refused(configurable, name, value):
+    with pytest.raises(UserError, match=f"{name} = {value}: must be"):
+        configurable(**{name: value})
