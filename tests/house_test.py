@@ -1,6 +1,7 @@
 """Tests of the project's rules that no linter checks."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {".".join(x.parent.relative_to(ROOT).parts) for x in PACKAGE.rglob("__init__.py")}
     assert folders == {name for name in listed if name != "pipeline.gin_configs"}
+
+
+@pytest.mark.parametrize("room", sorted(PACKAGE.glob("*/__init__.py")), ids=lambda x: x.parent.name)
+def test_a_room_lists_its_public_names_or_its_modules(room: Path):
+    text = room.read_text()
+    if "__all__" not in text:
+        listed = {line.split()[0] for line in text.splitlines() if re.match(r"\w+(\.py|/) ", line)}
+        modules = {path.name for path in room.parent.glob("*.py")} - {"__init__.py"}
+        packages = {f"{path.parent.name}/" for path in room.parent.glob("*/__init__.py")}
+        assert listed == modules | packages
 
 
 def test_the_rules_see_what_they_should():
