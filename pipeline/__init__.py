@@ -1,4 +1,4 @@
-"""Reinforcement learning with TF-Agents: train, resume and evaluate agents from gin files."""
+"""Trains, resumes and evaluates reinforcement learning agents of TF-Agents from gin files."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
 
 
 def run() -> None:
-    """Entry point of `pipeline-benchmark`."""
+    """Runs `pipeline-benchmark` from the command line."""
     cli.run(main)
 
 

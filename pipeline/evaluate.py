@@ -28,8 +28,10 @@ _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run.")
 _PRETRAINED = flags.DEFINE_string(
     "pretrained", None, "Instead of --root_dir: the name of a policy that comes with the package."
 )
-_NUM_EPISODES = flags.DEFINE_integer("num_episodes", 100, "Number of episodes.", lower_bound=1)
-_VIDEO = cli.define_path("video", None, "Record one more episode as this MP4 file.")
+_NUM_EPISODES = flags.DEFINE_integer(
+    "num_episodes", None, "Number of episodes; by default 100, or none with --video.", lower_bound=1
+)
+_VIDEO = cli.define_path("video", None, "Record an episode, one more than those, as this MP4 file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )
@@ -86,7 +88,7 @@ def _evaluate(
     video: pathlib.Path | None,
     stop: StopSignal,
 ) -> bool:
-    """Records the video, if any, and plays the episodes.
+    """Records the video, if any, and plays the episodes, if any.
 
     Returns:
       False if a signal has stopped it early.
@@ -113,6 +115,10 @@ def _evaluate(
             # --num_episodes sets the length, however long the evaluations in training were.
             yield Evaluator(environment, *policies, seed=seed, num_env_steps=None)
 
+    def warn_of_ignored() -> None:
+        if ignored := configuration.ignored(is_complete=False):
+            progress.message(f"warning: {ignored}")
+
     with Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
@@ -121,11 +127,14 @@ def _evaluate(
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
                 with watched(render=True) as evaluator:
+                    if not _NUM_EPISODES.value:
+                        warn_of_ignored()
                     if not _record(evaluator, video, seed, stop, progress):
                         return False
+            if not _NUM_EPISODES.value:
+                return True
         with watched() as evaluator:
-            if ignored := configuration.ignored(is_complete=False):
-                progress.message(f"warning: {ignored}")
+            warn_of_ignored()
             result = _play(evaluator, stop, progress)
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
@@ -163,12 +172,14 @@ def _record(
 
 
 def _play(evaluator: Evaluator, stop: StopSignal, progress: Progress) -> dict[str, Any] | None:
+    num_episodes = _NUM_EPISODES.value or 100
+
     def look_around(episodes: int) -> bool:
         steps = {"episode_steps": evaluator.episode_steps}
-        progress.update(steps, EVALUATING, (episodes, _NUM_EPISODES.value))
+        progress.update(steps, EVALUATING, (episodes, num_episodes))
         return stop.requested
 
-    return evaluator.run(_NUM_EPISODES.value, 0, look_around)
+    return evaluator.run(num_episodes, 0, look_around)
 
 
 def _summary(name: str, returns: list[float], env_steps: int) -> str:

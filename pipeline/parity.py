@@ -76,7 +76,7 @@ def _compare_updates() -> None:
 
 
 def run() -> None:
-    """Entry point of `pipeline-parity`."""
+    """Runs `pipeline-parity` from the command line."""
     cli.run(main)
 
 

@@ -216,7 +216,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def run() -> None:
-    """Entry point of `pipeline-plot`."""
+    """Runs `pipeline-plot` from the command line."""
     cli.run(main)
 
 

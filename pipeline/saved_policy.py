@@ -28,7 +28,7 @@ _NO_SEED = np.zeros(2, np.int32)
 
 
 class SavedPolicy:
-    """Policy with its weights, for one observation or a batch of them.
+    """Applies a policy with its weights to one observation or a batch of them.
 
     Attributes:
       observation_spec: Spec of one observation, a nest for Dict and Tuple spaces.

@@ -144,7 +144,7 @@ def _closing_words(result: dict) -> str:
 
 
 def run() -> None:
-    """Entry point of `pipeline-train`."""
+    """Runs `pipeline-train` from the command line."""
     cli.run(main)
 
 

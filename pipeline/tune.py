@@ -93,7 +93,7 @@ def _search(output_dir: pathlib.Path) -> int:
 
 
 def run() -> None:
-    """Entry point of `pipeline-tune`."""
+    """Runs `pipeline-tune` from the command line."""
     cli.run(main)
 
 

@@ -1,4 +1,4 @@
-"""Collect driver that all agents share."""
+"""Defines the collect driver that all agents share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episode statistics that the graph accumulates, and the records of metrics.jsonl made of them."""
+"""Accumulates episode statistics in the graph, and makes records of metrics.jsonl from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of policies on whole episodes, and videos of them."""
+"""Evaluates policies on whole episodes, and records videos of them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Evaluator:
     def _new_tally(self, num_episodes: int) -> EpisodeTally:
         num_envs = self._environment.batch_size
         if self._num_env_steps is not None:
-            return StepTally(_shares(self._num_env_steps, num_envs))
+            return _StepTally(_shares(self._num_env_steps, num_envs))
         return EpisodeTally(_shares(num_episodes, num_envs))
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class EpisodeTally:
         ]
 
 
-class StepTally(EpisodeTally):
+class _StepTally(EpisodeTally):
     """Collects the returns of episodes that end within `num_steps[i]` steps of environment i."""
 
     def __init__(self, num_steps: np.ndarray):

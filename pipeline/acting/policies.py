@@ -1,4 +1,4 @@
-"""Policies whose random draws are pure functions of the seed that they are given.
+"""Defines policies whose random draws are pure functions of the seed that they are given.
 
 TF-Agents' policies sample with stateful random ops, whose state a checkpoint cannot hold. Here
 `action(time_step, policy_state, seed)` takes a [2] integer tensor as the seed and samples
@@ -20,7 +20,7 @@ from pipeline.ops.observations import action_mask
 
 
 class _DerivedPolicy(tf_policy.TFPolicy):
-    """Base class of policies that use the distribution of another policy.
+    """Serves as the base class of policies that use the distribution of another policy.
 
     Actions are not clipped (see `clip_action`).
     """

@@ -1,4 +1,4 @@
-"""Advantage actor-critic, the synchronous form of A3C (Mnih et al. 2016, "Asynchronous methods").
+"""Implements advantage actor-critic, a synchronous A3C (Mnih et al. 2016, "Asynchronous methods").
 
 All environments step together for `Rollout.num_steps`. The whole rollout makes one update, computed
 with the weights that collected it. With gae_lambda = 1 the advantages are those of the paper: the
@@ -32,7 +32,7 @@ from pipeline.utils.constraints import (
 
 
 class A2CAgent(OnPolicyAgent):
-    """A2C agent; see `create_a2c_agent`."""
+    """Implements the A2C agent; see `create_a2c_agent`."""
 
     loss_names = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
     needs_whole_rollouts = True

@@ -1,4 +1,4 @@
-"""Gradient accumulation over several batches, inside the graph."""
+"""Accumulates gradients over several batches, inside the graph."""
 
 from __future__ import annotations
 

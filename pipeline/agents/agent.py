@@ -1,4 +1,4 @@
-"""Base class of all agents: the interface between the train loop and TF-Agents' agents.
+"""Defines the base class of agents: the interface between the train loop and TF-Agents' agents.
 
 The train loop calls, in this order and inside one graph:
 
@@ -29,7 +29,7 @@ Gradients = Any  # a nest of tensors, None where a variable has no gradient
 
 
 class Agent(tf_agent.TFAgent):
-    """TFAgent whose `train` computes `gradients` and passes them to `apply`.
+    """Computes `gradients` in `train`, and passes them to `apply`.
 
     Counters, clipping and target updates belong to `apply`. Gradients can therefore be summed over
     several batches, or come from another agent, before they are applied.

@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015) and Double DQN (van Hasselt et al. 2015) with n-step targets.
+"""Implements DQN (Mnih et al. 2015) and Double DQN (van Hasselt et al. 2015) with n-step targets.
 
 The agent is TF-Agents' `DqnAgent` with another loss. In the original loss, the n-step sum continues
 across the end of a truncated episode into the next episode, and the target network is evaluated
@@ -46,7 +46,7 @@ from pipeline.utils.errors import UserError
 
 
 class DqnAgent(Agent, dqn_agent.DqnAgent):
-    """DQN agent; see `create_dqn_agent`."""
+    """Implements the DQN agent; see `create_dqn_agent`."""
 
     loss_names = ("loss", "q_mean", "gradient_norm")
 
@@ -137,7 +137,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
 
 
 class EnvStepsTargetDqnAgent(DqnAgent):
-    """DQN agent that counts environment steps between target updates, as DQN 3.0 does."""
+    """Counts environment steps between the target updates of a DQN agent, as DQN 3.0 does."""
 
     def __init__(self, *args, target_update_env_steps: int, env_steps: tf.Variable, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""IMPALA: advantage actor-critic with V-trace (Espeholt et al. 2018).
+"""Implements IMPALA: advantage actor-critic with V-trace (Espeholt et al. 2018).
 
 Collectors act with weights that are older than the learner's. V-trace corrects for the difference,
 so that the collectors need not wait for the learner. The loss is that of A2C.
@@ -29,7 +29,7 @@ from pipeline.utils.constraints import (
 
 
 class ImpalaAgent(A2CAgent):
-    """IMPALA agent; see `create_impala_agent`."""
+    """Implements the IMPALA agent; see `create_impala_agent`."""
 
     learns_off_policy = True
 

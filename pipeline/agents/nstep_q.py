@@ -1,4 +1,4 @@
-"""Batched one-step and n-step Q-learning of the A3C paper (Mnih et al. 2016).
+"""Implements batched one-step and n-step Q-learning of the A3C paper (Mnih et al. 2016).
 
 All environments step together for `Rollout.num_steps`, the paper's t_max. The whole rollout makes
 one update. The target of a transition sums the rewards to the end of the rollout or of the episode,
@@ -48,7 +48,7 @@ class QLearningInfo(NamedTuple):
 
 
 class NStepQAgent(Agent):
-    """Agent of one-step and n-step Q-learning; see `create_nstep_q_agent`."""
+    """Implements the agent of one-step and n-step Q-learning; see `create_nstep_q_agent`."""
 
     loss_names = ("loss", "q_mean", "gradient_norm")
     needs_whole_rollouts = True

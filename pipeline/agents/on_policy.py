@@ -1,4 +1,4 @@
-"""Base class of PPO, A2C, IMPALA and TRPO: advantages of a rollout, and updates of statistics."""
+"""Computes advantages and updates statistics in the base class of PPO, A2C, IMPALA and TRPO."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def actor_critic_loss(
 
 
 class OnPolicyAgent(Agent):
-    """Actor-critic agent that learns from each rollout before it collects the next one.
+    """Trains an actor-critic on each rollout before the next one is collected.
 
     Generalised advantages bootstrap with the value of the state after the last row. Where an
     episode was truncated, they bootstrap with the value of its final observation. Rows with a

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation with the clipped objective (Schulman et al. 2017).
+"""Implements proximal policy optimisation with the clipped objective (Schulman et al. 2017).
 
 Each term of the loss equals that of TF-Agents' `PPOClipAgent`, which a test checks. The inputs of
 the loss (rows, advantages and value targets) differ; see `on_policy`. If policy and value share an
@@ -61,7 +61,7 @@ def value_loss(
 
 
 class PPOAgent(OnPolicyAgent):
-    """PPO agent; see `create_ppo_agent`."""
+    """Implements the PPO agent; see `create_ppo_agent`."""
 
     loss_names = (
         "loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approximate_kl",

@@ -1,4 +1,4 @@
-"""Q-network, losses and checks that the Q-learning agents share."""
+"""Defines the Q-network, losses and checks that the Q-learning agents share."""
 
 from __future__ import annotations
 

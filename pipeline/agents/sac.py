@@ -113,6 +113,21 @@ class SacAgent(Agent, sac_agent.SacAgent):
         for name, optimizer in self._optimizers().items():
             build_slots(optimizer, self.gradient_variables()[name])
 
+    @property
+    def actor_network(self) -> ActorNetwork:
+        """Returns the actor, which maps observations to distributions of actions."""
+        return self._actor_network
+
+    @property
+    def critics(self) -> tuple[CriticNetwork, CriticNetwork]:
+        """Returns both critics, which map observations and actions to Q-values [B]."""
+        return self._critic_network_1, self._critic_network_2
+
+    @property
+    def target_critics(self) -> tuple[CriticNetwork, CriticNetwork]:
+        """Returns the target networks of both critics."""
+        return self._target_critic_network_1, self._target_critic_network_2
+
     def _optimizers(self) -> dict[str, tf.keras.optimizers.legacy.Optimizer]:
         return {
             "critic": self._critic_optimizer,
@@ -127,12 +142,12 @@ class SacAgent(Agent, sac_agent.SacAgent):
                 *self.trained["critic_1"].trainable_weights,
                 *self.trained["critic_2"].trainable_weights,
             ],
-            "actor": self._actor_network.head.trainable_weights,
+            "actor": self.actor_network.head.trainable_weights,
             "alpha": [self._log_alpha],
         }
 
     def _act(self, features: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        mean, log_std = self._actor_network.head.mean_and_log_std(features)
+        mean, log_std = self.actor_network.head.mean_and_log_std(features)
         return squashed_gaussian(mean, log_std, noise)
 
     def _noise(self, batch_size: tf.Tensor) -> tf.Tensor:
@@ -141,7 +156,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
         Accumulated batches draw the same noise as one batch with all their rows.
         """
         seed = stateless_seed(self._noise_key, self.train_step_counter)
-        size = self._actor_network.head.action_size
+        size = self.actor_network.head.action_size
         if self.accumulator is None:
             return tf.random.stateless_normal([2, batch_size, size], seed)
         whole = [2, self.accumulator.num_batches * batch_size, size]
@@ -154,11 +169,11 @@ class SacAgent(Agent, sac_agent.SacAgent):
         See equations 5 and 6 of the paper.
         """
         next_observation = rows_at(experience.observation, 1)
-        next_action, log_prob = self._act(self._actor_network.encoder(next_observation), noise)
-        target_features = self._target_critic_network_1.encoder(next_observation)
+        next_action, log_prob = self._act(self.actor_network.encoder(next_observation), noise)
+        target_features = self.target_critics[0].encoder(next_observation)
         next_value = tf.minimum(
-            self._target_critic_network_1.value(target_features, next_action),
-            self._target_critic_network_2.value(target_features, next_action),
+            self.target_critics[0].value(target_features, next_action),
+            self.target_critics[1].value(target_features, next_action),
         )
         soft_value = next_value - tf.exp(self._log_alpha) * log_prob
         return experience.reward[:, 0] + self._gamma * experience.discount[:, 0] * soft_value
@@ -174,12 +189,12 @@ class SacAgent(Agent, sac_agent.SacAgent):
         variables = self.gradient_variables()
         noise = self._noise(tf.shape(weights)[0])
         target = self._target(experience, noise[0])
-        action = self._actor_network.head.from_action(experience.action[:, 0])
+        action = self.actor_network.head.from_action(experience.action[:, 0])
 
         with tf.GradientTape() as tape:
-            features = self._actor_network.encoder(rows_at(experience.observation, 0))
-            q_1 = self._critic_network_1.value(features, action)
-            q_2 = self._critic_network_2.value(features, action)
+            features = self.actor_network.encoder(rows_at(experience.observation, 0))
+            q_1 = self.critics[0].value(features, action)
+            q_2 = self.critics[1].value(features, action)
             critic_loss = masked_mean(0.5 * ((q_1 - target) ** 2 + (q_2 - target) ** 2), weights)
         gradients = {"critic": tape.gradient(critic_loss, variables["critic"])}
 
@@ -187,8 +202,8 @@ class SacAgent(Agent, sac_agent.SacAgent):
         with tf.GradientTape() as tape:
             new_action, log_prob = self._act(features, noise[1])
             value = tf.minimum(
-                self._critic_network_1.value(features, new_action),
-                self._critic_network_2.value(features, new_action),
+                self.critics[0].value(features, new_action),
+                self.critics[1].value(features, new_action),
             )
             alpha = tf.exp(self._log_alpha)
             actor_loss = masked_mean(alpha * log_prob - value, weights)

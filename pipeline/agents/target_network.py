@@ -1,4 +1,4 @@
-"""Target network updates by the number of environment steps instead of updates."""
+"""Updates target networks by the number of environment steps instead of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trust region policy optimisation (Schulman et al. 2015), with generalised advantages.
+"""Implements trust region policy optimisation (Schulman et al. 2015) with generalised advantages.
 
 Each rollout makes one step of the policy along the natural gradient. The step is first as long as
 the bound on the mean KL divergence allows, and a line search then shortens it until the surrogate
@@ -43,7 +43,7 @@ from pipeline.utils.constraints import (
 from pipeline.utils.errors import UserError
 
 
-class StepOutcome(NamedTuple):
+class _StepOutcome(NamedTuple):
     """Outcome of a policy step, as float32 scalars.
 
     Attributes:
@@ -60,7 +60,7 @@ class StepOutcome(NamedTuple):
 
 
 class TRPOAgent(OnPolicyAgent):
-    """TRPO agent; see `create_trpo_agent`.
+    """Implements the TRPO agent; see `create_trpo_agent`.
 
     `gradients` and `apply` belong to the value function. The policy step needs the whole rollout
     from beginning to end, so `train` makes it.
@@ -135,7 +135,7 @@ class TRPOAgent(OnPolicyAgent):
         }
         return tf_agent.LossInfo(extra["loss"], extra)
 
-    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[StepOutcome, tf.Tensor]:
+    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[_StepOutcome, tf.Tensor]:
         """Makes one policy step (algorithm 1 and appendix C of the paper).
 
         Returns:
@@ -188,7 +188,7 @@ class TRPOAgent(OnPolicyAgent):
 
     def _search(
         self, longest: tf.Tensor, evaluate: Callable[[], tuple[tf.Tensor, tf.Tensor]]
-    ) -> StepOutcome:
+    ) -> _StepOutcome:
         """Shortens the step until the surrogate improves and the KL is within the bound.
 
         If no tried step does, the weights are restored bit for bit.
@@ -205,17 +205,17 @@ class TRPOAgent(OnPolicyAgent):
             move(fraction)
             improvement, kl = evaluate()
             accepted = tf.cast((improvement > 0.0) & (kl <= self._region.max_kl), tf.float32)
-            return i + 1, StepOutcome(improvement, kl, accepted, fraction)
+            return i + 1, _StepOutcome(improvement, kl, accepted, fraction)
 
         def unfinished(i, outcome):
             return (i < self._region.line_search_steps) & (outcome.accepted == 0.0)
 
         zero = tf.constant(0.0)
-        nothing = StepOutcome(zero, zero, zero, zero)
+        nothing = _StepOutcome(zero, zero, zero, zero)
         state = (tf.constant(0), nothing)
         _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
 
-        def put_back() -> StepOutcome:
+        def put_back() -> _StepOutcome:
             for variable, start in zip(self.policy_variables, old, strict=True):
                 variable.assign(start)
             return nothing

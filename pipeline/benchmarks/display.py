@@ -15,7 +15,7 @@ _PLAIN_SECONDS = 60.0  # between lines without a terminal
 
 
 class Display:
-    """Context manager that shows progress in environment steps."""
+    """Shows progress in environment steps, as a context manager."""
 
     def __init__(self, title: str) -> None:
         """Initializes the display.

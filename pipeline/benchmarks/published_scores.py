@@ -1,4 +1,4 @@
-"""Human-normalized scores, the Atari-5 estimate, and scores that others published.
+"""Computes human-normalized scores and the Atari-5 estimate, and reads published scores.
 
 The numbers are in `data/`, with their sources in each file. Games have the names of the Arcade
 Learning Environment, for example "space_invaders".

@@ -52,7 +52,7 @@ def working_folder(folder: str) -> str:
 
 
 class ProcessActor:
-    """Actor that starts a process on its node and observes it.
+    """Starts a process on its node and observes it, as a Ray actor.
 
     The process is started in the constructor, because it ends with the thread that starts it, and
     the constructor and methods of an actor without concurrency run in the main thread.
@@ -105,7 +105,7 @@ class ProcessActor:
 
 
 class RayTrainProcess:
-    """`Process` on a node of a cluster."""
+    """Runs training in a process on a node of a cluster; implements `Process`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The records of a benchmark: `<output_dir>/<suite>.jsonl` has one record for each run.
+"""Defines a benchmark's records: `<output_dir>/<suite>.jsonl` has one record for each run.
 
 A report reads the runs from these records only. A record has the keys below. If the run failed, the
 keys marked with * are None, or [] if they are lists.

@@ -92,7 +92,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
       UserError: If there are no records, if a line is not a record, or if the disk is not writable.
     """
     suites = [
-        SuiteRecords(
+        _SuiteRecords(
             name,
             records.read(output_dir / f"{name}.jsonl"),
             suite_folder.read_plan(output_dir, name),
@@ -104,7 +104,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
             f"there are no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"
         )
-    drawn = {group.key: Drawn(group) for suite in suites for group in suite.groups}
+    drawn = {group.key: _Drawn(group) for suite in suites for group in suite.groups}
     written = {
         _MARKDOWN: _text(suites, drawn, _in_words),
         _HTML: page.render(_text(suites, drawn, _inline)),
@@ -114,7 +114,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     return [output_dir / name for name in written]
 
 
-class SuiteRecords(NamedTuple):
+class _SuiteRecords(NamedTuple):
     """Records of one suite in a folder, and what was requested.
 
     Attributes:
@@ -143,8 +143,8 @@ class SuiteRecords(NamedTuple):
         return results.not_begun(self.name, self.records, self.plan.experiments)
 
 
-class Drawn:
-    """Figures of a group, which are drawn once for both formats."""
+class _Drawn:
+    """Holds the figures of a group, which are drawn once for both formats."""
 
     def __init__(self, group: Group):
         """Draws the figures of a group."""
@@ -174,7 +174,7 @@ def _inline(drawn: Sequence[Figure]) -> str:
     return f'<div class="figures">\n{"".join(figure.html() for figure in drawn)}</div>\n'
 
 
-def _text(suites: Sequence[SuiteRecords], drawn: dict[str, Drawn], show: Show) -> str:
+def _text(suites: Sequence[_SuiteRecords], drawn: dict[str, _Drawn], show: Show) -> str:
     groups = [group for suite in suites for group in suite.groups]
     points = list(_missing(suites, groups))
     blocks = [
@@ -188,7 +188,7 @@ def _text(suites: Sequence[SuiteRecords], drawn: dict[str, Drawn], show: Show) -
 
 
 def _completeness(
-    suites: Sequence[SuiteRecords], groups: Sequence[Group], is_incomplete: bool
+    suites: Sequence[_SuiteRecords], groups: Sequence[Group], is_incomplete: bool
 ) -> str:
     pairs = [pair for group in groups for pair in group.pairs]
     num_runs = sum(pair.seeds for pair in pairs)
@@ -200,7 +200,7 @@ def _completeness(
     return f"All {runs} that were asked for have finished.\n"
 
 
-def _missing(suites: Sequence[SuiteRecords], groups: Sequence[Group]) -> Iterator[str]:
+def _missing(suites: Sequence[_SuiteRecords], groups: Sequence[Group]) -> Iterator[str]:
     """Yields descriptions of the runs and scores that were requested and are missing."""
     not_begun = [
         (suite.name, "no run has ended", name) for suite in suites for name in suite.not_begun
@@ -248,7 +248,7 @@ def _failures(groups: Sequence[Group]) -> Iterator[str]:
         yield details("The last output of the failed runs", "\n".join(texts))
 
 
-def _results(group: Group, groups: Sequence[Group], drawn: Drawn, show: Show) -> Iterator[str]:
+def _results(group: Group, groups: Sequence[Group], drawn: _Drawn, show: Show) -> Iterator[str]:
     of_suite = [other for other in groups if other.suite == group.suite]
     agents = formatting.listed([formatting.agent(algorithm) for algorithm in group.algorithms])
     yield f"## {group.suite if len(of_suite) == 1 else f'{group.suite}: {agents}'}\n"

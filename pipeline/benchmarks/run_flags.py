@@ -1,4 +1,4 @@
-"""Flags of the programs that start many runs: how the runs are started, and on which machines."""
+"""Defines flags for programs that start many runs: how runs are started, and on which machines."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class _Runner:
             return True
         record = self._end_of(run)
         if record:
-            self._folder.add(record)
+            self._folder.add(self._with_losses(run, record))
         return record is not None
 
     def _end_of(self, run: Run) -> Record | None:
@@ -181,10 +181,12 @@ class _Runner:
         else:
             self._running.append(process)
 
+    def _with_losses(self, run: Run, record: Record) -> Record:
+        losses = self._losses[run]
+        return record | {"losses": losses} if losses else record
+
     def _note(self, run: Run, record: Record, seconds: float) -> None:
-        if losses := self._losses[run]:
-            record = record | {"losses": losses}
-        self._folder.add(record)
+        self._folder.add(self._with_losses(run, record))
         self._display.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
 
     def _state(self, run: Run) -> str:

@@ -63,7 +63,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 class SuiteFolder:
-    """Context manager of the records of one suite, for the only process that adds to them."""
+    """Manages one suite's records, as a context manager for the only process that adds to them."""
 
     def __init__(self, output_dir: pathlib.Path, suite: str) -> None:
         """Initializes the folder of a suite.

@@ -1,4 +1,4 @@
-"""Benchmark suites: configs, environments, seeds and budgets, described by a short gin file.
+"""Loads benchmark suites from short gin files: configs, environments, seeds and budgets.
 
 The shipped suites are in `gin_configs/benchmarks`. `--suite` also accepts the path of another file.
 """

@@ -93,7 +93,7 @@ def all_stages(
 
 
 class Training:
-    """Stage that times the loop of `pipeline.train` with its logs, a few seconds per call."""
+    """Times the loop of `pipeline.train` with its logs, a few seconds per call."""
 
     def __init__(
         self, parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1

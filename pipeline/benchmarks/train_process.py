@@ -15,11 +15,13 @@ from typing import Protocol
 
 from pipeline.benchmarks import die_with_parent
 from pipeline.benchmarks.planned_runs import Run
+from pipeline.utils.files import read_json, write_json
 
 TRAIN = (sys.executable, "-m", "pipeline.train")
 _MAX_ERROR_LINES = 20
 _TAIL_BYTES = 65_536
 _MOST_LOSSES = 3  # without a new checkpoint between them
+_LOSSES = "losses.json"
 #: Exit codes of a run that SIGTERM has stopped.
 STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
@@ -151,29 +153,46 @@ class TrainProcess(LocalProcess):
 
 
 class Losses:
-    """Counts of how often the processes of runs were lost."""
+    """Counts how often the processes of runs were lost.
+
+    The counts are kept in the runs' folders. How many losses in a row had no new checkpoint between
+    them is counted from 0 again by every command, which gives a failed run another chance.
+    """
 
     def __init__(self) -> None:
-        """Initializes all counts to 0."""
-        self._counts: Counter[pathlib.Path] = Counter()
+        """Initializes the object without reading anything."""
+        self._counts: dict[pathlib.Path, int] = {}
         self._since_checkpoint: Counter[tuple[pathlib.Path, tuple[str, ...]]] = Counter()
 
     def __getitem__(self, run: Run) -> int:
-        """Returns how often a run was lost."""
+        """Returns how often a run was lost.
+
+        Raises:
+          UserError: If the count in its folder is damaged.
+        """
+        if run.folder not in self._counts:
+            stored = read_json(run.folder / _LOSSES, {"losses": int})
+            self._counts[run.folder] = stored.get("losses", 0)
         return self._counts[run.folder]
 
     def may_go_on(self, run: Run) -> bool:
-        """Counts a loss; returns False if there were too many without a new checkpoint."""
+        """Counts a loss; returns False if there were too many without a new checkpoint.
+
+        Raises:
+          UserError: If the count in the run's folder is damaged or cannot be written.
+        """
         checkpoints = (run.folder / "checkpoints").glob("step-*")
         key = run.folder, tuple(sorted(path.name for path in checkpoints))
-        self._counts[run.folder] += 1
+        self._counts[run.folder] = self[run] + 1
+        if (run.folder / "run.json").is_file():  # a run refuses a folder with other files alone
+            write_json(run.folder / _LOSSES, {"losses": self[run]})
         self._since_checkpoint[key] += 1
         return self._since_checkpoint[key] <= _MOST_LOSSES
 
     def reason(self, run: Run) -> str:
         """Returns a sentence about a run that was lost too often."""
         return (
-            f"The run was lost {self._counts[run.folder]} times, the last {_MOST_LOSSES + 1} times "
+            f"The run was lost {self[run]} times, the last {_MOST_LOSSES + 1} times "
             "without a new checkpoint. It may have run out of memory: let fewer runs share a "
             "machine (--workers, --cpus_per_run)."
         )

@@ -159,7 +159,7 @@ def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:
 
 
 class Circumstances:
-    """Checkpoint part with everything besides variables that affects the exact results of a run.
+    """Holds everything besides variables that affects a run's exact results, as a checkpoint part.
 
     It is compared instead of restored. Make it the first part of a checkpoint, so that a run that
     cannot be resumed exactly is refused before anything is restored.

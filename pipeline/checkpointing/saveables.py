@@ -27,7 +27,7 @@ Specs = dict[str, str]
 
 
 class Variables:
-    """Checkpoint part with every variable that can be reached from the given trackables.
+    """Holds every variable that can be reached from the given trackables, as a checkpoint part.
 
     All variables, including optimizer slots, must exist before `restore`, because nothing is
     restored later when a variable is created. Hyperparameters of optimizers, such as Adam's beta_1,
@@ -87,7 +87,7 @@ class Variables:
 
 
 class HostState(dict[str, Any]):
-    """Small dict of JSON values kept on the host, for example `HostState(wall_seconds=0.0)`."""
+    """Holds a small dict of JSON values on the host, for example `HostState(wall_seconds=0.0)`."""
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes all values to `state.json`.
@@ -110,7 +110,7 @@ class HostState(dict[str, Any]):
 
 
 class Tensors:
-    """Checkpoint part with a nest of tensors and arrays that are not variables.
+    """Holds a nest of tensors and arrays that are not variables, as a checkpoint part.
 
     An example is the carry of the train loop.
     """

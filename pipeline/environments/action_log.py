@@ -16,7 +16,7 @@ _STATE = "state/"
 
 
 class ActionLog:
-    """Log of the actions since each environment's anchor.
+    """Logs the actions since each environment's anchor.
 
     An anchor is an environment's last reset from a seed that this program chose. An environment
     that is deterministic given its seed is a function of that seed and of the actions since then.

@@ -1,4 +1,4 @@
-"""Atari 2600 games through the ALE's C++ vector environment.
+"""Runs Atari 2600 games through the ALE's C++ vector environment.
 
 `atari_environment` has the defaults of Machado et al. (2018), but with minimal action sets.
 """

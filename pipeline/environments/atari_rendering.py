@@ -1,4 +1,4 @@
-"""AtariVectorEnv that can also render its game, for videos.
+"""Renders the game of an AtariVectorEnv, for videos.
 
 The ALE's vector environment does not return frames as a player sees them. Here a second emulator
 with the same seed takes the same actions, frame for frame, and renders the screen. The rows of the
@@ -20,7 +20,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarra
 
 
 class RenderingAtariVectorEnv(AtariVectorEnv):
-    """AtariVectorEnv of one environment, with a `render` method."""
+    """Adds a `render` method to an AtariVectorEnv of one environment."""
 
     ale: Any
 
@@ -61,7 +61,7 @@ class RenderingAtariVectorEnv(AtariVectorEnv):
 
 
 class _MirroredInterface:
-    """ALEVectorInterface of one environment that repeats everything on a second emulator, `screen`.
+    """Wraps one environment's ALEVectorInterface; repeats its calls on a second emulator, `screen`.
 
     The frame counters in each result tell how many frames a step or a reset took. They are needed
     because the vector environment draws the number of no-ops at a reset internally.

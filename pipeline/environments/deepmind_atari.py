@@ -1,4 +1,4 @@
-"""Atari 2600 games as DeepMind's Lua program of 2015 played them, on the plain ALE interface.
+"""Plays Atari 2600 games as DeepMind's Lua program of 2015 did, on the plain ALE interface.
 
 The ALE's vector environment offers neither single-frame no-ops, nor pooling of colours before they
 become grey, nor no-ops after every lost life. `docs/dqn3.md` compares both programs item by item.
@@ -32,7 +32,7 @@ _ACTIONS_OF = {"pong": (Action.NOOP, Action.RIGHT, Action.LEFT)}
 
 
 class DeepMindAtariEnv(gymnasium.Env):
-    """Environment of one game; observations are uint8 [stack_size, 84, 84], newest last.
+    """Plays one game; observations are uint8 [stack_size, 84, 84], newest last.
 
     Each environment step repeats its action for `frame_skip` frames, or fewer if the game ends. The
     last two frames are pooled by their maximum, separately for each colour. Rewards are summed, not

@@ -1,4 +1,4 @@
-"""Episodes of a vector of environments, which can be saved and restored by repeating actions."""
+"""Runs episodes of a vector of environments, and restores saved episodes by repeating actions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rows = tuple[np.ndarray, ...]
 
 
 class Episodes:
-    """Episodes of a vector of environments that depend only on seeds and actions.
+    """Runs episodes of a vector of environments that depend only on seeds and actions.
 
     Each reset of all environments seeds each of them from (seed, environment, number of the reset).
     An environment is seeded again at the first episode start that is `anchor_interval` or more

@@ -1,4 +1,4 @@
-"""Vector of environments that run in processes of their own."""
+"""Runs the environments of a vector in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One environment of a vector, whose results are checked."""
+"""Runs one environment of a vector, and checks its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESET = "gymnasium's reset takes seed=... and options=... and returns (observat
 
 
 class SingleEnv:
-    """One environment, which the step after an episode's end resets.
+    """Runs one environment, which the step after an episode's end resets.
 
     Infos are ignored. Everything else that the environment returns is checked and copied, so that
     the environment may change its arrays later.

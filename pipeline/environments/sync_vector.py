@@ -1,4 +1,4 @@
-"""Vector of environments that are stepped one after the other in the calling thread."""
+"""Steps the environments of a vector one after the other in the calling thread."""
 
 from __future__ import annotations
 

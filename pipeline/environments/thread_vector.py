@@ -1,4 +1,4 @@
-"""Vector of environments that live in a thread of their own."""
+"""Runs the environments of a vector in a thread of their own."""
 
 from __future__ import annotations
 

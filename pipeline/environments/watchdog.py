@@ -60,7 +60,7 @@ class Watched(Protocol):
 
 @gin.configurable(denylist=["environments", "advice", "stop"])
 class Watchdog:
-    """Thread that ends the process when a call into an environment takes too long.
+    """Ends the process from a thread when a call into an environment takes too long.
 
     A call cannot be interrupted. Waiting time is counted in the thread's own ticks, so that hours
     in which the process was suspended (SIGSTOP) do not count. The thread needs the GIL: an

@@ -1,4 +1,4 @@
-"""Actor-critic network and policy of the on-policy agents."""
+"""Defines the actor-critic network and policy of the on-policy agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.utils.constraints import Positive, check_arguments
 
 @gin.configurable(denylist=["observation_spec", "action_spec"])
 class ActorCritic(tf.Module):
-    """Policy and value heads, by default with one encoder for images and with two for vectors."""
+    """Holds policy and value heads, by default with one encoder for images and two for vectors."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class OnPolicyInfo(NamedTuple):
 
 
 class ActorCriticPolicy(tf_policy.TFPolicy):
-    """Policy that samples actions from an actor-critic.
+    """Samples actions from an actor-critic.
 
     With `collect`, its info holds the log-probability of each action and the value of the
     observation.

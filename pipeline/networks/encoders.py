@@ -66,9 +66,9 @@ def encoder_precision(policy: Literal["float32", "mixed_bfloat16"] = "float32") 
 
 @gin.configurable
 def mlp_encoder(
-    units: Sequence[PositiveInt] = (64, 64),  # of the layers
-    activation: str = "relu",  # name of a Keras activation
-    kernel_initializer: Initializer = GlorotUniform,  # of all kernels
+    units: Sequence[PositiveInt] = (64, 64),  # widths of the layers
+    activation: str = "relu",  # Keras name of the activation of all layers
+    kernel_initializer: Initializer = GlorotUniform,  # initialiser of all kernels
 ) -> list[tf.keras.layers.Layer]:
     """Creates dense layers for the flattened observation."""
     check_arguments(mlp_encoder, locals())

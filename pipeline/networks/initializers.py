@@ -1,4 +1,4 @@
-"""Kernel initialisers that gin can configure, and the bias initialisers that belong to them."""
+"""Defines kernel initialisers that gin can configure, and bias initialisers that belong to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the parameters that gin binds to the encoders."""
+"""Checks the parameters that gin binds to the encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of SAC: a squashed Gaussian actor, and critics that may share an encoder."""
+"""Defines networks of SAC: a squashed Gaussian actor, and critics that may share an encoder."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def squashed_gaussian(
 
 
 class SquashedGaussian(tfp.distributions.TransformedDistribution):
-    """Transformed Gaussian that uses the transformed mean as its mode."""
+    """Uses the transformed mean of a transformed Gaussian as its mode."""
 
     def _mode(self):
         return self.bijector.forward(self.distribution.mode())
 
 
 class SquashedGaussianHead(tf.keras.layers.Layer):
-    """Policy head for a Gaussian that is squashed into the bounds of the action spec.
+    """Computes a policy's Gaussian, which is squashed into the bounds of the action spec.
 
     It maps [B, features] to the mean and the log standard deviation before squashing.
     """
@@ -47,7 +47,7 @@ class SquashedGaussianHead(tf.keras.layers.Layer):
         super().__init__()
         self._spec = action_spec
         self.action_size = int(np.prod(action_spec.shape))
-        self.hidden = dense_stack(units, kernel_initializer)
+        self.hidden = _dense_stack(units, kernel_initializer)
         self.parameters = tf.keras.layers.Dense(
             2 * self.action_size, kernel_initializer=kernel_initializer()
         )
@@ -97,7 +97,7 @@ class ActorNetwork(Network):
 
 
 class ActorPolicy(tf_policy.TFPolicy):
-    """Policy of an `ActorNetwork`; TF-Agents' `SacAgent` determines the constructor's arguments."""
+    """Acts with an `ActorNetwork`; TF-Agents' `SacAgent` determines the constructor's arguments."""
 
     def __init__(self, time_step_spec, action_spec, actor_network: ActorNetwork, training: bool):
         del training  # no layer behaves differently in training
@@ -122,7 +122,7 @@ class CriticNetwork(Network):
         super().__init__(input_spec, state_spec=(), name=name)
         self.encoder = encoder
         self._from_action = actor_head.from_action
-        self.layers_on_features = dense_stack([*units, 1], kernel_initializer, linear_last=True)
+        self.layers_on_features = _dense_stack([*units, 1], kernel_initializer, linear_last=True)
 
     def value(self, features: tf.Tensor, squashed_action: tf.Tensor) -> tf.Tensor:
         """Computes Q-values [B] from features [B, F] and actions in [-1, 1], [B, A]."""
@@ -135,7 +135,7 @@ class CriticNetwork(Network):
         return self.value(self.encoder(observation), self._from_action(action)), network_state
 
 
-def dense_stack(
+def _dense_stack(
     units: Sequence[int], kernel_initializer: Initializer, linear_last: bool = False
 ) -> tf.keras.Sequential:
     """Creates dense layers [B, F] -> [B, units[-1]] with ReLU activations.

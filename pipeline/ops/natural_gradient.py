@@ -1,4 +1,4 @@
-"""Parts of a natural-gradient step: flat vectors, conjugate gradients and Fisher products."""
+"""Defines parts of a natural-gradient step: flat vectors, conjugate gradients, Fisher products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running statistics that normalise observations and rewards; part of the agent's checkpoint."""
+"""Normalises observations and rewards by running statistics, which the agent's checkpoint holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRECISE = (tf.float64, tf.int32, tf.int64, tf.uint32, tf.uint64)  # more precis
 
 
 class RunningMoments(tf.Module):
-    """Mean and variance of all values seen, merged batch by batch (Chan et al. 1979).
+    """Computes the mean and variance of all values seen, batch by batch (Chan et al. 1979).
 
     Args:
       shape: Shape of one value.

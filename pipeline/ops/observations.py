@@ -16,7 +16,7 @@ _MIN_SIDE = 16
 
 
 class CategoricalSpec(tensor_spec.BoundedTensorSpec):
-    """Spec of categories: integers between bounds, whose order and distance mean nothing."""
+    """Describes categories: integers between bounds, whose order and distance mean nothing."""
 
 
 def num_categories(spec: CategoricalSpec) -> np.ndarray:

@@ -81,6 +81,16 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
         rho: Probability = 0.95,
         epsilon: NonNegative = 0.01,
     ):
+        """Initializes the optimizer.
+
+        Args:
+          learning_rate: Learning rate, or a function that returns it.
+          rho: Decay rate of the mean gradient and of the mean square.
+          epsilon: Value added to the variance of the gradient.
+
+        Raises:
+          UserError: If a value is out of its range.
+        """
         check_arguments(CenteredRMSprop, locals())
         super().__init__(
             learning_rate, rho=rho, momentum=lambda: 0.0, epsilon=epsilon, centered=True,

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (run seed, stream name, counter).
+"""Draws random numbers as a pure function of (run seed, stream name, counter).
 
 TensorFlow's stateful random ops keep their state inside the process, where no checkpoint can reach
 it. Here the only state is a counter, and counters are ordinary variables. A resumed run therefore

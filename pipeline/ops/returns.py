@@ -1,4 +1,4 @@
-"""Returns, advantages and n-step targets, and the rules for episode boundaries.
+"""Computes returns, advantages and n-step targets, by the rules for episode boundaries.
 
 Row t of a trajectory holds the observation o_t and its step_type, the action taken on it, and the
 results of that action: reward_t and discount_t. A row whose step_type is LAST is a *boundary row*.

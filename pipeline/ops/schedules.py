@@ -1,4 +1,4 @@
-"""Values that change during training, as pure functions of a counter.
+"""Defines values that change during training, as pure functions of a counter.
 
 A schedule has no state of its own, so a resumed run continues with exactly the value at which it
 stopped. The parameter that takes a schedule documents its counter (environment steps, updates).

@@ -38,7 +38,7 @@ class Column(NamedTuple):
     capacity: int
 
 
-class Segment(NamedTuple):
+class _Segment(NamedTuple):
     """Rows [start, stop) of a stream's ring."""
 
     column: Column
@@ -80,7 +80,7 @@ def save(
         not changed since are linked to its files.
     """
 
-    def write(segment: Segment) -> None:
+    def write(segment: _Segment) -> None:
         if (
             earlier
             and not _changed(segment, earlier[1], positions)
@@ -105,16 +105,16 @@ def restore(folder: pathlib.Path, columns: Sequence[Column], positions: np.ndarr
             pass
 
 
-def _segments(columns: Sequence[Column], positions: np.ndarray) -> Iterator[Segment]:
+def _segments(columns: Sequence[Column], positions: np.ndarray) -> Iterator[_Segment]:
     for column in columns:
         rows = max(1, _SEGMENT_BYTES // max(1, _row_bytes(column.variable)))
         for stream, position in enumerate(positions.tolist()):
             filled = min(position, column.capacity)
             for start in range(0, filled, rows):
-                yield Segment(column, stream, start, min(start + rows, filled))
+                yield _Segment(column, stream, start, min(start + rows, filled))
 
 
-def _changed(segment: Segment, before: np.ndarray, now: np.ndarray) -> bool:
+def _changed(segment: _Segment, before: np.ndarray, now: np.ndarray) -> bool:
     """Returns True if any row of the segment may have changed since `before`."""
     capacity = segment.column.capacity
     # The newest earlier row counts as changed, because `ReplayBuffer.truncate` may have marked it.
@@ -143,7 +143,7 @@ def _link(source: pathlib.Path, target: pathlib.Path) -> bool:
     return True
 
 
-def _write(segment: Segment, folder: pathlib.Path) -> None:
+def _write(segment: _Segment, folder: pathlib.Path) -> None:
     rows = columns.gather(segment.column.variable, segment.keys).numpy()
     data = np.ascontiguousarray(rows).data
     segment.path(folder).write_bytes(
@@ -151,7 +151,7 @@ def _write(segment: Segment, folder: pathlib.Path) -> None:
     )
 
 
-def _read(segment: Segment, folder: pathlib.Path) -> None:
+def _read(segment: _Segment, folder: pathlib.Path) -> None:
     path, variable = segment.path(folder), segment.column.variable
     shape = (segment.stop - segment.start, *variable.shape[1:])
     try:

@@ -1,4 +1,4 @@
-"""Folder of one run: its files, its lock and its description.
+"""Manages the folder of one run: its files, its lock and its description.
 
 root_dir/
     operative_config.gin    every binding in force; can be passed to `--gin_file`

@@ -1,4 +1,4 @@
-"""Logs of a run, which write every record to a JSONL file and its scalars to TensorBoard."""
+"""Logs a run: every record goes to a JSONL file, and its scalars go to TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.utils.jsonl import JsonlLog
 
 
 class RunLogs:
-    """metrics.jsonl, eval.jsonl and the TensorBoard events of one run.
+    """Writes metrics.jsonl, eval.jsonl and the TensorBoard events of one run.
 
     Records are kept in memory until `flush` has written them. `truncate_after`, `flush` and `sync`
     raise WriteError if the disk is full or not writable.

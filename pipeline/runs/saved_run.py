@@ -21,7 +21,7 @@ NETWORKS = "networks"
 
 
 class SavedRun:
-    """One checkpoint of a run. Nothing is written to the run's folder.
+    """Reads one checkpoint of a run. Nothing is written to the run's folder.
 
     Attributes:
       seed: Seed of the run.

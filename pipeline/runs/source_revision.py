@@ -1,4 +1,4 @@
-"""Identification of the program's source by its git revision and by a digest."""
+"""Identifies the program's source by its git revision and by a digest."""
 
 from __future__ import annotations
 

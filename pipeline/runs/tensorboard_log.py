@@ -1,4 +1,4 @@
-"""TensorBoard event files that stay correct when a run is resumed."""
+"""Writes TensorBoard event files that stay correct when a run is resumed."""
 
 from __future__ import annotations
 

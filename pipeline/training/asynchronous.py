@@ -1,4 +1,4 @@
-"""Asynchronous actors on one machine (Mnih et al. 2016, "Asynchronous methods for deep RL").
+"""Runs asynchronous actors on one machine (Mnih et al. 2016, "Asynchronous methods for deep RL").
 
 Every actor has its own environment and its own copy of the weights. It repeats these steps: copy
 the shared weights, collect a rollout, compute its gradients, apply them to the shared weights with

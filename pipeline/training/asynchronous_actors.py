@@ -1,4 +1,4 @@
-"""Asynchronous actors, and the parts of a checkpoint that hold their state."""
+"""Defines asynchronous actors, and the parts of a checkpoint that hold their state."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class _Together:
 
 
 class ActorEnvironments(_Together):
-    """Environments of all actors; implements `TrainingEnvironment`."""
+    """Holds the environments of all actors; implements `TrainingEnvironment`."""
 
     def __init__(self, environments: Sequence[VectorEnvironment]):
         super().__init__(environments)
@@ -172,7 +172,7 @@ class ActorEnvironments(_Together):
 
 
 class ActorExperience(_Together):
-    """Rollouts and accumulated gradients of all actors, as the host loop saves and checks them."""
+    """Holds all actors' rollouts and accumulated gradients; the host loop saves and checks them."""
 
     def __init__(self, actors: Sequence[Actor]):
         super().__init__(actors)

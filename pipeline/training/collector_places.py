@@ -1,4 +1,4 @@
-"""Where the collectors of a run are: the interface that the learner uses, and this process."""
+"""Defines the learner's interface to its collectors, and implements it for this process."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Place(Protocol):
 
 
 class InProcess:
-    """`Place` in this process: a message is collected when it is taken."""
+    """Implements `Place` for this process: a message is collected when it is taken."""
 
     def __init__(self, num_collectors: int, create: Callable[[int, int], Collector]):
         """Creates the collectors.

@@ -1,4 +1,4 @@
-"""Graph calls of training: the number of iterations per call, and the time that they take."""
+"""Makes training's graph calls: chooses the number of iterations per call, and times the calls."""
 
 from __future__ import annotations
 

@@ -150,6 +150,7 @@ class OverRay:
           UserError: If there is no such cluster, or it cannot store the messages.
         """
         self._like = like
+        self._in_flight = in_flight
         self._num_collectors = num_collectors
         self._seed = seed
         self._timeout = timeout
@@ -172,14 +173,7 @@ class OverRay:
                     file=sys.stderr,
                 )
             else:
-                check_memory(
-                    split_stacks(like),  # as it is sent
-                    num_collectors,
-                    in_flight,
-                    ray.cluster_resources().get("object_store_memory", 0.0),
-                    "the object stores of the Ray cluster have",
-                    ", or give them more memory: ray start --object-store-memory=BYTES",
-                )
+                self._check_object_stores()
             self._actors = [self._start(number, 0) for number in range(num_collectors)]
         except BaseException:
             self.close()
@@ -205,6 +199,16 @@ class OverRay:
             return ""
         return f"the Ray cluster has CPUs for {cpus:g} of {self._num_collectors} collectors"
 
+    def _check_object_stores(self) -> None:
+        check_memory(
+            split_stacks(self._like),  # as it is sent
+            self._num_collectors,
+            self._in_flight,
+            ray.cluster_resources().get("object_store_memory", 0.0),
+            "the object stores of the Ray cluster have",
+            ", or give them more memory: ray start --object-store-memory=BYTES",
+        )
+
     def _check_machine(self, number: int, since: float) -> None:
         """Compares the machine of a collector with this one, before its first answer is used.
 
@@ -214,12 +218,15 @@ class OverRay:
 
         Raises:
           CollectorLost: If it is lost or does not answer in time.
-          UserError: If it has another revision of this package.
+          UserError: If it has another revision of this package, or if all collectors have started
+            and the object stores of their nodes are too small.
         """
         if number not in self._machines:
             return
         host, digest, others = self._answer(number, self._machines[number], since)
         del self._machines[number]
+        if not self._machines:  # nodes may have joined since the start
+            self._check_object_stores()
         if digest != self._source:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of this package. "

@@ -1,4 +1,4 @@
-"""Successive halving: which trials are trained next, and what each suggestion may depend on.
+"""Decides by successive halving what is trained next, and what each suggestion may depend on.
 
 Trials are numbered from 0 and grouped in brackets of `reduction ** len(rungs)`. All trials of a
 bracket are trained up to the first rung. The best of them, 1 of every `reduction`, are trained up

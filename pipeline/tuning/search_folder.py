@@ -1,4 +1,4 @@
-"""Folder of a search, which holds everything that the search has done.
+"""Manages the folder of a search, which holds everything that the search has done.
 
 search.json       the search and the settings of its runs, which later calls must repeat
 trials.jsonl      a record for each trial: number, parameters, returns at each rung, error
@@ -25,7 +25,7 @@ _LOCK, _SEARCH, _TRIALS = ".tune.lock", "search.json", "trials.jsonl"
 
 
 class SearchFolder:
-    """Context manager of the records of a search, for the only process that adds to them.
+    """Manages a search's records, as a context manager for the only process that adds to them.
 
     Attributes:
       trials: Trials that have begun, by number.

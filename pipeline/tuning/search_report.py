@@ -68,14 +68,14 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
                 f'<div class="figures">\n{"".join(x.html() for x in figures)}</div>\n',
             )
         ),
-        _BEST: best_gin(search, best, len(trials), output_dir),
+        _BEST: _best_gin(search, best, len(trials), output_dir),
     }
     for name, text in written.items():
         write_text(output_dir / name, text)
     return [output_dir / name for name in written]
 
 
-def best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path) -> str:
+def _best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path) -> str:
     """Returns the configuration of the best trial as a gin file to be written into `folder`."""
     path = configuration.find_config(search.config).absolute()
     shipped = shipped_folder()

@@ -1,4 +1,4 @@
-"""Types for parameters with a limited range, and the check of a call against them.
+"""Defines types for parameters with a limited range, and checks calls against them.
 
 def create_agent(*, discount: Probability = 0.99, n_step: PositiveInt = 1):
     check_arguments(create_agent, locals())

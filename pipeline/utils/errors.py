@@ -1,4 +1,4 @@
-"""Exceptions for errors that the user can fix."""
+"""Defines the exceptions for errors that the user can fix."""
 
 import contextlib
 from collections.abc import Callable, Iterator

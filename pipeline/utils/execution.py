@@ -44,7 +44,7 @@ def configure_gpu(use_gpu: bool) -> str:
 
 
 class Execution(enum.Enum):
-    """Modes in which TensorFlow runs a `tf.function`.
+    """Defines the modes in which TensorFlow runs a `tf.function`.
 
     The mode affects the exact bits of results, and the speed. `EAGER` and `EXACT_GRAPH` compute
     the same bits on the CPU.

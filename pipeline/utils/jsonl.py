@@ -60,7 +60,7 @@ def _parse(path: pathlib.Path, number: int, line: bytes, keys: tuple[str, ...]) 
 
 
 class JsonlLog:
-    """Log file to which records are appended, one JSON object per line.
+    """Appends records to a log file, one JSON object per line.
 
     Each record is passed to the operating system at once.
     """

@@ -33,7 +33,7 @@ class _Field(NamedTuple):
 
 
 class Progress:
-    """Context manager that shows the records of a run as they arrive.
+    """Shows the records of a run when they arrive, as a context manager.
 
     It knows these keys of a record. All are optional, and each keeps its last value:
         env_steps, env_steps_per_second, return_mean_100: As in metrics.jsonl.

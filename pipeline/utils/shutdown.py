@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Context manager in which the first SIGINT or SIGTERM only sets a flag.
+    """Makes the first SIGINT or SIGTERM inside of its context only set a flag.
 
     A second signal ends the process at once, without any cleanup. Python runs its signal handlers
     only when the main thread returns to bytecode, which may take seconds. Therefore the number of a

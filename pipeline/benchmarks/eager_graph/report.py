@@ -25,11 +25,11 @@ def of_updates(updates: Updates) -> Iterator[str]:
     yield from _drift("eager and exact graph", eager, exact)
     if not same_bits(eager, graph):
         found = effects(updates, eager, graph)
-        yield rewrites_text(found)
+        yield _rewrites_text(found)
         yield _verdict(updates, eager, responsible(found))
     # Take turns, so that other load on the machine slows all ways alike. The fastest round counts.
     rounds = [{way: updates.per_second(way, _SECONDS) for way in Execution} for _ in range(_ROUNDS)]
-    yield speed_text({way: max(speeds[way] for speeds in rounds) for way in Execution})
+    yield _speed_text({way: max(speeds[way] for speeds in rounds) for way in Execution})
 
 
 def _drift(what: str, first: list[Weights], second: list[Weights]) -> Iterator[str]:
@@ -62,7 +62,7 @@ def difference_tables(apart: Mapping[str, list[Difference]], kind: str) -> Itera
         )
 
 
-def rewrites_text(found: Mapping[str, Effect]) -> str:
+def _rewrites_text(found: Mapping[str, Effect]) -> str:
     """Returns a table of the effect of each rewrite."""
     rows = [
         [name, _number(effect.without), _number(effect.alone), "yes" if effect.changes_bits else ""]
@@ -86,7 +86,7 @@ def _verdict(updates: Updates, eager: list[Weights], names: list[str]) -> str:
     return "\n".join([*lines, f"Without any of the {len(REWRITES)} rewrites: {outcome(REWRITES)}."])
 
 
-def speed_text(per_second: Mapping[Execution, float]) -> str:
+def _speed_text(per_second: Mapping[Execution, float]) -> str:
     """Returns a table of updates per second, absolute and relative to the graph."""
     graph = per_second[Execution.GRAPH]
     rows = [

@@ -26,7 +26,7 @@ from pipeline.utils.execution import Execution
 Weights: TypeAlias = dict[str, np.ndarray]
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """Inputs of one update.
 
     Attributes:
@@ -40,8 +40,8 @@ class Batch(NamedTuple):
     env_steps: tf.Tensor
 
 
-class Snapshot:
-    """Copy of all variables of an agent: weights, optimizer slots and counters."""
+class _Snapshot:
+    """Stores a copy of all variables of an agent: weights, optimizer slots and counters."""
 
     def __init__(self, agent: Agent):
         self._variables = Variables(agent=agent)
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 class Updates:
-    """First updates of an agent, on data collected by its initial policy.
+    """Runs the first updates of an agent, on data collected by its initial policy.
 
     All batches are collected with the initial weights, so that the batch of an update does not
     depend on the updates before it.
@@ -74,10 +74,10 @@ class Updates:
             self.batches = _collect_batches(parts, num_updates)
         self._agent = parts.agent
         self._env_steps = parts.env_steps
-        self._initial = Snapshot(parts.agent)
+        self._initial = _Snapshot(parts.agent)
         self.apply = tf.function(self._apply, autograph=False)
 
-    def _apply(self, batch: Batch) -> tf_agent.LossInfo:
+    def _apply(self, batch: _Batch) -> tf_agent.LossInfo:
         # Return what the train loop reads, because the graph optimizer removes unread outputs.
         self._env_steps.assign(batch.env_steps)
         return self._agent.train(batch.experience, batch.weights)
@@ -128,7 +128,7 @@ class Updates:
 
 @contextlib.contextmanager
 def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]:
-    """Context manager that sets how TensorFlow runs, and restores graphs with all rewrites after.
+    """Sets how TensorFlow runs inside of a context, and restores graphs with all rewrites after it.
 
     Args:
       execution: How TensorFlow runs inside of the context.
@@ -144,7 +144,7 @@ def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]
         Execution.GRAPH.configure()
 
 
-def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
+def _collect_batches(parts: Components, num_updates: int) -> list[_Batch]:
     runner, experience = parts.runner, parts.experience
     assert isinstance(runner, Iterations)
     warm_up = WarmUp()
@@ -154,14 +154,14 @@ def _collect_batches(parts: Components, num_updates: int) -> list[Batch]:
         steps = tf.constant(warm_up.num_env_steps, tf.int64)
         state = runner.collect_randomly(state, steps, steps)
     experience.check_ready()
-    batches: list[Batch] = []
+    batches: list[_Batch] = []
     while len(batches) < num_updates:
         parts.env_steps.assign(state.carry.statistics.env_steps)
         state = runner.collect(state, parts.agent.collect_policy)
         runner.begin_updates(state)
         for _ in range(experience.num_batches):
             rows, weights, _ = experience.next_batch()
-            batches.append(Batch(rows, weights, state.carry.statistics.env_steps))
+            batches.append(_Batch(rows, weights, state.carry.statistics.env_steps))
         runner.end_updates()
     return batches[:num_updates]
 
