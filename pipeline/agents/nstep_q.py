@@ -52,6 +52,7 @@ class NStepQAgent(Agent):
 
     loss_names = ("loss", "q_mean", "gradient_norm")
     needs_whole_rollouts = True
+    learns_off_policy = True  # the paper's actors collect with older weights, too
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -10,8 +11,8 @@ import time
 
 import pytest
 import ray
-from conftest import ROOT
-from ray_clusters import kill, ray_cluster, run, runs_on, wait_for
+from conftest import ROOT, process_commands
+from ray_clusters import kill, ray_cluster, raylet, run, runs_on, wait_for
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 
 from pipeline.benchmarks import cluster, ray_process
@@ -95,6 +96,44 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     told = "dqn-A-v1 seed 1: node .* was lost. The run will be restarted"
     assert re.search(told, capsys.readouterr().out)
     assert any("has left the cluster" in line for line in suite.said)
+
+
+@pytest.mark.crash
+def test_a_killed_ray_worker_takes_its_training_along_and_the_run_goes_on(nodes, tmp_path):
+    one = make_suite(1, PATIENCE)
+    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
+    wait_for(lambda: process_ids(tmp_path))
+    (trained,) = process_ids(tmp_path)
+    (worker,) = workers()
+    (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").touch()  # started again, it finishes
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not is_alive(trained), 5)
+    assert suite.result() == (1, [], 0)
+    assert recorded(tmp_path)["A-v1", 1]["losses"] == 1
+
+
+@pytest.mark.crash
+def test_the_run_of_a_frozen_node_trains_once_and_ends(nodes, tmp_path):
+    one = make_suite(1, PATIENCE)
+    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
+    wait_for(lambda: process_ids(tmp_path))
+    (trained,) = process_ids(tmp_path)
+    (owner,) = [node for node in nodes.worker_nodes if runs_on(node, trained)]
+    frozen = [raylet(owner), *workers()]
+    for process in frozen:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(5)
+    assert starts(tmp_path) == {"dqn-A-v1/seed-1": 1}  # nobody trains the run a second time
+    for process in frozen:
+        os.kill(process, signal.SIGCONT)
+    suite.stop.requested = True
+    assert suite.result() == (0, [], 1)
+    assert (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").exists()
+
+
+def workers():
+    """Returns the ids of the processes of actors that train a run."""
+    return [x for x, command in process_commands().items() if command.startswith("ray::Process")]
 
 
 def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):

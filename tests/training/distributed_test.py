@@ -159,7 +159,10 @@ def test_if_all_collectors_are_equally_fast_the_order_is_that_of_turns(tmp_path,
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("impala", marks=pytest.mark.crash)])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["dqn", *(pytest.param(x, marks=pytest.mark.crash) for x in ("impala", "nstep_q", "sac"))],
+)
 def test_lost_collectors_are_replaced_and_counted(tmp_path, losing, capsys, algorithm):
     losing.losses = (3, 14, 15, 30)
     run = Distributed(tmp_path / "run", algorithm=algorithm, distributed_runner__order="ready")
@@ -170,7 +173,7 @@ def test_lost_collectors_are_replaced_and_counted(tmp_path, losing, capsys, algo
     assert last["lost_env_steps"] > 0
     assert result["env_steps"] == run.loop.env_steps
     assert capsys.readouterr().err.count("was lost: it was unplugged; a new one takes its pl") == 4
-    if algorithm == "dqn":
+    if algorithm in ("dqn", "sac"):
         check_streams(run.parts.experience, min_truncated=2)
     run.close()
 
