@@ -1,4 +1,4 @@
-"""Trains, resumes and evaluates reinforcement learning agents of TF-Agents from gin files."""
+"""Trains, resumes and evaluates reinforcement learning agents, on TF-Agents, from gin files."""
 
 from __future__ import annotations
 

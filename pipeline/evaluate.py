@@ -191,7 +191,7 @@ def _summary(name: str, returns: list[float], env_steps: int) -> str:
 
 
 def run() -> None:
-    """Entry point of `pipeline-evaluate`."""
+    """Runs the program `pipeline-evaluate`."""
     cli.run(main)
 
 

@@ -49,8 +49,6 @@ class Agent(tf_agent.TFAgent):
     takes_mean: bool = True
     #: True if each batch has to be the whole rollout that an iteration collects.
     needs_whole_rollouts: bool = False
-    #: False if an update needs the rows of its batch, and not only their gradients.
-    learns_from_gradients: bool = True
     #: True if a rollout may have been collected with older weights.
     learns_off_policy: bool = False
     _compiled_gradients: Callable[..., tuple[Gradients, tf_agent.LossInfo]] | None = None

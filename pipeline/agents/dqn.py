@@ -137,16 +137,13 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
 
 
 class EnvStepsTargetDqnAgent(DqnAgent):
-    """Counts environment steps between the target updates of a DQN agent, as DQN 3.0 does."""
+    """Updates its target network by environment steps, as DQN 3.0 does."""
 
     def __init__(self, *args, target_update_env_steps: int, env_steps: tf.Variable, **kwargs):
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, target_update_period=None, **kwargs)  # none after updates
         self._periodic_target = PeriodicTarget(
             self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
         )
-
-    def _get_target_updater(self, tau=1.0, period=1):
-        return tf.no_op  # called after each update
 
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         self._periodic_target.update(self.accumulator)

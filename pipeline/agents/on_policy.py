@@ -38,9 +38,9 @@ def actor_critic_loss(
 
 
 class OnPolicyAgent(Agent):
-    """Trains an actor-critic on each rollout before the next one is collected.
+    """Trains an actor-critic on whole rollouts with generalised advantages.
 
-    Generalised advantages bootstrap with the value of the state after the last row. Where an
+    Advantages bootstrap with the value of the state after the last row. Where an
     episode was truncated, they bootstrap with the value of its final observation. Rows with a
     return of zero are kept. Reward normalisation is scaled by returns, not by rewards (Engstrom et
     al. 2020).

@@ -67,7 +67,6 @@ class TRPOAgent(OnPolicyAgent):
     """
 
     needs_whole_rollouts = True
-    learns_from_gradients = False
     loss_names = (
         "loss", "value_loss", "surrogate", "kl", "accepted", "step_fraction", "entropy",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from pipeline.benchmarks import die_with_parent
 from pipeline.benchmarks.planned_runs import Run
+from pipeline.utils.errors import UserError
 from pipeline.utils.files import read_json, write_json
 
 TRAIN = (sys.executable, "-m", "pipeline.train")
@@ -165,13 +167,11 @@ class Losses:
         self._since_checkpoint: Counter[tuple[pathlib.Path, tuple[str, ...]]] = Counter()
 
     def __getitem__(self, run: Run) -> int:
-        """Returns how often a run was lost.
-
-        Raises:
-          UserError: If the count in its folder is damaged.
-        """
+        """Returns how often a run was lost; a count that cannot be read is taken for 0."""
         if run.folder not in self._counts:
-            stored = read_json(run.folder / _LOSSES, {"losses": int})
+            stored: Mapping[str, int] = {}
+            with contextlib.suppress(UserError):  # a damaged count need not end a suite
+                stored = read_json(run.folder / _LOSSES, {"losses": int})
             self._counts[run.folder] = stored.get("losses", 0)
         return self._counts[run.folder]
 
@@ -179,7 +179,7 @@ class Losses:
         """Counts a loss; returns False if there were too many without a new checkpoint.
 
         Raises:
-          UserError: If the count in the run's folder is damaged or cannot be written.
+          WriteError: If the count cannot be written to the run's folder.
         """
         checkpoints = (run.folder / "checkpoints").glob("step-*")
         key = run.folder, tuple(sorted(path.name for path in checkpoints))

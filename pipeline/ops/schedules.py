@@ -12,7 +12,7 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
-from pipeline.utils.constraints import NonNegative, Positive, check_arguments
+from pipeline.utils.constraints import Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -24,7 +24,7 @@ def linear_schedule(
     initial: float = gin.REQUIRED,
     final: float = gin.REQUIRED,
     num_steps: Positive = gin.REQUIRED,
-    start: NonNegative = 0,
+    start: int = 0,
 ) -> Schedule:
     """Returns a schedule that moves linearly from `initial` to `final` and then stays there.
 

@@ -24,7 +24,7 @@ _MAX_DRAWS = 100
 
 @gin.configurable(denylist=["data_spec", "num_envs", "sequence_length", "seed", "training_spec"])
 class BlockReplayBuffer(ReplayBuffer):
-    """Samples blocks of sequences from a replay buffer and cuts batches from them.
+    """Stores rows like `ReplayBuffer`, but samples blocks of sequences and cuts batches from them.
 
     Gin bindings of `ReplayBuffer` apply here, too. There are three differences from it:
 

@@ -9,6 +9,7 @@ root_dir/
     events.out.tfevents.*   the same records for TensorBoard
     checkpoints/            see `pipeline.checkpointing.checkpoints`
     result.json             written when the run is finished
+    losses.json             of a suite or search: how often the machine of the run was lost
     .lock                   locked by the process that trains
 """
 

@@ -292,7 +292,7 @@ def asynchronous_runner(
 
 
 def _check_agent(agent: Agent) -> None:
-    if not (agent.needs_whole_rollouts and agent.learns_from_gradients):
+    if not agent.needs_whole_rollouts or type(agent)._train is not Agent._train:
         raise UserError(
             "Asynchronous actors learn from the gradients of whole rollouts: bind "
             "train.create_agent to @create_a2c_agent or @create_nstep_q_agent."

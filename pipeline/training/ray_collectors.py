@@ -151,6 +151,7 @@ class OverRay:
         """
         self._like = like
         self._in_flight = in_flight
+        self._must_check_stores = False
         self._num_collectors = num_collectors
         self._seed = seed
         self._timeout = timeout
@@ -172,6 +173,7 @@ class OverRay:
                     "(distributed_runner.timeout).",
                     file=sys.stderr,
                 )
+                self._must_check_stores = True
             else:
                 self._check_object_stores()
             self._actors = [self._start(number, 0) for number in range(num_collectors)]
@@ -200,11 +202,17 @@ class OverRay:
         return f"the Ray cluster has CPUs for {cpus:g} of {self._num_collectors} collectors"
 
     def _check_object_stores(self) -> None:
+        self._must_check_stores = False
+        try:
+            with self._waiting("the Ray cluster"):
+                memory = ray.cluster_resources().get("object_store_memory", 0.0)
+        except RayError:
+            return  # the cluster is lost, which other calls report
         check_memory(
             split_stacks(self._like),  # as it is sent
             self._num_collectors,
             self._in_flight,
-            ray.cluster_resources().get("object_store_memory", 0.0),
+            memory,
             "the object stores of the Ray cluster have",
             ", or give them more memory: ray start --object-store-memory=BYTES",
         )
@@ -218,20 +226,20 @@ class OverRay:
 
         Raises:
           CollectorLost: If it is lost or does not answer in time.
-          UserError: If it has another revision of this package, or if all collectors have started
-            and the object stores of their nodes are too small.
+          UserError: If it has another revision of this package, or if the object stores of nodes
+            that had to join first are too small.
         """
         if number not in self._machines:
             return
         host, digest, others = self._answer(number, self._machines[number], since)
         del self._machines[number]
-        if not self._machines:  # nodes may have joined since the start
-            self._check_object_stores()
         if digest != self._source:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of this package. "
                 "Install the same revision there."
             )
+        if self._must_check_stores and not self._machines:  # all nodes have joined
+            self._check_object_stores()
         differences = [name for name, value in self._traits.items() if others[name] != value]
         if differences and self._in_turns:
             print(

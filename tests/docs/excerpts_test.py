@@ -17,9 +17,9 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
 def test_excerpts_are_lines_of_the_code(page):
-    """Takes a block of text for an excerpt if a long line of it is a line of the package."""
+    """Takes a block of text for an excerpt if a line of it is a line of the package."""
     blocks = re.findall(r"^```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for block in blocks:
         lines = [line.strip() for line in block.splitlines() if line.strip() not in ("", "...")]
-        if any(len(line) > 40 and line in CODE for line in lines):
+        if any(len(line) > 15 and line in CODE for line in lines):
             assert [line for line in lines if line not in CODE] == []

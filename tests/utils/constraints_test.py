@@ -104,6 +104,7 @@ ANY_NUMBER = {
     "GaussianHead.initial_log_std",
     "linear_schedule.final",
     "linear_schedule.initial",
+    "linear_schedule.start",
     "gymnasium_environment.max_episode_steps",  # -1 has a meaning of its own
 }
 
@@ -130,7 +131,7 @@ def test_every_number_that_gin_binds_has_a_range():
         (CenteredRMSprop, "epsilon", -0.01),
         (functools.partial(ObservationNormalizer, tf.TensorSpec([2])), "clip", 0.0),
         (functools.partial(RewardScaler, 1, 0.9), "clip", -10.0),
-        (functools.partial(linear_schedule, 1.0, 0.0, 10), "start", -1),
+        (functools.partial(linear_schedule, 1.0, 0.0), "num_steps", -1),
     ],
 )
 def test_a_number_that_would_give_wrong_results_in_silence_is_refused(configurable, name, value):
