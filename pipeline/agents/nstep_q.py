@@ -42,7 +42,7 @@ from pipeline.utils.constraints import (
 
 
 class QLearningInfo(NamedTuple):
-    """Policy info of training rows."""
+    """Targets that `prepare` adds to the training rows, as their policy info."""
 
     value_target: tf.Tensor | tf.TensorSpec  # float32
 

@@ -50,7 +50,7 @@ from pipeline.utils.errors import UserError
 
 
 def _flatten() -> list[tf.keras.layers.Layer]:
-    """Replaces the encoder of vectors, because critics and actor have dense layers of their own."""
+    """Flattens vectors without an encoder; critics and actor have dense layers of their own."""
     return [tf.keras.layers.Flatten()]
 
 
@@ -320,5 +320,5 @@ def check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
             "SAC squashes its actions into the environment's bounds, but in the action space "
             f"[{action_spec.minimum}, {action_spec.maximum}] they are infinite or coincide. Use "
             "agents/ppo, or change the action space with a wrapper of your own (a "
-            "gymnasium.ActionWrapper): bound the actions, or leave out those without a choice."
+            "gymnasium.ActionWrapper): bound the actions, or remove those with only one value."
         )

@@ -115,7 +115,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 class _SuiteRecords(NamedTuple):
-    """Records of one suite in a folder, and what was requested.
+    """Records of one suite in a folder, with the seeds and experiments that were requested.
 
     Attributes:
       name: Name of the suite.

@@ -174,8 +174,8 @@ def most_seeds(records: Sequence[Record], num_seeds: int = 0) -> int:
 def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
     """Groups the records of one suite by protocol.
 
-    The number of seeds is the largest of all records and `num_seeds`, because a later call may have
-    requested more seeds than any record says. The budgets are those of all records.
+    The number of seeds is the largest one of all records or `num_seeds`, because a later call may
+    have requested more seeds than any record says. Every group has the budgets of all records.
     """
     seeds = most_seeds(records, num_seeds)
     budgets = {budget for record in records for budget in record["budgets"]}
@@ -228,12 +228,12 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
 
 
 def estimate(values: np.ndarray) -> Estimate | None:
-    """Estimates the interquartile mean; None without values."""
+    """Estimates the interquartile mean. Returns None if there are no values."""
     return interval_estimates.estimate([values]) if len(values) else None
 
 
 def mean(values: np.ndarray) -> Estimate | None:
-    """Estimates the mean; None without values."""
+    """Estimates the mean. Returns None if there are no values."""
     return interval_estimates.estimate([values], interval_estimates.mean) if len(values) else None
 
 

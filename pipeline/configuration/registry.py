@@ -24,7 +24,7 @@ FLAGS = {
 
 
 def registered(selector: str) -> gin_config.Configurable | None:
-    """Returns the only configurable that `selector` may mean; None if there are none or several."""
+    """Returns the configurable that `selector` matches, or None if it matches none or several."""
     matches = gin_config._REGISTRY.matching_selectors(selector)
     return gin_config._REGISTRY[matches[0]] if len(matches) == 1 else None
 

@@ -49,7 +49,7 @@ class AtariVector(GymnasiumVector):
     """
 
     def close(self) -> None:
-        """Frees the emulators, although a traced graph keeps this object alive."""
+        """Frees the emulators. A traced graph keeps this object alive, so nothing else would."""
         super().close()
         vars(self.vector_env).pop("ale", None)
 

@@ -71,8 +71,8 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
         w <- w - learning_rate dw / sqrt(g2 - g^2 + epsilon)
 
     g and g2 start at 0, as in DeepMind's Lua program (`NeuralQLearner:qLearnMinibatch`, where dw
-    has the opposite sign). Without momentum, the legacy class instead adds epsilon outside of the
-    square root.
+    has the opposite sign). Without momentum, Keras' legacy class instead adds epsilon outside
+    of the square root.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class Experience(Protocol):
         """Returns the next batch to train on.
 
         Returns:
-          The trajectory [B, T, ...]; weights [B] float32, 0 where the first row is a boundary row
+          The trajectory [B, T, ...]; weights [B] float32, 0 for sequences whose first row is a boundary row
           and 1 elsewhere; keys [B] int64, which identify the first rows.
         """
 

@@ -150,7 +150,7 @@ class SavedRun:
         if best is None:
             raise UserError(
                 f"{self._folder.path} has no best checkpoint yet, because it has not been evaluated"
-                " during training (train.eval_interval). Use latest."
+                " during training (train.eval_interval). Pass --checkpoint=latest."
             )
         return best.path
 

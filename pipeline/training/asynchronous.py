@@ -152,7 +152,7 @@ class Actors:
         max_iterations: tf.Tensor,
         until: tf.Tensor,
     ) -> LoopState:
-        """Runs a chunk of iterations of all actors. Afterwards each is at the end of a rollout.
+        """Runs a chunk of iterations of all actors. Afterwards, every actor has finished a rollout.
 
         Raises:
           Halted: If an actor failed.

@@ -159,7 +159,7 @@ class Collectors:
         return state
 
     def _iterate(self, state: LoopState, is_random: bool) -> LoopState:
-        """Learns from the next messages, and asks their collectors for others."""
+        """Learns from the next messages, and requests new ones from their collectors."""
         started = time.perf_counter()
         state, by_number = self._next_messages(state, is_random)
         waited = time.perf_counter() - started

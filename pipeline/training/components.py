@@ -43,8 +43,8 @@ def configure_tensorflow(
       intra_op: Threads that share one operation; 0 leaves the choice to TensorFlow.
       inter_op: Operations that run at the same time; 0 leaves the choice to TensorFlow.
       onednn: True to use oneDNN's kernels, which are faster for images and wide layers and slower
-        for small networks. It has no effect here, because TensorFlow reads the setting when it is
-        imported. The binaries look up the binding before that.
+        for small networks. TensorFlow reads this setting when it is imported, so the programs read
+        the binding before that; this function only reports it.
       use_gpu: True to run networks and updates on the first GPU, if there is one.
       execution: Whether to run eagerly or as a graph.
 

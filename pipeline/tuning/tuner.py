@@ -286,7 +286,7 @@ def _check_interval(eval_interval: str, rungs: Sequence[int]) -> None:
     if not interval:
         raise UserError(
             "search.rungs: trials are compared by evaluations during training, but "
-            f"{_EVAL_INTERVAL} = {eval_interval} is not a number of environment steps: {advice}"
+            f"{_EVAL_INTERVAL} = {eval_interval} makes none: {advice}"
         )
     if off := [rung for rung in rungs if rung % interval]:
         raise UserError(

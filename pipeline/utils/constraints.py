@@ -103,7 +103,7 @@ def _check_choice(name: str, value: object, choices: list[object]) -> None:
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or the annotation itself as the only one."""
+    """Returns the members of a union, or a tuple of the annotation alone."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if is_union else (annotation,)
 

@@ -87,7 +87,7 @@ def _verdict(updates: Updates, eager: list[Weights], names: list[str]) -> str:
 
 
 def _speed_text(per_second: Mapping[Execution, float]) -> str:
-    """Returns a table of updates per second, absolute and relative to the graph."""
+    """Returns a table of updates per second, absolute and relative to graph mode."""
     graph = per_second[Execution.GRAPH]
     rows = [
         [way.value, f"{speed:,.1f}", f"{speed / graph:.2f}"] for way, speed in per_second.items()
