@@ -4,7 +4,7 @@
     python -m pipeline.tune --report --output_dir=runs/search
 
 If the search was stopped or killed, the same command continues it and ends with the same trials.
-To extend a finished search, pass a larger --trials. docs/tutorials/tuning.md describes the search file.
+A larger --trials extends a finished search. docs/tutorials/tuning.md describes the search file.
 """
 
 from __future__ import annotations

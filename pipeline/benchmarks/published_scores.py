@@ -179,7 +179,9 @@ def _atari_row(game: str) -> dict[str, str]:
     rows = _atari_rows()
     if game not in rows:
         near = difflib.get_close_matches(game.lower(), rows, n=3) or sorted(rows)
-        raise UserError(f"the game {game!r} has no human score. Similar games have one: {', '.join(near)}.")
+        raise UserError(
+            f"the game {game!r} has no human score. Similar games have one: {', '.join(near)}."
+        )
     return rows[game]
 
 

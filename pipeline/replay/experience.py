@@ -80,8 +80,8 @@ class Experience(Protocol):
         """Returns the next batch to train on.
 
         Returns:
-          The trajectory [B, T, ...]; weights [B] float32, 0 for sequences whose first row is a boundary row
-          and 1 elsewhere; keys [B] int64, which identify the first rows.
+          The trajectory [B, T, ...]; weights [B] float32, 0 for sequences that begin
+          with a boundary row and 1 for others; keys [B] int64, which identify the first rows.
         """
 
     def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:

@@ -189,7 +189,7 @@ class Rollout:
             the one that they train.
         """
         if self.size > 0:
-            raise ValueError(f"The rollout holds {self.size:_} rows. Save it between iterations, when it is empty.")
+            raise ValueError(f"The rollout holds {self.size:_} rows. Save it when it is empty.")
         (folder / _JSON).write_text(json.dumps({"rollouts": int(self._rollouts)}))
 
     def restore(self, folder: pathlib.Path) -> None:
@@ -199,6 +199,6 @@ class Rollout:
           ValueError: If the rollout holds rows, or the file holds no counter of rollouts.
         """
         if self.size > 0:
-            raise ValueError(f"The rollout holds {self.size:_} rows. Restore it between iterations, when it is empty.")
+            raise ValueError(f"The rollout holds {self.size:_} rows. Restore it when it is empty.")
         saved = files.read_object(folder / _JSON, "rollouts")
         self._rollouts.assign(files.counts(saved["rollouts"]))
