@@ -102,8 +102,8 @@ def weights_of(agent: SacAgent) -> Weights:
 
     return Weights(
         float64(agent.actor_network.head.trainable_weights),
-        tuple(map(of, agent.critics)),
-        tuple(map(of, agent.target_critics)),
+        (of(agent.critics[0]), of(agent.critics[1])),
+        (of(agent.target_critics[0]), of(agent.target_critics[1])),
         float(agent._log_alpha),
     )
 
