@@ -278,7 +278,7 @@ def test_stock_agent_learns_from_boundary_rows() -> None:
     batch = random_sequences(rng, TWO_MOTORS, events, np.full(ROWS, LAST))
     changed = {}
     for name, learner in (("ours", create(optimizer=SGD)), ("stock", stock_agent())):
-        variables = [*learner.critics[0].variables, *learner.actor_network.variables]
+        variables = learner._critic_network_1.variables + learner._actor_network.variables
         before = values_of(variables)
         learner.train(tensors(batch), tf.ones(ROWS))
         pairs = zip(values_of(variables), before, strict=True)
