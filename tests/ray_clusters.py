@@ -5,6 +5,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import fake_training
@@ -18,10 +19,13 @@ FAKE = (fake_training.__file__,)
 
 
 @contextlib.contextmanager
-def ray_cluster(*cpus: int) -> Iterator[RayCluster]:
-    """Yields a cluster whose head trains nothing, with a node for each of `cpus`."""
+def ray_cluster(*cpus: int, **head: Any) -> Iterator[RayCluster]:
+    """Yields a cluster whose head trains nothing, with a node for each of `cpus`.
+
+    Further arguments are those of the head.
+    """
     with mock.patch.dict(os.environ, {"RAY_worker_niceness": "0"}):
-        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0} | head)
         try:
             for number in cpus:
                 cluster.add_node(num_cpus=number)

@@ -306,18 +306,28 @@ def test_nobody_waits_for_a_slow_collector(tmp_path, monkeypatch):
     assert run.parts.runner.measurements()["collector_restarts"] == 0
 
 
-def test_a_full_object_store_is_named(tmp_path, monkeypatch):
-    def put(value):
-        raise ray.exceptions.ObjectStoreFullError("no room")
+NO_DISK = {  # an object store may not use the disk when it is full
+    "automatic_object_spilling_enabled": False,
+    "local_fs_capacity_threshold": 0.0001,
+    "object_store_full_delay_ms": 50,
+}
 
-    with ray_cluster(2, 2) as nodes:
+
+def test_a_full_object_store_is_named(tmp_path):
+    with ray_cluster(2, 2, object_store_memory=80 << 20, _system_config=NO_DISK) as nodes:
         run = Impala(tmp_path / "run", nodes.address)
-        monkeypatch.setattr(ray, "put", put)
+        held = []
+        for num_bytes in (4 << 20, 64 << 10, 1 << 10, 1):
+            with pytest.raises(ray.exceptions.RayError):
+                while True:
+                    held.append(ray.put(np.zeros(num_bytes, np.uint8)))
+        started = time.monotonic()
         try:
             with pytest.raises(UserError, match="cannot store the weights .* Give the object s"):
                 run.train()
         finally:
             run.close()
+        assert time.monotonic() - started < 8.0  # the collectors' timeout
 
 
 # Real collectors.
