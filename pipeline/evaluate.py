@@ -103,6 +103,7 @@ def _evaluate(
     configuration.apply(statements)
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
+    num_episodes = _NUM_EPISODES.value or (0 if video else 100)
     restored = restore_agent(run)
 
     @contextlib.contextmanager
@@ -127,15 +128,15 @@ def _evaluate(
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
                 with watched(render=True) as evaluator:
-                    if not _NUM_EPISODES.value:
+                    if not num_episodes:
                         warn_of_ignored()
                     if not _record(evaluator, video, seed, stop, progress):
                         return False
-            if not _NUM_EPISODES.value:
-                return True
+        if not num_episodes:
+            return True
         with watched() as evaluator:
             warn_of_ignored()
-            result = _play(evaluator, stop, progress)
+            result = _play(evaluator, num_episodes, stop, progress)
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
@@ -171,9 +172,9 @@ def _record(
     return True
 
 
-def _play(evaluator: Evaluator, stop: StopSignal, progress: Progress) -> dict[str, Any] | None:
-    num_episodes = _NUM_EPISODES.value or 100
-
+def _play(
+    evaluator: Evaluator, num_episodes: int, stop: StopSignal, progress: Progress
+) -> dict[str, Any] | None:
     def look_around(episodes: int) -> bool:
         steps = {"episode_steps": evaluator.episode_steps}
         progress.update(steps, EVALUATING, (episodes, num_episodes))

@@ -151,7 +151,6 @@ class OverRay:
         """
         self._like = like
         self._in_flight = in_flight
-        self._must_check_stores = False
         self._num_collectors = num_collectors
         self._seed = seed
         self._timeout = timeout
@@ -167,13 +166,14 @@ class OverRay:
         self._source, self._traits = source_revision.source_sha256(), exactness.traits()
         connect(address)
         try:
-            if missing := self._missing_cpus():
+            missing = self._missing_cpus()
+            self._must_check_stores = bool(missing)  # when all nodes have joined
+            if missing:
                 print(
                     f"note: {missing}. More nodes must join within {timeout:g} s "
                     "(distributed_runner.timeout).",
                     file=sys.stderr,
                 )
-                self._must_check_stores = True
             else:
                 self._check_object_stores()
             self._actors = [self._start(number, 0) for number in range(num_collectors)]
@@ -192,30 +192,30 @@ class OverRay:
 
     def _missing_cpus(self) -> str:
         """Returns a sentence if the cluster has too few CPUs for all collectors, else ""."""
-        try:
-            with self._waiting("the Ray cluster"):
-                cpus = ray.cluster_resources().get("CPU", 0.0)
-        except RayError:
-            return ""  # the cluster is lost, which other calls report
-        if cpus >= self._num_collectors:
+        resources = self._resources()
+        cpus = resources.get("CPU", 0.0)
+        if not resources or cpus >= self._num_collectors:
             return ""
         return f"the Ray cluster has CPUs for {cpus:g} of {self._num_collectors} collectors"
 
     def _check_object_stores(self) -> None:
-        self._must_check_stores = False
+        if resources := self._resources():
+            check_memory(
+                split_stacks(self._like),  # as it is sent
+                self._num_collectors,
+                self._in_flight,
+                resources.get("object_store_memory", 0.0),
+                "the object stores of the Ray cluster have",
+                ", or give them more memory: ray start --object-store-memory=BYTES",
+            )
+
+    def _resources(self) -> dict[str, float]:
+        """Returns the cluster's resources, or {} if it is lost, which other calls report."""
         try:
             with self._waiting("the Ray cluster"):
-                memory = ray.cluster_resources().get("object_store_memory", 0.0)
+                return ray.cluster_resources()
         except RayError:
-            return  # the cluster is lost, which other calls report
-        check_memory(
-            split_stacks(self._like),  # as it is sent
-            self._num_collectors,
-            self._in_flight,
-            memory,
-            "the object stores of the Ray cluster have",
-            ", or give them more memory: ray start --object-store-memory=BYTES",
-        )
+            return {}
 
     def _check_machine(self, number: int, since: float) -> None:
         """Compares the machine of a collector with this one, before its first answer is used.
@@ -238,7 +238,8 @@ class OverRay:
                 f"collector {number} is on {host}, which has another revision of this package. "
                 "Install the same revision there."
             )
-        if self._must_check_stores and not self._machines:  # all nodes have joined
+        if self._must_check_stores and not self._machines:
+            self._must_check_stores = False
             self._check_object_stores()
         differences = [name for name, value in self._traits.items() if others[name] != value]
         if differences and self._in_turns:

@@ -57,6 +57,15 @@ def process_ids(folder: pathlib.Path) -> list[int]:
     return [int(text) for text in texts if text]
 
 
+def started(nodes, folder: pathlib.Path) -> tuple[Suite, int]:
+    """Starts a suite of one run, which waits for a signal; returns it and the run's process."""
+    one = make_suite(1, PATIENCE)
+    suite = Suite(nodes.address, folder, one._replace(experiments=one.experiments[:1]))
+    wait_for(lambda: process_ids(folder))
+    (trained,) = process_ids(folder)
+    return suite, trained
+
+
 def test_a_suite_is_trained_on_the_nodes(nodes, tmp_path):
     said: list[str] = []
     assert run(nodes.address, tmp_path, make_suite(2), say=said.append) == (4, [], 0)
@@ -81,10 +90,7 @@ def test_as_many_runs_train_as_fit_and_a_stop_lets_them_write_checkpoints(nodes,
 
 @pytest.mark.crash
 def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
-    one = make_suite(1, PATIENCE)
-    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
-    wait_for(lambda: process_ids(tmp_path))
-    (trained,) = process_ids(tmp_path)
+    suite, trained = started(nodes, tmp_path)
     (owner,) = [node for node in nodes.worker_nodes if runs_on(node, trained)]
     (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").touch()  # started again, it finishes
     kill(owner)
@@ -100,10 +106,7 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
 
 @pytest.mark.crash
 def test_a_killed_ray_worker_takes_its_training_along_and_the_run_goes_on(nodes, tmp_path):
-    one = make_suite(1, PATIENCE)
-    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
-    wait_for(lambda: process_ids(tmp_path))
-    (trained,) = process_ids(tmp_path)
+    suite, trained = started(nodes, tmp_path)
     (worker,) = workers()
     (tmp_path / "tiny/dqn-A-v1/seed-1/checkpoint").touch()  # started again, it finishes
     os.kill(worker, signal.SIGKILL)
@@ -114,10 +117,7 @@ def test_a_killed_ray_worker_takes_its_training_along_and_the_run_goes_on(nodes,
 
 @pytest.mark.crash
 def test_the_run_of_a_frozen_node_trains_once_and_ends(nodes, tmp_path):
-    one = make_suite(1, PATIENCE)
-    suite = Suite(nodes.address, tmp_path, one._replace(experiments=one.experiments[:1]))
-    wait_for(lambda: process_ids(tmp_path))
-    (trained,) = process_ids(tmp_path)
+    suite, trained = started(nodes, tmp_path)
     (owner,) = [node for node in nodes.worker_nodes if runs_on(node, trained)]
     frozen = [raylet(owner), *workers()]
     for process in frozen:
