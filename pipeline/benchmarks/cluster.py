@@ -65,6 +65,7 @@ class Node(NamedTuple):
       name: Name in messages.
       cpus: Number of processors that Ray may use.
       gpus: Number of GPUs that Ray may use.
+      memory: Bytes of memory that its runs can use.
       traits: See `exactness.traits`.
     """
 
@@ -72,6 +73,7 @@ class Node(NamedTuple):
     name: str
     cpus: float
     gpus: float
+    memory: float
     traits: Mapping[str, str]
 
 
@@ -104,6 +106,7 @@ class Cluster:
         folder: pathlib.Path,
         cpus_per_run: int = 1,
         gpus_per_run: float = 0.0,
+        memory_per_run: float = 0.0,
         say: Callable[[str], None] = print,
         train: Sequence[str] = _TRAIN,
         allow_inexact_resume: bool = False,
@@ -115,6 +118,7 @@ class Cluster:
           folder: Folder that all nodes share; created if missing.
           cpus_per_run: Number of CPUs reserved for each run.
           gpus_per_run: Number of GPUs reserved for each run: a whole number, or less than 1.
+          memory_per_run: GiB of memory that each run needs; if 0, memory is not divided.
           say: Function that shows a message.
           train: Python arguments that run the training program.
           allow_inexact_resume: Whether a run may continue on a node where its results are not
@@ -123,6 +127,8 @@ class Cluster:
         self._address = address
         self._folder = folder.absolute()
         self._options: dict[str, Any] = {"num_cpus": cpus_per_run, "num_gpus": gpus_per_run}
+        if memory_per_run:
+            self._options["memory"] = memory_per_run * 2**30  # in bytes
         self._say = say
         self._train = train
         self._allow_inexact_resume = allow_inexact_resume
@@ -193,6 +199,8 @@ class Cluster:
 
     def _room_of(self, node: Node) -> int:
         room = int(node.cpus // self._options["num_cpus"])
+        if memory := self._options.get("memory"):
+            room = min(room, int(node.memory // memory))
         gpus = self._options["num_gpus"]
         if not gpus:
             return room
@@ -261,8 +269,10 @@ class Cluster:
         name = f"{answer.host} ({address}, {node_id[:6]})"
         resources = node["Resources"]
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        memory = min(answer.free_memory, resources.get("memory", 0.0))
+        has = f"{cpus:g} CPUs, {gpus:g} GPUs, {memory / 2**30:.1f} GiB of free memory"
         wrote = (self._folder / f"{self._file}-{node_id}").exists()
-        found = Node(node_id, name, cpus, gpus, answer.traits)
+        found = Node(node_id, name, cpus, gpus, memory, answer.traits)
         if not answer.sees_file or not wrote:
             why = f"it does not share {self._folder} with this machine. Mount the same folder there"
         elif not answer.is_locked_out:
@@ -273,17 +283,15 @@ class Cluster:
         elif answer.source_sha256 != source_revision.source_sha256():
             why = "it has another revision of this package. Install the same revision there"
         elif not self._room_of(found):
-            need = self._options["num_cpus"], self._options["num_gpus"]
+            need = self._options
             why = (
-                f"it has {cpus:g} CPUs and {gpus:g} GPUs, but a run needs {need[0]:g} and "
-                f"{need[1]:g}. Decrease --cpus_per_run or --gpus_per_run"
+                f"it has {has}, but a run needs {need['num_cpus']:g}, {need['num_gpus']:g} and "
+                f"{need.get('memory', 0.0) / 2**30:g}. Decrease --cpus_per_run, --gpus_per_run or "
+                "--memory_per_run"
             )
         else:
             self._nodes[node_id] = found
-            self._say(
-                f"node {name}: {cpus:g} CPUs, {gpus:g} GPUs, "
-                f"{answer.free_memory / 2**30:.0f} GiB of free memory"
-            )
+            self._say(f"node {name}: {has}; parallel runs: {self._room_of(found)}")
             if answer.niceness > 0:
                 self._say(
                     f"node {name}: its runs have low priority (nice {answer.niceness}). Set "

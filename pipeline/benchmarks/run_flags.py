@@ -40,6 +40,12 @@ _CPUS_PER_RUN = flags.DEFINE_integer(
 _GPUS_PER_RUN = flags.DEFINE_float(
     "gpus_per_run", None, "With --ray_address: number of GPUs reserved for each run; default 0."
 )
+_MEMORY_PER_RUN = flags.DEFINE_float(
+    "memory_per_run",
+    None,
+    "With --ray_address: GiB of memory that each run needs; by default, memory is not divided.",
+    lower_bound=0.1,
+)
 #: Flags that have no effect unless runs are started.
 OF_RUNS: Sequence[flags.FlagHolder[Any]] = (
     WORKERS,
@@ -47,6 +53,7 @@ OF_RUNS: Sequence[flags.FlagHolder[Any]] = (
     _RAY_ADDRESS,
     _CPUS_PER_RUN,
     _GPUS_PER_RUN,
+    _MEMORY_PER_RUN,
 )
 STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
 
@@ -84,7 +91,7 @@ def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
       UserError: If a flag has no effect, Ray is not installed, or the cluster cannot be used.
     """
     if _RAY_ADDRESS.value is None:
-        for flag in (_CPUS_PER_RUN, _GPUS_PER_RUN):
+        for flag in (_CPUS_PER_RUN, _GPUS_PER_RUN, _MEMORY_PER_RUN):
             if flag.value is not None:
                 raise UserError(f"--{flag.name} has no effect without --ray_address.")
         yield Machines(TrainProcess, WORKERS.value or 1, (), output_dir)
@@ -104,6 +111,7 @@ def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
         output_dir,
         cpus,
         gpus,
+        _MEMORY_PER_RUN.value or 0.0,
         allow_inexact_resume=ALLOW_INEXACT_RESUME.value,
     ) as cluster:
         workers = WORKERS.value or sys.maxsize

@@ -149,6 +149,10 @@ def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):
         ({"source_sha256": "0"}, "it has another revision of this package"),
         ({"sees_file": False}, "it does not share"),
         ({"is_locked_out": False}, "locks in .* have no effect there"),
+        (
+            {"free_memory": 2**30},
+            "it has 1 CPUs, 0 GPUs, 1.0 GiB of free memory, but a run needs 1, 0 and 1.5",
+        ),
     ],
 )
 def test_a_node_that_cannot_train_is_named(nodes, tmp_path, monkeypatch, answer, message):
@@ -160,10 +164,26 @@ def test_a_node_that_cannot_train_is_named(nodes, tmp_path, monkeypatch, answer,
     monkeypatch.setattr(cluster, "examine", other)
     said: list[str] = []
     with pytest.raises(UserError, match="no node of the cluster can train"):
-        run(nodes.address, tmp_path, make_suite(1), say=said.append)
+        run(nodes.address, tmp_path, make_suite(1), say=said.append, memory_per_run=1.5)
     assert len(said) == 2
     assert all(re.search(f"node .* is not used: {message}", line) for line in said)
     assert not ray.is_initialized()
+
+
+def test_memory_limits_the_parallel_runs_of_a_node(nodes, tmp_path, monkeypatch):
+    examine = cluster.examine
+
+    def other(*arguments):
+        return examine(*arguments)._replace(free_memory=5 * 2**29)
+
+    monkeypatch.setattr(cluster, "examine", other)
+    large = nodes.add_node(num_cpus=3)
+    said: list[str] = []
+    outcome = run(nodes.address, tmp_path, make_suite(1), say=said.append, memory_per_run=1)
+    nodes.remove_node(large)
+    assert outcome == (2, [], 0)
+    told = sorted(re.findall("2.5 GiB of free memory; parallel runs: (.)", "\n".join(said)))
+    assert told == ["1", "1", "2"]
 
 
 def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(nodes, tmp_path, monkeypatch):
