@@ -30,16 +30,16 @@ _WARM_UP = 5_000  # environment steps
 
 
 def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stage]]:
-    """Returns the facts and the stages of a work that is not a training of `workers/works.py`.
+    """Returns the facts and stages of a workload that `workers/workloads.py` does not define.
 
     Args:
-      name: Name of the work.
+      name: Name of the workload.
       output_dir: Folder for whatever is written.
 
     Raises:
-      UserError: If there is no such work.
+      UserError: If there is no such workload.
     """
-    works: dict[str, Callable[[pathlib.Path], dict[str, Stage]]] = {
+    workloads: dict[str, Callable[[pathlib.Path], dict[str, Stage]]] = {
         "machine": lambda _: {
             "matmul_float32": _matmul(tf.float32),
             "matmul_bfloat16": _matmul(tf.bfloat16),
@@ -49,9 +49,11 @@ def prepare(name: str, output_dir: pathlib.Path) -> tuple[dict[str, Any], dict[s
         "start_pong": lambda folder: {"first_update": lambda _: _first_update(folder)},
         "replay_pong": lambda folder: FullReplay(folder).stages(),
     }
-    if name not in works:
-        raise UserError(f"there is no work {name!r}: choose one of {', '.join(works)}.")
-    return {"takes_rounds": name == "machine", **configure_tensorflow()}, works[name](output_dir)
+    if name not in workloads:
+        raise UserError(f"there is no workload {name!r}: choose one of {', '.join(workloads)}.")
+    return {"takes_rounds": name == "machine", **configure_tensorflow()}, workloads[name](
+        output_dir
+    )
 
 
 def _matmul(dtype: tf.DType) -> Stage:

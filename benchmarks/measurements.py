@@ -28,7 +28,7 @@ _NAME = re.compile(r"(?P<algorithm>\w+)_(?P<environment>[a-z]+)_(?P<num_envs>\d+
 
 
 class NamedTraining(NamedTuple):
-    """Parts of the name of a work that is a training.
+    """Parts of the name of a workload that is a training.
 
     Attributes:
       algorithm: Name of the algorithm, for example "dqn".
@@ -41,9 +41,9 @@ class NamedTraining(NamedTuple):
     num_envs: int
 
 
-def parse(work: str) -> NamedTraining | None:
+def parse(workload: str) -> NamedTraining | None:
     """Parses a name such as dqn_pong_8; returns None for names of another form."""
-    match = _NAME.fullmatch(work)
+    match = _NAME.fullmatch(workload)
     if not match:
         return None
     return NamedTraining(match["algorithm"], match["environment"], int(match["num_envs"]))
@@ -54,11 +54,11 @@ def title(name: str) -> str:
     return _TITLES.get(name, name)
 
 
-def work_title(work: str) -> str:
+def workload_title(workload: str) -> str:
     """Returns "DQN Pong, 8 environments" for dqn_pong_8; other names are returned as they are."""
-    training = parse(work)
+    training = parse(workload)
     if not training:
-        return work
+        return workload
     words = f"{agent(training.algorithm)} {title(training.environment)}"
     return f"{words}, {count(training.num_envs, 'environment')}"
 
@@ -73,14 +73,14 @@ Side = dict[str, Any]
 
 
 def sides_of(results: Results) -> Iterator[tuple[str, str, Side]]:
-    """Yields the work, the name and the measurements of each side of each work.
+    """Yields the workload, the name and the measurements of each side of each workload.
 
     Args:
       results: Contents of throughput.json, here and below.
     """
-    for work, measured in results["works"].items():
+    for workload, measured in results["workloads"].items():
         for name, side in measured["sides"].items():
-            yield work, name, side
+            yield workload, name, side
 
 
 def speed_of(side: Side | None, stage: str) -> float | None:
@@ -130,10 +130,10 @@ class VectorStep(NamedTuple):
         return None if self.updates_at_peak is None else self.stages[0] + self.updates_at_peak
 
 
-def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
-    """Returns the times of the side `name` of `work`; None if a stage was not measured."""
-    side = results["works"][work]["sides"].get(name)
-    parsed = parse(work)
+def vector_step(results: Results, workload: str, name: str) -> VectorStep | None:
+    """Returns the times of the side `name` of `workload`; None if a stage was not measured."""
+    side = results["workloads"][workload]["sides"].get(name)
+    parsed = parse(workload)
     speeds = [speed_of(side, stage) for stage in STAGES]
     if not parsed or not all(speeds) or not (steps := steps_per_update(side)):
         return None
@@ -151,12 +151,12 @@ def vector_step(results: Results, work: str, name: str) -> VectorStep | None:
     return VectorStep((*stages, rest), num_envs * training, updates * least if least else None)
 
 
-def ratio_at_floor(results: Results, work: str, name: str, peer: str) -> float | None:
+def ratio_at_floor(results: Results, workload: str, name: str, peer: str) -> float | None:
     """Returns how many times as fast as `peer` the side `name` would train at its floor.
 
     Returns None if a time of either side is unknown.
     """
-    ours, theirs = (vector_step(results, work, side) for side in (name, peer))
+    ours, theirs = (vector_step(results, workload, side) for side in (name, peer))
     return theirs.training / ours.floor if ours and theirs and ours.floor else None
 
 

@@ -24,7 +24,7 @@ from benchmarks.measurements import (
     steps_per_update,
     title,
     vector_step,
-    work_title,
+    workload_title,
 )
 from benchmarks.workers.protocol import STAGES
 from pipeline.benchmarks.markdown import code, escaped, notice, table
@@ -85,21 +85,21 @@ def _circumstances(results: Results) -> str:
 
 
 def _load(results: Results) -> str:
-    """Returns a sentence about the load average before each work, which shows other load."""
-    known = (work.get("load_average_before") for work in results["works"].values())
+    """Returns a sentence about the load average before each workload, which shows other load."""
+    known = (workload.get("load_average_before") for workload in results["workloads"].values())
     loads = [load for load in known if load is not None]
     if not loads:
         return ""
     return (
         f"The load average was {loads[0]:.1f} at the start of the measurement, and at most "
-        f"{max(loads):.1f} at the start of a work, mostly from the work before it."
+        f"{max(loads):.1f} at the start of a workload, mostly from the one before it."
     )
 
 
 def _failures(results: Results) -> str:
     points = [
-        escaped(f"{work_title(work)}, {title(name)}: {side['error']}")
-        for work, name, side in sides_of(results)
+        escaped(f"{workload_title(workload)}, {title(name)}: {side['error']}")
+        for workload, name, side in sides_of(results)
         if side["error"]
     ]
     return notice("Not everything was measured.", points) if points else ""
@@ -109,63 +109,63 @@ def _speeds(results: Results) -> str:
     ours = _known(results, (OURS, OURS_IN_BFLOAT16))
     peers = _known(results, (SB3, TF_AGENTS))
     rows = []
-    for work, measured in results["works"].items():
+    for workload, measured in results["workloads"].items():
         sides = measured["sides"]
         speeds = [speed_of(sides.get(name), "training") for name in (*ours, *peers)]
         if any(speeds):
             compared = [sides.get(name) for name in (OURS, OURS_IN_BFLOAT16)]
             of_peers = [ratios(compared, sides.get(peer)) for peer in peers]
-            rows.append((work_title(work), *map(number, speeds), *of_peers))
+            rows.append((workload_title(workload), *map(number, speeds), *of_peers))
     titles = [title(name) for name in (*ours, *peers)]
-    columns = ("work", *titles, *(f"ours : {title(name)}" for name in peers))
+    columns = ("workload", *titles, *(f"ours : {title(name)}" for name in peers))
     return _table("Environment steps per second, training included", columns, rows)
 
 
 def _actors(results: Results) -> str:
     names = _known(results, (OURS, OURS_ASYNCHRONOUS, OURS_IN_TURNS))
     rows = []
-    for work, measured in results["works"].items():
+    for workload, measured in results["workloads"].items():
         speeds = [speed_of(measured["sides"].get(name), "training") for name in names]
         if any(speeds[1:]):
-            rows.append((work_title(work), *map(number, speeds)))
+            rows.append((workload_title(workload), *map(number, speeds)))
     caption = (
         "Environment steps per second, training included, of a batch of environments and of the "
         "same number of asynchronous actors"
     )
-    return _table(caption, ("work", *map(title, names)), rows)
+    return _table(caption, ("workload", *map(title, names)), rows)
 
 
 def _known(results: Results, names: Sequence[str]) -> list[str]:
-    """Returns the members of `names` that are sides of a work, in the order of `names`."""
+    """Returns the members of `names` that are sides of a workload, in the order of `names`."""
     known = {name for _, name, _ in sides_of(results)}
     return [name for name in names if name in known]
 
 
 def _stages(results: Results) -> str:
     columns = (
-        *("work", "side", "environment, ms per vector step", "collecting, ms per vector step"),
+        *("workload", "side", "environment, ms per vector step", "collecting, ms per vector step"),
         *("sampling, ms per batch", "update, ms", "share of the matrix peak"),
         *("training, ms per vector step", "environment steps per update", "mean return at the end"),
     )
     rows = [
         (
-            work_title(work),
+            workload_title(workload),
             title(name),
-            *(_milliseconds(work, side, stage) for stage in STAGES[:4]),
+            *(_milliseconds(workload, side, stage) for stage in STAGES[:4]),
             _percent(share_of_peak(results, name, side)),
-            _milliseconds(work, side, "training"),
+            _milliseconds(workload, side, "training"),
             number(steps_per_update(side)),
             _return(side),
         )
-        for work, name, side in sides_of(results)
+        for workload, name, side in sides_of(results)
         if any(stage in side["stages"] for stage in STAGES)
     ]
     return _table(f"Stages, each alone{_what_updates_are(results)}", columns, rows)
 
 
 def _what_updates_are(results: Results) -> str:
-    """Returns a note if works have updates of more than one optimizer step, else ""."""
-    names = map(parse, results["works"])
+    """Returns a note if workloads have updates of more than one optimizer step, else ""."""
+    names = map(parse, results["workloads"])
     if not any(name and name.algorithm == "trpo" for name in names):
         return ""
     return (
@@ -185,17 +185,17 @@ def _budget(results: Results, names: Collection[str] | None = None) -> str:
     """
     stages = ("environment", "acting, storing", "sampling", "updates", "the rest")
     columns = (
-        *("work", "side", *stages, "training", "updates at the peak", "floor"),
+        *("workload", "side", *stages, "training", "updates at the peak", "floor"),
         *(f"at the floor : {title(peer)}" for peer in (SB3, TF_AGENTS)),
     )
     rows = []
-    for work, name, _ in sides_of(results):
-        step = vector_step(results, work, name)
+    for workload, name, _ in sides_of(results):
+        step = vector_step(results, workload, name)
         if step and (names is None or name in names):
             times = (*step.stages, step.training, step.updates_at_peak, step.floor)
             shown = (number(None if time is None else 1000 * time) for time in times)
-            reached = (ratio_at_floor(results, work, name, peer) for peer in (SB3, TF_AGENTS))
-            rows.append((work_title(work), title(name), *shown, *map(number, reached)))
+            reached = (ratio_at_floor(results, workload, name, peer) for peer in (SB3, TF_AGENTS))
+            rows.append((workload_title(workload), title(name), *shown, *map(number, reached)))
     caption = (
         "Where the time of a vector step goes, in ms (the rest: the whole training minus the "
         "stages alone, which may be negative; updates at the peak: the products and convolutions "
@@ -216,22 +216,22 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def _milliseconds(work: str, side: Side, stage: str) -> str:
+def _milliseconds(workload: str, side: Side, stage: str) -> str:
     """Returns the milliseconds of a batch, of an update, or of a vector step."""
     speed = speed_of(side, stage)
     if not speed:
         return ""
-    name = parse(work)
+    name = parse(workload)
     is_counted_in_steps = side["stages"][stage]["rounds"][0]["unit"] == "environment steps"
     units = name.num_envs if name and is_counted_in_steps else 1
     return number(1000 * units / speed)
 
 
 def _others(results: Results) -> str:
-    columns = ("work", "side", "measured", "per second", "seconds each", "unit", "also")
+    columns = ("workload", "side", "measured", "per second", "seconds each", "unit", "also")
     rows = [
         (
-            work_title(work),
+            workload_title(workload),
             title(name),
             escaped(stage),
             number(measured["per_second"]),
@@ -239,7 +239,7 @@ def _others(results: Results) -> str:
             measured["rounds"][0]["unit"],
             _facts(measured["rounds"][-1]),
         )
-        for work, name, side in sides_of(results)
+        for workload, name, side in sides_of(results)
         for stage, measured in side["stages"].items()
         if stage not in STAGES
     ]
@@ -258,13 +258,17 @@ def _facts(answer: dict[str, Any]) -> str:
 
 
 def _differences(results: Results) -> Iterator[str]:
-    """Yields the known differences of each peer from this pipeline, with the affected works."""
+    """Yields the known differences of each peer from this pipeline, with the affected workloads."""
     differences: dict[str, dict[str, list[str]]] = {}
-    for work, name, side in sides_of(results):
+    for workload, name, side in sides_of(results):
         for difference in side["facts"].get("differences", []):
-            differences.setdefault(name, {}).setdefault(difference, []).append(work_title(work))
+            differences.setdefault(name, {}).setdefault(difference, []).append(
+                workload_title(workload)
+            )
     if differences:
         yield "## What differs\n"
-    for name, works_of in differences.items():
-        points = [f"{escaped(text)} ({'; '.join(works)})" for text, works in works_of.items()]
+    for name, workloads_of in differences.items():
+        points = [
+            f"{escaped(text)} ({'; '.join(workloads)})" for text, workloads in workloads_of.items()
+        ]
         yield notice(f"{title(name)}, in addition to its own loop and networks", points)

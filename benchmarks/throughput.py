@@ -1,11 +1,11 @@
-"""Times this pipeline and its peers on the same works, in turns: A B C, A B C.
+"""Times this pipeline and its peers on the same workloads, in turns: A B C, A B C.
 
     python -m benchmarks.throughput --peers --output_dir=runs/speed
 
-Every side of a work is a worker process (`workers/protocol.py`) that is built and warmed up before
-the first stage. Only one worker measures at a time; the others wait without using the processor. If
-the command is stopped or killed, the same command continues with the works that it has not yet
-measured on all sides. It writes to the output folder:
+Every side of a workload is a worker process (`workers/protocol.py`) that is built and warmed up
+before the first stage. Only one worker measures at a time; the others wait without using the
+processor. If the command is stopped or killed, the same command continues with the workloads that
+it has not yet measured on all sides. It writes to the output folder:
 
     throughput.json     every number of every round, and the command, revision and machine
     throughput.md       the tables of `tables.py`, and the known differences between the sides
@@ -44,10 +44,10 @@ from pipeline.utils.jsonl import plain
 
 _OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; created if missing.")
 _PEERS = flags.DEFINE_bool("peers", False, "Also measure the peers; creates .venv-peers.")
-_WORKS = flags.DEFINE_list(
-    "works",
-    list(sides.DEFAULT_WORKS),
-    "Works such as dqn_pong_8 (8 environments). dqn_pong_8:bfloat16 measures this pipeline in "
+_WORKLOADS = flags.DEFINE_list(
+    "workloads",
+    list(sides.DEFAULT_WORKLOADS),
+    "Workloads such as dqn_pong_8 (8 environments). dqn_pong_8:bfloat16 measures this pipeline in "
     "bfloat16. a2c_pong_8:asynchronous and a2c_pong_8:in_turns measure 8 actors.",
 )
 _SECONDS = flags.DEFINE_float(
@@ -56,7 +56,7 @@ _SECONDS = flags.DEFINE_float(
 _ROUNDS = flags.DEFINE_integer(
     "rounds",
     5,
-    "Number of rounds through all stages and sides. Works that cannot be repeated (start_pong, "
+    "Number of rounds through all stages and sides. Workloads that cannot be repeated (start_pong, "
     "replay_pong) are measured once, for as long as all rounds take.",
     lower_bound=1,
 )
@@ -69,9 +69,9 @@ def main(_: Sequence[str]) -> int:
     if not _OUTPUT_DIR.value:
         raise UserError("say where results go: --output_dir=runs/NAME.")
     output_dir = pathlib.Path(_OUTPUT_DIR.value)
-    failed = measure(output_dir, _PEERS.value, _WORKS.value, _SECONDS.value, _ROUNDS.value)
+    failed = measure(output_dir, _PEERS.value, _WORKLOADS.value, _SECONDS.value, _ROUNDS.value)
     if failed:
-        print(f"failed: {', '.join(failed)}; the same command tries these works again.")
+        print(f"failed: {', '.join(failed)}; the same command tries these workloads again.")
     print(f"The tables are in {output_dir / _TABLES}.")
     return int(bool(failed))
 
@@ -79,27 +79,27 @@ def main(_: Sequence[str]) -> int:
 def measure(
     output_dir: pathlib.Path,
     with_peers: bool,
-    works: Sequence[str] = sides.DEFAULT_WORKS,
+    workloads: Sequence[str] = sides.DEFAULT_WORKLOADS,
     seconds: float = 2.0,
     rounds: int = 5,
 ) -> list[str]:
-    """Measures all works and writes the results after each work.
+    """Measures all workloads and writes the results after each workload.
 
     Args:
       output_dir: Folder of the results; created if missing.
       with_peers: True to also measure the peers.
-      works: Names of the works; see `--works`.
+      workloads: Names of the workloads; see `--workloads`.
       seconds: Minimum seconds of a stage in a round.
       rounds: Number of rounds; see `--rounds`.
 
     Returns:
-      The works and sides whose workers failed. The errors are in throughput.json.
+      The workloads and sides whose workers failed. The errors are in throughput.json.
 
     Raises:
-      UserError: If a work is unknown, if the folder is not writable, if it has measurements of
+      UserError: If a workload is unknown, if the folder is not writable, if it has measurements of
         another command, revision or machine, or if the peers' environment cannot be created.
     """
-    sides.check(works)
+    sides.check(workloads)
     with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
         with named_errors(output_dir, "--output_dir"):
             for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
@@ -110,26 +110,30 @@ def measure(
         python = {"tf_agents": sys.executable}
         if with_peers:
             python["sb3"] = str(peer_environment.ensure())
-        variants_of = sides.grouped(works)
-        for work, variants in variants_of.items():
-            if work in measured:
-                print(f"{work}  already measured", flush=True)
+        variants_of = sides.grouped(workloads)
+        for workload, variants in variants_of.items():
+            if workload in measured:
+                print(f"{workload}  already measured", flush=True)
             else:
-                of_work = sides.ours(work, variants)
-                of_work += sides.peers(work, python) if with_peers else []
-                measured[work] = {
+                of_workload = sides.ours(workload, variants)
+                of_workload += sides.peers(workload, python) if with_peers else []
+                measured[workload] = {
                     "load_average_before": os.getloadavg()[0],
-                    "sides": measure_work(work, of_work, output_dir, seconds, rounds),
+                    "sides": measure_workload(workload, of_workload, output_dir, seconds, rounds),
                 }
-            in_order = {work: measured[work] for work in variants_of if work in measured}
-            results = {**circumstances, "works": in_order}
+            in_order = {
+                workload: measured[workload] for workload in variants_of if workload in measured
+            }
+            results = {**circumstances, "workloads": in_order}
             write(output_dir, results)
-        return [f"{work}: {name}" for work, name, side in sides_of(results) if side["error"]]
+        return [
+            f"{workload}: {name}" for workload, name, side in sides_of(results) if side["error"]
+        ]
 
 
 def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Results:
-    """Returns the works that earlier runs of the same command have measured on all sides."""
-    earlier = read_json(output_dir / _JSON, {"works": dict})
+    """Returns the workloads that earlier runs of the same command have measured on all sides."""
+    earlier = read_json(output_dir / _JSON, {"workloads": dict})
     here = plain(circumstances)
     differing = [name for name in here if earlier and earlier.get(name) != here[name]]
     if differing:
@@ -138,8 +142,8 @@ def _measured_before(output_dir: pathlib.Path, circumstances: Results) -> Result
             "ones would replace: choose another --output_dir, or delete the file."
         )
     return {
-        work: measured
-        for work, measured in earlier.get("works", {}).items()
+        workload: measured
+        for workload, measured in earlier.get("workloads", {}).items()
         if not any(side["error"] for side in measured["sides"].values())
     }
 
@@ -154,8 +158,12 @@ def _circumstances() -> Results:
     }
 
 
-def measure_work(
-    work: str, of_work: Sequence[Side], output_dir: pathlib.Path, seconds: float, rounds: int
+def measure_workload(
+    workload: str,
+    of_workload: Sequence[Side],
+    output_dir: pathlib.Path,
+    seconds: float,
+    rounds: int,
 ) -> dict[str, Results]:
     """Starts the workers of all sides one after the other and measures their stages in turns.
 
@@ -163,8 +171,8 @@ def measure_work(
     and the error.
 
     Args:
-      work: Name of the work.
-      of_work: Sides of the work.
+      workload: Name of the workload.
+      of_workload: Sides of the workload.
       output_dir: Folder of the results.
       seconds: Minimum seconds of a stage in a round.
       rounds: Number of rounds.
@@ -175,22 +183,22 @@ def measure_work(
       is None or a message.
     """
     results: dict[str, Results] = {
-        side.name: {"facts": {}, "stages": {}, "error": None} for side in of_work
+        side.name: {"facts": {}, "stages": {}, "error": None} for side in of_workload
     }
     with contextlib.ExitStack() as stack:
-        workers = _started(work, of_work, results, output_dir, stack)
+        workers = _started(workload, of_workload, results, output_dir, stack)
         stages = dict.fromkeys(s for name in workers for s in results[name]["facts"]["stages"])
         if not all(results[name]["facts"].get("takes_rounds", True) for name in workers):
             seconds, rounds = seconds * rounds, 1
         for _ in range(rounds):
             for stage in stages:
-                _take_turns(work, stage, seconds, workers, results)
+                _take_turns(workload, stage, seconds, workers, results)
     return results
 
 
 def _started(
-    work: str,
-    of_work: Sequence[Side],
+    workload: str,
+    of_workload: Sequence[Side],
     results: dict[str, Results],
     output_dir: pathlib.Path,
     stack: contextlib.ExitStack,
@@ -200,14 +208,14 @@ def _started(
         scratch = tempfile.TemporaryDirectory(dir=output_dir, prefix=_SCRATCH)
     of_workers = pathlib.Path(stack.enter_context(scratch))
     workers = {}
-    for side in of_work:
-        label = f"{work}-{side.name}".replace(":", "-")
+    for side in of_workload:
+        label = f"{workload}-{side.name}".replace(":", "-")
         folder = of_workers / label
         folder.mkdir(parents=True)
-        flags = (f"--work={side.work}", f"--output_dir={folder.absolute()}")
+        flags = (f"--workload={side.workload}", f"--output_dir={folder.absolute()}")
         log = output_dir / "logs" / f"{label}.log"
-        print(f"{work}  {side.name}  starting", flush=True)
-        worker = Worker(f"{side.name}'s worker for {side.work}", (*side.command, *flags), log)
+        print(f"{workload}  {side.name}  starting", flush=True)
+        worker = Worker(f"{side.name}'s worker for {side.workload}", (*side.command, *flags), log)
         stack.callback(worker.close)
         try:
             results[side.name]["facts"] = worker.ready()
@@ -218,7 +226,11 @@ def _started(
 
 
 def _take_turns(
-    work: str, stage: str, seconds: float, workers: dict[str, Worker], results: dict[str, Results]
+    workload: str,
+    stage: str,
+    seconds: float,
+    workers: dict[str, Worker],
+    results: dict[str, Results],
 ) -> None:
     """Measures a stage once on every side that has it; drops failed workers from `workers`."""
     for name, worker in list(workers.items()):
@@ -234,7 +246,7 @@ def _take_turns(
         measured["rounds"].append(answer)
         speeds = [answer["count"] / answer["seconds"] for answer in measured["rounds"]]
         measured["per_second"] = statistics.median(speeds)
-        print(f"{work}  {name}  {stage}  {speeds[-1]:,.1f} {answer['unit']}/s", flush=True)
+        print(f"{workload}  {name}  {stage}  {speeds[-1]:,.1f} {answer['unit']}/s", flush=True)
 
 
 def _drop(worker: Worker, error: WorkerError, result: Results) -> None:

@@ -176,7 +176,7 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
     import tensorflow as tf
 
     from pipeline.acting import initial_carry
-    from pipeline.environments.failures import named_failures
+    from pipeline.environments.environment_errors import named_failures
 
     @tf.function(autograph=False)
     def play(carry: Any) -> Any:
@@ -223,7 +223,7 @@ def _resume(
     """Restores the episodes in a second environment, and compares what follows in both."""
     import tensorflow as tf
 
-    from pipeline.environments.failures import named_failures
+    from pipeline.environments.environment_errors import named_failures
 
     with tempfile.TemporaryDirectory() as folder:
         environment.save(pathlib.Path(folder))

@@ -74,8 +74,8 @@ def repeat(act: Callable[[], int | None], seconds: float, unit: str) -> Answer:
 
 
 def arguments() -> argparse.Namespace:
-    """Parses `work` and `output_dir` from the command line."""
+    """Parses `workload` and `output_dir` from the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", required=True, help="for example dqn_pong_8")
+    parser.add_argument("--workload", required=True, help="for example dqn_pong_8")
     parser.add_argument("--output_dir", required=True, help="folder for whatever is written")
     return parser.parse_args()

@@ -1,6 +1,6 @@
 """Runs Stable-Baselines3, and TRPO of sb3-contrib, as a worker of `throughput`.
 
-    .venv-peers/bin/python benchmarks/workers/sb3_worker.py --work=dqn_pong_8 \
+    .venv-peers/bin/python benchmarks/workers/sb3_worker.py --workload=dqn_pong_8 \
         --output_dir=/tmp/x
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import works
+import workloads
 from protocol import STAGES, Answer, Channel, arguments, repeat
-from sb3_parts import create_model, make_env
+from sb3_setup import create_model, make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
@@ -67,13 +67,13 @@ class Stages:
     `train`, and `train` on one batch that is not sampled anew.
     """
 
-    def __init__(self, work: works.Work, num_envs: int) -> None:
+    def __init__(self, workload: workloads.Workload, num_envs: int) -> None:
         """Creates the model and its environments, and warms up the model."""
-        self._work, self._num_envs = work, num_envs
-        self.model = create_model(work, num_envs)
-        self._env = make_env(work, num_envs)
+        self._workload, self._num_envs = workload, num_envs
+        self.model = create_model(workload, num_envs)
+        self._env = make_env(workload, num_envs)
         self._env.reset()
-        self.model.learn(work.warm_up)
+        self.model.learn(workload.warm_up)
 
     def environment(self, seconds: float) -> Answer:
         space = self._env.action_space
@@ -103,14 +103,14 @@ class Stages:
 
     def _sample(self) -> list[Any]:
         """Returns a batch from a replay buffer, or all batches of an epoch of a rollout."""
-        if self._work.uses_rollouts:
-            return list(self.model.rollout_buffer.get(self._work.batch_size))
-        return [self.model.replay_buffer.sample(self._work.batch_size)]
+        if self._workload.uses_rollouts:
+            return list(self.model.rollout_buffer.get(self._workload.batch_size))
+        return [self.model.replay_buffer.sample(self._workload.batch_size)]
 
     def _fill_rollout(self) -> None:
         """Collects a whole rollout, because `Deadline` stops after the buffer has been reset."""
-        if self._work.uses_rollouts:
-            num_steps = self._work.rollout_steps * self._num_envs
+        if self._workload.uses_rollouts:
+            num_steps = self._workload.rollout_steps * self._num_envs
             self.model.learn(num_steps, reset_num_timesteps=False)
 
     def sample(self, seconds: float) -> Answer:
@@ -123,8 +123,10 @@ class Stages:
         For TRPO, the batches that fit the value function are sampled as part of it.
         """
         self._fill_rollout()
-        updates = self._work.updates(self._num_envs)
-        train, patch = (self._rollout_update if self._work.uses_rollouts else self._replay_update)()
+        updates = self._workload.updates(self._num_envs)
+        train, patch = (
+            self._rollout_update if self._workload.uses_rollouts else self._replay_update
+        )()
 
         def act() -> int:
             train()
@@ -150,33 +152,35 @@ class Stages:
         get = buffer.get
 
         def given(batch_size: int | None = None) -> Iterable[Any]:
-            return batches if batch_size == self._work.batch_size else get(batch_size)
+            return batches if batch_size == self._workload.batch_size else get(batch_size)
 
         return self.model.train, mock.patch.object(buffer, "get", given)
 
     def _replay_update(self) -> tuple[Callable[[], None], Any]:
         (batch,) = self._sample()
-        train = partial(self.model.train, self._work.updates(self._num_envs), self._work.batch_size)
+        train = partial(
+            self.model.train, self._workload.updates(self._num_envs), self._workload.batch_size
+        )
         given = mock.patch.object(self.model.replay_buffer, "sample", lambda *_, **__: batch)
         return train, given
 
     def updates(self) -> int:
         """Returns the number of updates since the beginning, from the optimizer's step count."""
         model = self.model
-        optimizer = (model.critic if self._work.algorithm == "sac" else model.policy).optimizer
+        optimizer = (model.critic if self._workload.algorithm == "sac" else model.policy).optimizer
         steps = max((int(state["step"]) for state in optimizer.state.values()), default=0)
-        return steps // max(1, self._work.value_steps(self._num_envs))
+        return steps // max(1, self._workload.value_steps(self._num_envs))
 
     def num_parameters(self) -> int:
         """Returns the number of trained parameters."""
         model = self.model
-        if self._work.algorithm == "dqn":
+        if self._workload.algorithm == "dqn":
             modules = [model.q_net]
         else:
             modules = (
-                [model.actor, model.critic] if self._work.algorithm == "sac" else [model.policy]
+                [model.actor, model.critic] if self._workload.algorithm == "sac" else [model.policy]
             )
-        temperature = int(self._work.algorithm == "sac")
+        temperature = int(self._workload.algorithm == "sac")
         return temperature + sum(p.numel() for p in {p for m in modules for p in m.parameters()})
 
 
@@ -197,40 +201,40 @@ def choose_threads(stages: Stages) -> dict[int, float]:
     return speeds
 
 
-def differences(work: works.Work, stages: Stages) -> list[str]:
-    """Returns how the work done here differs from this pipeline's."""
+def differences(workload: workloads.Workload, stages: Stages) -> list[str]:
+    """Returns how this workload differs from this pipeline's."""
     told = [
         "episode statistics are logged at the default interval, but not written (verbose=0)",
     ]
-    if work.is_atari:
+    if workload.is_atari:
         told.append(
             "environments are stepped one after another in one process (DummyVecEnv, SB3's "
             "default); ours are stepped by ALE's vector environment in as many threads as cores"
         )
         told.append("frames are pooled in RGB and then converted to grey; ours are pooled in grey")
-    if work.is_atari and not work.continuous:
+    if workload.is_atari and not workload.continuous:
         told.append("FIRE and then the third action are pressed at the start of each game")
-    if work.uses_rollouts:
+    if workload.uses_rollouts:
         told.append(
             "a rollout has no rows between episodes, so it has a few more environment steps"
         )
     else:
-        told.append(works.UPDATES_BY_ROWS)
-    if work.is_atari and not work.uses_rollouts:
+        told.append(workloads.UPDATES_BY_ROWS)
+    if workload.is_atari and not workload.uses_rollouts:
         told.append(
             f"the replay buffer has room for {stages.model.buffer_size:,} stacks of four frames, "
             "each stored once, because a million would take 28 GB"
         )
-    if not work.is_atari:
+    if not workload.is_atari:
         told.append("environments are wrapped by Monitor and by gymnasium's PassiveEnvChecker")
-    if work.algorithm == "dqn":
+    if workload.algorithm == "dqn":
         told.append("one random number per vector step decides whether all environments explore")
-    if work.algorithm == "a2c":
+    if workload.algorithm == "a2c":
         told.append(
             "the optimizer is RMSpropTFLike, as in RL Zoo for Atari, with the formula of ours; "
             "A2C's default is torch's RMSprop"
         )
-    if work.algorithm == "trpo":
+    if workload.algorithm == "trpo":
         told.append(
             "conjugate gradients start from small random numbers, not from 0, and end at an "
             "absolute residual; ours end at a residual relative to the first one"
@@ -239,24 +243,24 @@ def differences(work: works.Work, stages: Stages) -> list[str]:
             "the gradient of the KL divergence is kept as a graph; ours is computed again for "
             "every product with the Fisher matrix"
         )
-    if work.algorithm == "sac":
+    if workload.algorithm == "sac":
         told.append("temperature, critics and actor are updated one after another")
-        if work.is_atari:
+        if workload.is_atari:
             told.append("the actor's loss trains the image encoder; the critics' losses do not")
     return told
 
 
 def main() -> None:
     channel, options = Channel(), arguments()
-    work, num_envs = works.parse(options.work)
-    stages = Stages(work, num_envs)
+    workload, num_envs = workloads.parse(options.workload)
+    stages = Stages(workload, num_envs)
     speeds = choose_threads(stages)
     facts = {
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "threads": {"torch": torch.get_num_threads()},
         "threads_tried": speeds,
         "num_parameters": stages.num_parameters(),
-        "differences": differences(work, stages),
+        "differences": differences(workload, stages),
     }
     channel.serve(facts, {name: getattr(stages, name) for name in STAGES})
 

@@ -1,6 +1,6 @@
 """Runs TF-Agents, as its own examples assemble it, as a worker of `throughput`.
 
-    python benchmarks/workers/tf_agents_worker.py --work=dqn_pong_8 --output_dir=/tmp/x
+    python benchmarks/workers/tf_agents_worker.py --workload=dqn_pong_8 --output_dir=/tmp/x
 
 DQN and SAC follow tf_agents/agents/{dqn,sac}/examples/v2/train_eval.py, with the network of
 examples/dqn/mnih15. PPO follows examples/ppo/schulman17, but with the driver and the buffer of the
@@ -22,7 +22,7 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 import_tensorflow()  # Must be first, because the import of TF-Agents fails without it.
 
 import tensorflow as tf
-import works
+import workloads
 from protocol import STAGES, Answer, Channel, arguments, repeat
 from tf_agents.drivers.dynamic_step_driver import DynamicStepDriver
 from tf_agents.metrics import tf_metrics
@@ -31,7 +31,7 @@ from tf_agents.replay_buffers.tf_uniform_replay_buffer import TFUniformReplayBuf
 from tf_agents.specs import array_spec
 from tf_agents.train.ppo_learner import PPOLearner
 from tf_agents.utils import common
-from tf_agents_parts import create_agent, make_env, set_threads
+from tf_agents_setup import create_agent, make_env, set_threads
 
 from pipeline.benchmarks.throughput import restored
 
@@ -44,19 +44,21 @@ _REPLAY_SHARE = 0.125  # of the machine's memory; the buffer allocates all of it
 class Stages:
     """Common parts of the examples: environment, agent, metrics and collect driver."""
 
-    def __init__(self, work: works.Work, num_envs: int, capacity: int, driver_steps: int) -> None:
+    def __init__(
+        self, workload: workloads.Workload, num_envs: int, capacity: int, driver_steps: int
+    ) -> None:
         """Creates the environment, the agent, the metrics and the driver.
 
         Args:
-          work: The work to time.
+          workload: The workload to time.
           num_envs: Number of environments.
           capacity: Capacity of the replay buffer, in rows per environment.
           driver_steps: Minimum number of environment steps of a call of the driver.
         """
-        self.work, self.num_envs, self.capacity = work, num_envs, capacity
-        self._env = make_env(work, num_envs)
+        self.workload, self.num_envs, self.capacity = workload, num_envs, capacity
+        self._env = make_env(workload, num_envs)
         self.updates = tf.compat.v1.train.get_or_create_global_step()
-        self.agent = create_agent(work, self._env, self.updates)
+        self.agent = create_agent(workload, self._env, self.updates)
         self._buffer = TFUniformReplayBuffer(self.agent.collect_data_spec, num_envs, capacity)
         self._env_steps = tf_metrics.EnvironmentSteps()
         self._metrics = [
@@ -77,26 +79,26 @@ class Stages:
     def num_parameters(self) -> int:
         """Returns the number of trained parameters."""
         agent = self.agent
-        if self.work.algorithm == "dqn":
+        if self.workload.algorithm == "dqn":
             networks = [agent._q_network]
-        elif self.work.uses_rollouts:
+        elif self.workload.uses_rollouts:
             networks = [agent.actor_net, agent._value_net]
         else:
             networks = [agent._actor_network, agent._critic_network_1, agent._critic_network_2]
         weights = {id(w): w for network in networks for w in network.trainable_weights}
-        temperature = int(self.work.algorithm == "sac")
+        temperature = int(self.workload.algorithm == "sac")
         return temperature + sum(int(tf.size(w)) for w in weights.values())
 
     def warm_up(self) -> None:
         """Fills the replay buffer with random actions."""
         policy = RandomTFPolicy(self._env.time_step_spec(), self._env.action_spec())
-        common.function(self._driver(policy, self.work.warm_up).run)()
+        common.function(self._driver(policy, self.workload.warm_up).run)()
 
     def environment(self, seconds: float) -> Answer:
         """Measures the steps of the Python environments, with actions that are drawn before."""
-        env = make_env(self.work, self.num_envs).pyenv
+        env = make_env(self.workload, self.num_envs).pyenv
         env.reset()
-        spec, random = env.action_spec(), np.random.RandomState(works.SEED)
+        spec, random = env.action_spec(), np.random.RandomState(workloads.SEED)
         drawn = array_spec.sample_bounded_spec(
             array_spec.add_outer_dims_nest(spec, (_DRAWN, self.num_envs)), random
         )
@@ -120,7 +122,7 @@ class Stages:
     def _iterate(self) -> None:
         self.collect_once()
         self.update_all()
-        if int(self.updates) % _SUMMARY_INTERVAL < self.work.updates(self.num_envs):
+        if int(self.updates) % _SUMMARY_INTERVAL < self.workload.updates(self.num_envs):
             for metric in self._metrics:
                 metric.tf_summaries(self.updates, self._metrics[:2])
 
@@ -171,16 +173,16 @@ class Stages:
 class ReplayStages(Stages):
     """Stages of DQN and SAC, which alternate steps into a replay buffer and updates from it."""
 
-    def __init__(self, work: works.Work, num_envs: int, output_dir: str) -> None:
+    def __init__(self, workload: workloads.Workload, num_envs: int, output_dir: str) -> None:
         del output_dir
-        capacity = work.replay_capacity
-        if work.is_atari:
-            capacity = min(capacity, works.stacks_in_memory(_REPLAY_SHARE))
+        capacity = workload.replay_capacity
+        if workload.is_atari:
+            capacity = min(capacity, workloads.stacks_in_memory(_REPLAY_SHARE))
         # A driver that counts to N would take two vector steps when a game ends, so it counts to 1.
-        driver_steps = work.vector_steps(num_envs) if num_envs == 1 else 1
-        super().__init__(work, num_envs, capacity // num_envs, driver_steps)
+        driver_steps = workload.vector_steps(num_envs) if num_envs == 1 else 1
+        super().__init__(workload, num_envs, capacity // num_envs, driver_steps)
         dataset = self._buffer.as_dataset(
-            num_parallel_calls=3, sample_batch_size=work.batch_size, num_steps=2
+            num_parallel_calls=3, sample_batch_size=workload.batch_size, num_steps=2
         )
         self._dataset = dataset.prefetch(3)
         self.warm_up()
@@ -194,17 +196,17 @@ class ReplayStages(Stages):
         # Rows between episodes are not environment steps, so the number of updates that are due
         # follows from the count of environment steps.
         env_steps, updates = self._done()
-        for _ in range(env_steps // self.work.env_steps_per_update - updates):
+        for _ in range(env_steps // self.workload.env_steps_per_update - updates):
             self._train_step()
 
 
 class RolloutStages(Stages):
     """Stages of PPO. `PPOLearner` shuffles the first rows of a rollout into minibatches."""
 
-    def __init__(self, work: works.Work, num_envs: int, output_dir: str) -> None:
-        rows = work.rollout_steps
+    def __init__(self, workload: workloads.Workload, num_envs: int, output_dir: str) -> None:
+        rows = workload.rollout_steps
         # The capacity is twice the rollout, because rows between episodes are stored too.
-        super().__init__(work, num_envs, 2 * rows, rows * num_envs)
+        super().__init__(workload, num_envs, 2 * rows, rows * num_envs)
         self._learner = PPOLearner(
             output_dir,
             self.updates,
@@ -212,8 +214,8 @@ class RolloutStages(Stages):
             experience_dataset_fn=self._rollout,
             normalization_dataset_fn=self._rollout,
             num_samples=1,
-            num_epochs=work.num_epochs,
-            minibatch_size=work.batch_size,
+            num_epochs=workload.num_epochs,
+            minibatch_size=workload.batch_size,
             shuffle_buffer_size=rows * num_envs,
         )
         self._hold_back()
@@ -233,7 +235,7 @@ class RolloutStages(Stages):
     def _rollout(self) -> tf.data.Dataset:
         dataset = self._buffer.as_dataset(
             sample_batch_size=self.num_envs,
-            num_steps=self.work.rollout_steps,
+            num_steps=self.workload.rollout_steps,
             single_deterministic_pass=True,
         )
         return dataset.map(lambda rows, info: (self.agent.preprocess_sequence(rows), info))
@@ -251,8 +253,8 @@ class RolloutStages(Stages):
 
 
 def differences(stages: Stages) -> list[str]:
-    """Returns how the work done here differs from this pipeline's."""
-    work = stages.work
+    """Returns how this workload differs from this pipeline's."""
+    workload = stages.workload
     told = [
         "environments are stepped one after another in one process (BatchedPyEnvironment; a "
         "thread or a process for each was slower on CartPole, and no faster on Pong)",
@@ -261,28 +263,28 @@ def differences(stages: Stages) -> list[str]:
         "the optimizer is tf.compat.v1's Adam, as in the examples. The threads and kernels (oneDNN "
         "or not) are those of ours; the examples choose none",
     ]
-    if work.uses_rollouts:
+    if workload.uses_rollouts:
         told.append("PPOLearner reads each rollout once more, for normalizers that are off here")
         told.append("tf.data does not read ahead; with Reverb in place of this buffer it could")
         told.append(
-            f"only the first {work.rollout_steps} rows of each environment's rollout are learned "
-            "from; the last one and those between episodes have no advantage and are masked"
+            f"only the first {workload.rollout_steps} rows of each environment's rollout are "
+            "learned from; the last one and those between episodes have no advantage and are masked"
         )
-        if work.is_atari:
+        if workload.is_atari:
             told.append(
                 "policy and value share their layers, but PPOAgent evaluates one network after "
                 "the other, so the encoder runs twice"
             )
         return told
-    told.append(works.UPDATES_BY_ROWS)
-    if work.is_atari:
+    told.append(workloads.UPDATES_BY_ROWS)
+    if workload.is_atari:
         told.append(
             f"the replay buffer has room for {stages.capacity * stages.num_envs:,} stacks of four "
             "frames, because a million would take 28 GB"
         )
-    if work.algorithm == "dqn" and work.gradient_clip_norm is not None:
+    if workload.algorithm == "dqn" and workload.gradient_clip_norm is not None:
         told.append("each gradient is clipped by its own norm; ours by their global norm")
-    if work.algorithm == "sac":
+    if workload.algorithm == "sac":
         told.append("critics, actor and temperature are updated one after another")
         told.append("rows between episodes are learned from, because as_dataset includes them")
     return told
@@ -290,13 +292,13 @@ def differences(stages: Stages) -> list[str]:
 
 def main() -> None:
     channel, options = Channel(), arguments()
-    work, num_envs = works.parse(options.work)
-    threads = set_threads(work)
+    workload, num_envs = workloads.parse(options.workload)
+    threads = set_threads(workload)
     writer = tf.summary.create_file_writer(options.output_dir)
     updates = tf.compat.v1.train.get_or_create_global_step()
     with writer.as_default(), tf.summary.record_if(lambda: updates % _SUMMARY_INTERVAL == 0):
-        create = RolloutStages if work.uses_rollouts else ReplayStages
-        stages = create(work, num_envs, options.output_dir)
+        create = RolloutStages if workload.uses_rollouts else ReplayStages
+        stages = create(workload, num_envs, options.output_dir)
         stages.training(5.0)
         facts = {
             "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},

@@ -19,7 +19,7 @@ from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
 from pipeline.acting.policies import EpsilonGreedyPolicy
-from pipeline.environments.failures import named_failures
+from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError

@@ -21,7 +21,7 @@ from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
-from pipeline.environments.failures import named_failures, untold
+from pipeline.environments.environment_errors import named_failures, untold
 from pipeline.environments.watchdog import Watchdog
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.run_logs import RunLogs, named_write_errors

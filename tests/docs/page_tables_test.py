@@ -28,8 +28,8 @@ def test_a_page_shows_every_measurement():
 def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
     for folder in page_tables.RESULTS.glob("throughput*"):
         results = json.loads((folder / "throughput.json").read_text())
-        for work in results["works"].values():
-            for side in work["sides"].values():
+        for workload in results["workloads"].values():
+            for side in workload["sides"].values():
                 for stage in side["stages"].values():
                     stage["per_second"] *= 2
         (tmp_path / folder.name).mkdir()
@@ -68,12 +68,12 @@ def test_the_committed_pages_are_those_of_the_numbers_beside_them():
         assert (folder / "throughput.md").read_text() == tables.document(results)
 
 
-def test_the_sides_of_a_work_train_networks_of_one_size():
+def test_the_sides_of_a_workload_train_networks_of_one_size():
     compared = 0
     for folder in page_tables.RESULTS.glob("throughput*"):
-        works = json.loads((folder / "throughput.json").read_text())["works"]
-        for name, work in works.items():
-            sizes = [side["facts"].get("num_parameters") for side in work["sides"].values()]
+        workloads = json.loads((folder / "throughput.json").read_text())["workloads"]
+        for name, workload in workloads.items():
+            sizes = [side["facts"].get("num_parameters") for side in workload["sides"].values()]
             known = [size for size in sizes if size]
             if len(known) > 1:
                 compared += 1
@@ -86,8 +86,8 @@ def test_the_headline_measurement_took_ten_seconds_a_stage():
     results = json.loads((page_tables.RESULTS / "throughput/throughput.json").read_text())
     rounds = [
         stage["rounds"]
-        for work in results["works"].values()
-        for side in work["sides"].values()
+        for workload in results["workloads"].values()
+        for side in workload["sides"].values()
         for name, stage in side["stages"].items()
         if name in STAGES
     ]

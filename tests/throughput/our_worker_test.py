@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import ROOT
 
 from benchmarks import machine_stages, our_worker, peer_environment
-from benchmarks.workers.works import WORKS
+from benchmarks.workers.workloads import WORKLOADS
 from pipeline import configuration
 from pipeline.benchmarks import throughput
 from pipeline.training import components
@@ -28,16 +28,16 @@ pytestmark = pytest.mark.usefixtures("any_config")
     ("name", "num_envs"),
     [
         pytest.param(name, n, marks=[pytest.mark.crash] * (name not in ("dqn_pong", "ppo_pong")))
-        for name, work in WORKS.items()
-        for n in ((8,) if work.uses_rollouts else (1, 8))
+        for name, workload in WORKLOADS.items()
+        for n in ((8,) if workload.uses_rollouts else (1, 8))
     ],
 )
-def test_a_work_is_what_is_trained(name, num_envs):
-    work = WORKS[name]
-    bindings = our_worker.gin_bindings(work, num_envs, "bfloat16")
+def test_a_workload_is_what_is_trained(name, num_envs):
+    workload = WORKLOADS[name]
+    bindings = our_worker.gin_bindings(workload, num_envs, "bfloat16")
     # Nothing is measured here, so the memory for a million frames is saved.
     small = [b.replace("1000000", "1000") for b in bindings]
-    configuration.load(our_worker.gin_files(work), small)
+    configuration.load(our_worker.gin_files(workload), small)
     built = []
 
     def runner(*arguments):
@@ -51,10 +51,10 @@ def test_a_work_is_what_is_trained(name, num_envs):
     (parts,) = built
     assert parts.environment.batch_size == num_envs
     steps, updates = parts.experience.collect_steps, parts.experience.num_batches
-    assert updates * work.vector_steps(num_envs) == work.updates(num_envs) * steps
+    assert updates * workload.vector_steps(num_envs) == workload.updates(num_envs) * steps
     layers = [x for network in parts.agent.trained.values() for x in network.submodules]
     computed = {x.compute_dtype for x in layers if isinstance(x, tf.keras.layers.Conv2D)}
-    assert computed == ({"bfloat16"} if work.is_atari else set())
+    assert computed == ({"bfloat16"} if workload.is_atari else set())
     weights = [v for x in parts.agent.trained.values() for v in x.trainable_variables]
     assert {v.dtype for v in weights} == {tf.float32}
 
@@ -62,10 +62,10 @@ def test_a_work_is_what_is_trained(name, num_envs):
 @pytest.mark.parametrize(
     ("variant", "scheduler"), [("asynchronous", "threads"), ("in_turns", "deterministic")]
 )
-def test_a_variant_runs_as_many_actors_as_the_work_has_environments(variant, scheduler):
-    work = WORKS["a2c_cartpole"]
+def test_a_variant_runs_as_many_actors_as_the_workload_has_environments(variant, scheduler):
+    workload = WORKLOADS["a2c_cartpole"]
     configuration.load(
-        our_worker.gin_files(work, variant), our_worker.gin_bindings(work, 3, variant)
+        our_worker.gin_files(workload, variant), our_worker.gin_bindings(workload, 3, variant)
     )
     parts = throughput.build_components()
     assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
@@ -77,10 +77,10 @@ def iterations_of(parts):
     return parts.runner
 
 
-def measured(work, output_dir):
+def measured(workload, output_dir):
     """Returns the worker's message when it is ready, and its answer for every stage."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
-    command = [sys.executable, "-m", "benchmarks.our_worker", f"--work={work}"]
+    command = [sys.executable, "-m", "benchmarks.our_worker", f"--workload={workload}"]
     worker = subprocess.Popen(
         [*command, f"--output_dir={output_dir}"],
         stdin=subprocess.PIPE,
@@ -123,10 +123,10 @@ def test_stages_are_counted_in_their_units(tmp_path):
 
 
 def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
-    work = WORKS["trpo_cartpole"]
-    configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
+    workload = WORKLOADS["trpo_cartpole"]
+    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
-    training = throughput.Training(parts, 0, tmp_path, 1 + work.value_steps(2))
+    training = throughput.Training(parts, 0, tmp_path, 1 + workload.value_steps(2))
     answer = training(0.2)
     # A rollout has 2 * 512 rows; those between episodes are not environment steps.
     assert answer["count"] == pytest.approx(1024 * answer["updates"], rel=0.1)
@@ -205,8 +205,8 @@ def test_only_the_machine_is_measured_in_rounds(tmp_path):
 
 
 def test_timing_updates_leaves_the_agent_as_it_was():
-    work = WORKS["dqn_cartpole"]
-    configuration.load(our_worker.gin_files(work), our_worker.gin_bindings(work, 2, ""))
+    workload = WORKLOADS["dqn_cartpole"]
+    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
     timed = throughput.Stages(parts, iterations_of(parts))
     collect, update = timed.collect(), timed.update()
@@ -218,11 +218,11 @@ def test_timing_updates_leaves_the_agent_as_it_was():
 
 
 def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
-    work = WORKS["a2c_cartpole"]
+    workload = WORKLOADS["a2c_cartpole"]
     configuration.load(
-        our_worker.gin_files(work),
+        our_worker.gin_files(workload),
         [
-            *our_worker.gin_bindings(work, 2, ""),
+            *our_worker.gin_bindings(workload, 2, ""),
             "gymnasium_environment.name = 'MountainCar-v0'",  # without learning, returns are -200
             "create_a2c_agent.learning_rate = 0.0",
         ],
@@ -237,8 +237,8 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
     assert returns == [-200] * 4
 
 
-def test_an_unknown_work_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"no work 'dqn_pang'.*replay_pong"):
+def test_an_unknown_workload_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no workload 'dqn_pang'.*replay_pong"):
         machine_stages.prepare("dqn_pang", tmp_path)
 
 

@@ -15,8 +15,8 @@ from benchmarks import measurements, peer_environment, sides, tables, throughput
 from benchmarks.measurements import ratios
 from benchmarks.sides import Side
 from benchmarks.tables import summary
-from benchmarks.throughput import measure, measure_work
-from benchmarks.workers import protocol, works
+from benchmarks.throughput import measure, measure_workload
+from benchmarks.workers import protocol, workloads
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
 
@@ -70,8 +70,8 @@ def output_dir(tmp_path):
 
 
 def test_the_sides_take_turns_in_each_stage_of_a_round(tmp_path, output_dir):
-    of_work = [fake(tmp_path, "a"), fake(tmp_path, "b", stages=("training", "more"))]
-    results = measure_work("dqn_pong_1", of_work, output_dir, seconds=0.5, rounds=2)
+    of_workload = [fake(tmp_path, "a"), fake(tmp_path, "b", stages=("training", "more"))]
+    results = measure_workload("dqn_pong_1", of_workload, output_dir, seconds=0.5, rounds=2)
     assert (tmp_path / "order").read_text().splitlines() == [
         "a environment", "a training", "b training", "b more",
         "a environment", "a training", "b training", "b more",
@@ -85,7 +85,7 @@ def test_the_sides_take_turns_in_each_stage_of_a_round(tmp_path, output_dir):
 
 
 def test_what_else_a_worker_prints_is_in_its_log(tmp_path, output_dir):
-    measure_work("dqn_pong_1", [fake(tmp_path, "a")], output_dir, 0.1, 1)
+    measure_workload("dqn_pong_1", [fake(tmp_path, "a")], output_dir, 0.1, 1)
     printed = (output_dir / "logs" / "dqn_pong_1-a.log").read_text().splitlines()
     assert set(printed) == {"a library is talkative", "so is its C++"}
 
@@ -106,9 +106,9 @@ def test_a_worker_that_fails_costs_only_what_it_had_left(
     tmp_path, output_dir, monkeypatch, capsys, failure, said
 ):
     monkeypatch.setattr(worker_process, "_ANSWER_SECONDS", 2.0)
-    of_work = [fake(tmp_path, "good"), fake(tmp_path, "bad", failure=failure)]
+    of_workload = [fake(tmp_path, "good"), fake(tmp_path, "bad", failure=failure)]
     started = time.monotonic()
-    results = measure_work("dqn_pong_1", of_work, output_dir, 0.1, 2)
+    results = measure_workload("dqn_pong_1", of_workload, output_dir, 0.1, 2)
     assert time.monotonic() - started < 30
     good, bad = results["good"], results["bad"]
     assert good["error"] is None
@@ -129,10 +129,10 @@ def test_a_worker_that_fails_costs_only_what_it_had_left(
 
 def test_a_worker_that_cannot_start_does_not_stop_the_others(tmp_path, output_dir):
     broken = Side(
-        "broken", (sys.executable, "-c", "raise SystemExit('no such work')"), "dqn_pong_1"
+        "broken", (sys.executable, "-c", "raise SystemExit('no such workload')"), "dqn_pong_1"
     )
-    results = measure_work("dqn_pong_1", [broken, fake(tmp_path, "a")], output_dir, 0.1, 1)
-    assert "no such work" in results["broken"]["error"]
+    results = measure_workload("dqn_pong_1", [broken, fake(tmp_path, "a")], output_dir, 0.1, 1)
+    assert "no such workload" in results["broken"]["error"]
     assert results["broken"]["stages"] == {}
     assert set(results["a"]["stages"]) == {"environment", "training"}
 
@@ -144,18 +144,18 @@ SMALL = ("dqn_pong_1", "dqn_pong_1:bfloat16"), 0.1
 def fake_sides(tmp_path, monkeypatch):
     """Replaces all sides with fake workers."""
 
-    def ours(work, variants):
+    def ours(workload, variants):
         return [fake(tmp_path, f"ours{':' if v else ''}{v}") for v in variants]
 
     monkeypatch.setattr(sides, "ours", ours)
-    monkeypatch.setattr(sides, "peers", lambda work, python: [fake(tmp_path, "sb3")])
+    monkeypatch.setattr(sides, "peers", lambda workload, python: [fake(tmp_path, "sb3")])
     monkeypatch.setattr(peer_environment, "ensure", lambda: pathlib.Path("/python"))
 
 
 def test_measure_writes_everything(tmp_path, fake_sides):
     measure(tmp_path / "speed", True, *SMALL, 3)
     results = json.loads((tmp_path / "speed" / "throughput.json").read_text())
-    measured = results["works"]["dqn_pong_1"]["sides"]
+    measured = results["workloads"]["dqn_pong_1"]["sides"]
     assert list(measured) == ["ours", "ours:bfloat16", "sb3"]
     assert all(len(side["stages"]["training"]["rounds"]) == 3 for side in measured.values())
     assert results["rounds"] == 3 and results["cpu_count"] >= 1 and results["memory_gib"] > 0
@@ -168,15 +168,17 @@ def test_without_peers_there_are_none(tmp_path, fake_sides, monkeypatch):
     monkeypatch.setattr(peer_environment, "ensure", None)
     measure(tmp_path, False, *SMALL, 1)
     results = json.loads((tmp_path / "throughput.json").read_text())
-    assert list(results["works"]["dqn_pong_1"]["sides"]) == ["ours", "ours:bfloat16"]
+    assert list(results["workloads"]["dqn_pong_1"]["sides"]) == ["ours", "ours:bfloat16"]
 
 
 def test_measure_tells_of_failures_once_all_is_written(tmp_path, fake_sides, monkeypatch):
     broken = fake(tmp_path, "sb3", failure="raise ValueError('oh')")
-    monkeypatch.setattr(sides, "peers", lambda work, python: [broken])
+    monkeypatch.setattr(sides, "peers", lambda workload, python: [broken])
     assert measure(tmp_path, True, *SMALL) == ["dqn_pong_1: sb3"]
     results = json.loads((tmp_path / "throughput.json").read_text())
-    assert results["works"]["dqn_pong_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
+    assert (
+        results["workloads"]["dqn_pong_1"]["sides"]["ours"]["stages"]["training"]["per_second"] > 0
+    )
     text = (tmp_path / "throughput.md").read_text()
     assert "Not everything was measured" in text and "ValueError: oh" in text
 
@@ -201,19 +203,21 @@ def test_the_same_command_goes_on_with_what_is_left(tmp_path, fake_sides, monkey
     working = sides.peers
     settings = ("dqn_pong_1", "ppo_pong_1", "sac_pong_1"), SMALL[1]
     monkeypatch.setattr(
-        sides, "peers", lambda work, python: [broken] if "ppo" in work else working(work, {})
+        sides,
+        "peers",
+        lambda workload, python: [broken] if "ppo" in workload else working(workload, {}),
     )
-    monkeypatch.setattr(throughput, "measure_work", stopping_at("sac_pong_1", measure_work))
+    monkeypatch.setattr(throughput, "measure_workload", stopping_at("sac_pong_1", measure_workload))
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, True, *settings)
-    before = json.loads((tmp_path / "throughput.json").read_text())["works"]
+    before = json.loads((tmp_path / "throughput.json").read_text())["workloads"]
     assert list(before) == ["dqn_pong_1", "ppo_pong_1"]
 
     monkeypatch.setattr(sides, "peers", working)
-    monkeypatch.setattr(throughput, "measure_work", measure_work)
+    monkeypatch.setattr(throughput, "measure_workload", measure_workload)
     capsys.readouterr()
     measure(tmp_path, True, *settings)
-    after = json.loads((tmp_path / "throughput.json").read_text())["works"]
+    after = json.loads((tmp_path / "throughput.json").read_text())["workloads"]
     assert list(after) == ["dqn_pong_1", "ppo_pong_1", "sac_pong_1"]
     assert after["dqn_pong_1"] == before["dqn_pong_1"]
     assert after["ppo_pong_1"]["sides"]["sb3"]["error"] is None
@@ -231,11 +235,11 @@ def test_measurements_of_another_source_or_machine_are_not_gone_on_with(
         measure(tmp_path, False, *SMALL)
 
 
-def stopping_at(name, measure_work):
-    def stopping(work, *arguments):
-        if work == name:
+def stopping_at(name, measure_workload):
+    def stopping(workload, *arguments):
+        if workload == name:
             raise KeyboardInterrupt
-        return measure_work(work, *arguments)
+        return measure_workload(workload, *arguments)
 
     return stopping
 
@@ -257,12 +261,12 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
 
 
 def test_measuring_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--works is empty"):
+    with pytest.raises(UserError, match="--workloads is empty"):
         measure(tmp_path, False, [])
 
 
 @pytest.mark.parametrize(
-    "work",
+    "workload",
     [
         "dqn_cartpole_8:bfloat16",
         "machine:bfloat16",
@@ -272,25 +276,25 @@ def test_measuring_nothing_is_refused(tmp_path):
         "trpo_cartpole_2:in_turns",
     ],
 )
-def test_a_variant_that_a_work_has_not_is_refused(tmp_path, work):
-    with pytest.raises(UserError, match=f"'{work}' is not a work"):
-        measure(tmp_path, False, [work])
+def test_a_variant_that_a_workload_has_not_is_refused(tmp_path, workload):
+    with pytest.raises(UserError, match=f"'{workload}' is not a workload"):
+        measure(tmp_path, False, [workload])
 
 
-def test_a_work_named_twice_is_measured_once(tmp_path, fake_sides):
+def test_a_workload_named_twice_is_measured_once(tmp_path, fake_sides):
     measure(tmp_path, False, ["dqn_pong_1", "dqn_pong_1"], SMALL[1])
     results = json.loads((tmp_path / "throughput.json").read_text())
-    assert list(results["works"]["dqn_pong_1"]["sides"]) == ["ours"]
+    assert list(results["workloads"]["dqn_pong_1"]["sides"]) == ["ours"]
 
 
-def test_every_peer_has_its_worker_and_works():
-    for name, names in sides._PEER_WORKS.items():
+def test_every_peer_has_its_worker_and_workloads():
+    for name, names in sides._PEER_WORKLOADS.items():
         assert (WORKERS / f"{name}_worker.py").is_file()
-        assert set(names) <= works.WORKS.keys()
+        assert set(names) <= workloads.WORKLOADS.keys()
 
 
 @pytest.mark.parametrize(
-    ("work", "num_envs", "steps"),
+    ("workload", "num_envs", "steps"),
     [
         ("trpo_cartpole", 2, 20 * 2),
         ("trpo_pong", 16, 2 * 4),
@@ -298,17 +302,17 @@ def test_every_peer_has_its_worker_and_works():
         ("dqn_pong", 8, 0),
     ],
 )
-def test_optimizer_steps_of_an_update_of_trpo(work, num_envs, steps):
-    assert works.WORKS[work].value_steps(num_envs) == steps
+def test_optimizer_steps_of_an_update_of_trpo(workload, num_envs, steps):
+    assert workloads.WORKLOADS[workload].value_steps(num_envs) == steps
 
 
-def test_every_work_is_measured_unless_others_are_chosen():
-    names = [name.partition(":")[0].rpartition("_")[0] for name in sides.DEFAULT_WORKS]
-    assert works.WORKS.keys() <= set(names)
+def test_every_workload_is_measured_unless_others_are_chosen():
+    names = [name.partition(":")[0].rpartition("_")[0] for name in sides.DEFAULT_WORKLOADS]
+    assert workloads.WORKLOADS.keys() <= set(names)
 
 
 @pytest.mark.parametrize(
-    ("work", "peers"),
+    ("workload", "peers"),
     [
         ("dqn_pong_8", ["sb3", "tf_agents"]),
         ("a2c_pong_16", ["sb3"]),
@@ -317,9 +321,9 @@ def test_every_work_is_measured_unless_others_are_chosen():
         ("machine", []),
     ],
 )
-def test_the_peers_of_a_work(work, peers):
+def test_the_peers_of_a_workload(workload, peers):
     python = {"sb3": "/sb3/python", "tf_agents": "/tf/python"}
-    assert [peer.name for peer in sides.peers(work, python)] == peers
+    assert [peer.name for peer in sides.peers(workload, python)] == peers
 
 
 def side(**speeds):
@@ -330,11 +334,11 @@ def side(**speeds):
     return {"facts": {}, "stages": stages, "error": None}
 
 
-def results_of(work="dqn_pong_8", **sides):
+def results_of(workload="dqn_pong_8", **sides):
     named = {name.replace("__", ":"): value for name, value in sides.items()}
     return {
         "cpu_count": 2, "cpu_model": "X", "memory_gib": 23.4, "command": "c", "git_revision": None,
-        "seconds": 10, "rounds": 2, "works": {work: {"sides": named}},
+        "seconds": 10, "rounds": 2, "workloads": {workload: {"sides": named}},
     }  # fmt: skip
 
 
@@ -365,7 +369,7 @@ def test_asynchronous_actors_have_a_table_of_their_own():
         "a2c_pong_4", ours=side(training=900.0), ours__asynchronous=side(training=500.0),
         ours__in_turns=side(training=250.0), sb3=side(training=300.0),
     )  # fmt: skip
-    results["works"]["dqn_pong_8"] = {"sides": {"ours": side(training=100.0)}}
+    results["workloads"]["dqn_pong_8"] = {"sides": {"ours": side(training=100.0)}}
     table = tables.asynchronous_actors(results)
     assert cells(table) == ["A2C Pong, 4 environments", "900", "500", "250"]
     assert "DQN" not in table
@@ -402,7 +406,7 @@ def test_the_stages_are_in_milliseconds():
     ours["stages"]["update"] = update
     ours["stages"]["training"]["rounds"][0] |= {"updates": 2, "return_mean": -20.54}
     results = results_of(ours=ours)
-    results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=500.0)}}
+    results["workloads"]["machine"] = {"sides": {"ours": side(matmul_float32=500.0)}}
     text = tables.document(results)
     row = next(line for line in text.splitlines() if "ours, float32 | 2 |" in line)
     # 8 / 4000 s, 8 / 1000 s, nothing, 1 / 100 s, 2.5 of 500 GFLOP 100 times a second, 8 / 800 s
@@ -421,7 +425,7 @@ def test_the_budget_is_of_a_vector_step():
         ]
     ours["stages"]["update"]["rounds"] = [{"flops_per_count": 2e9, "unit": "updates"}]
     results = results_of(ours=ours, sb3=sb3, tf_agents=tf_agents)
-    results["works"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}
+    results["workloads"]["machine"] = {"sides": {"ours": side(matmul_float32=400.0)}}
     text = tables.document(results)
     (row,) = (line for line in text.splitlines() if line.endswith("| 25 | 10 | 11 | 4.55 | 2.27 |"))
     # 8 environments, an update every 4 steps: 1 ms of environment, 1 ms of the rest of collecting,
@@ -432,15 +436,15 @@ def test_the_budget_is_of_a_vector_step():
 
 
 @pytest.mark.parametrize(
-    ("work", "words"),
+    ("workload", "words"),
     [
         ("nstep_q_pong_16", "n-step Q Pong, 16 environments"),
         ("trpo_cartpole_1", "TRPO CartPole, 1 environment"),
         ("start_pong", "start_pong"),
     ],
 )
-def test_a_work_in_words(work, words):
-    assert measurements.work_title(work) == words
+def test_a_workload_in_words(workload, words):
+    assert measurements.workload_title(workload) == words
 
 
 def test_what_an_update_of_trpo_is_stands_where_there_is_one():
@@ -468,37 +472,37 @@ def test_a_table_without_rows_is_left_out():
     assert "The machine" not in text
 
 
-def test_what_differs_is_told_once_with_its_works():
+def test_what_differs_is_told_once_with_its_workloads():
     peer = side(training=1.0)
     peer["facts"]["differences"] = ["it is slow"]
     results = results_of(sb3=peer)
-    results["works"]["ppo_pong_8"] = {"sides": {"sb3": peer}}
+    results["workloads"]["ppo_pong_8"] = {"sides": {"sb3": peer}}
     text = tables.document(results)
     assert "it is slow (DQN Pong, 8 environments; PPO Pong, 8 environments)" in text
     assert text.count("it is slow") == 1
 
 
-@given(st.sampled_from(sorted(works.WORKS)), st.sampled_from([1, 2, 4, 8]))
+@given(st.sampled_from(sorted(workloads.WORKLOADS)), st.sampled_from([1, 2, 4, 8]))
 def test_an_iteration_keeps_the_ratio_of_updates(name, num_envs):
-    work, parsed = works.parse(f"{name}_{num_envs}")
-    assert work is works.WORKS[name] and parsed == num_envs
-    env_steps = work.vector_steps(num_envs) * num_envs
-    if work.uses_rollouts:
-        batches = env_steps / (work.batch_size or env_steps)
-        assert work.updates(num_envs) == work.num_epochs * batches
+    workload, parsed = workloads.parse(f"{name}_{num_envs}")
+    assert workload is workloads.WORKLOADS[name] and parsed == num_envs
+    env_steps = workload.vector_steps(num_envs) * num_envs
+    if workload.uses_rollouts:
+        batches = env_steps / (workload.batch_size or env_steps)
+        assert workload.updates(num_envs) == workload.num_epochs * batches
     else:
-        assert env_steps == work.updates(num_envs) * work.env_steps_per_update
+        assert env_steps == workload.updates(num_envs) * workload.env_steps_per_update
 
 
 @pytest.mark.parametrize("name", ["dqn_pong", "dqn_8", "dqn_pong_x", ""])
-def test_a_name_of_no_work_is_refused(name):
-    with pytest.raises(ValueError, match=f"'{name}' is not WORK_N"):
-        works.parse(name)
+def test_a_name_of_no_workload_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}' is not WORKLOAD_N"):
+        workloads.parse(name)
 
 
 def test_the_share_of_the_memory_that_stacks_take():
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    stacks = works.stacks_in_memory(0.5)
+    stacks = workloads.stacks_in_memory(0.5)
     assert 0 <= total / 2 - stacks * 4 * 84 * 84 < 4 * 84 * 84
 
 
@@ -567,7 +571,7 @@ def peer_python(name):
 @pytest.mark.parametrize("name", ["tf_agents", "sb3"])
 def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
     peer = Side(name, (peer_python(name), str(WORKERS / f"{name}_worker.py")), "dqn_cartpole_8")
-    results = measure_work("dqn_cartpole_8", [peer], output_dir, 0.3, 1)[name]
+    results = measure_workload("dqn_cartpole_8", [peer], output_dir, 0.3, 1)[name]
     assert results["error"] is None
     assert list(results["stages"]) == ["environment", "collect", "sample", "update", "training"]
     assert results["facts"]["num_parameters"] == 4 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2
@@ -579,7 +583,7 @@ def test_a_peer_makes_an_update_every_four_environment_steps(output_dir, name):
 SB3_STAGES = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
-import works
+import workloads
 from sb3_worker import Stages, differences
 
 def everything(model):
@@ -595,8 +599,8 @@ def everything(model):
 
 torch.set_num_threads(1)
 for name in sys.argv[2:]:
-    work, num_envs = works.parse(name)
-    stages = Stages(work, num_envs)
+    workload, num_envs = workloads.parse(name)
+    stages = Stages(workload, num_envs)
     answers = {"sample": stages.sample(0.2)}
     stages._fill_rollout()
     stages._fill_rollout = lambda: None  # which trains
@@ -606,7 +610,7 @@ for name in sys.argv[2:]:
     answers["untouched"] = [torch.equal(*pair) for pair in pairs]
     answers["training"] = stages.training(0.2)
     answers["num_parameters"] = stages.num_parameters()
-    answers["differences"] = differences(work, stages)
+    answers["differences"] = differences(workload, stages)
     print(json.dumps(answers))
 """
 
@@ -634,8 +638,8 @@ def test_stable_baselines3_makes_an_update_of_every_rollout():
 
 
 @pytest.mark.parametrize("name", ["dqn_pang_8", "dqn_pong", "dqn_pong_0", "dqn_pong_8:float16", ""])
-def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path, name):
-    with pytest.raises(UserError, match=f"'{name}' is not a work"):
+def test_a_workload_that_does_not_exist_is_refused_before_anything_is_measured(tmp_path, name):
+    with pytest.raises(UserError, match=f"'{name}' is not a workload"):
         measure(tmp_path, False, ["dqn_cartpole_1", name])
     assert not list(tmp_path.iterdir())
 
@@ -644,7 +648,7 @@ def test_a_work_that_does_not_exist_is_refused_before_anything_is_measured(tmp_p
 def test_peers_that_could_not_make_as_many_updates_are_not_measured(tmp_path, num_envs):
     with pytest.raises(UserError, match="not have a whole number of updates"):
         measure(tmp_path, False, [f"dqn_cartpole_{num_envs}"])
-    assert works.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # whole rollouts are used
+    assert workloads.parse(f"ppo_cartpole_{num_envs}")[1] == num_envs  # whole rollouts are used
 
 
 def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
@@ -654,7 +658,7 @@ def test_what_can_be_measured_once_only_takes_no_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(
         worker_process.Worker, "ready", lambda self: ready(self) | {"takes_rounds": False}
     )
-    results = measure_work("dqn_pong_1", [side], tmp_path, 0.1, 3)
+    results = measure_workload("dqn_pong_1", [side], tmp_path, 0.1, 3)
     stages = results["ours"]["stages"]
     assert list(stages) == ["environment", "training"]
     for measured in stages.values():

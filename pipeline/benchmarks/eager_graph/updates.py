@@ -16,7 +16,7 @@ from tf_agents.trajectories import Trajectory
 
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.saveables import Variables
-from pipeline.environments.failures import named_failures
+from pipeline.environments.environment_errors import named_failures
 from pipeline.training.components import Components
 from pipeline.training.intervals import WarmUp
 from pipeline.training.iteration import Iterations

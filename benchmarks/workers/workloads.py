@@ -1,4 +1,4 @@
-"""Defines the works that are timed on every side, with the hyperparameters that all sides share.
+"""Defines the workloads that all sides are timed with, and the hyperparameters that they share.
 
 It imports only the standard library, because the peers import it in their own virtual environments.
 """
@@ -23,7 +23,7 @@ STACK_BYTES = FRAME_STACK * 84 * 84
 SEED = 1
 
 
-class Work(NamedTuple):
+class Workload(NamedTuple):
     """Training that is timed on every side, without the number of environments.
 
     Attributes:
@@ -125,57 +125,57 @@ class Work(NamedTuple):
         return self.value_epochs * (rows // min(rows, self.value_batch_size)) if rows else 0
 
 
-WORKS = {
-    "dqn_pong": Work(
+WORKLOADS = {
+    "dqn_pong": Workload(
         "dqn", PONG, 32, 6.25e-5, 1.5e-4, target_update_period=2_000,
         replay_capacity=1_000_000, warm_up=5_000,
     ),
-    "dqn3_pong": Work(
+    "dqn3_pong": Workload(
         "dqn3", PONG, 32, 2.5e-4, 0.01, "CenteredRMSprop", target_update_period=10_000,
         replay_capacity=1_000_000, warm_up=5_000,
     ),
-    "dqn_cartpole": Work(
+    "dqn_cartpole": Workload(
         "dqn", "CartPole-v1", 64, 5e-4, units=(64, 64), target_update_period=500,
         gradient_clip_norm=10.0,
     ),
-    "ppo_pong": Work(
+    "ppo_pong": Workload(
         "ppo", PONG, 256, 2.5e-4, 1e-5, rollout_steps=128, num_epochs=4, clip_ratio=0.1,
         entropy_coefficient=0.01, gradient_clip_norm=0.5, openai_protocol=True,
     ),
-    "ppo_cartpole": Work(
+    "ppo_cartpole": Workload(
         "ppo", "CartPole-v1", 256, 2.5e-4, 1e-5, units=(64, 64), rollout_steps=128, num_epochs=4,
         gradient_clip_norm=0.5,
     ),
-    "a2c_pong": Work(
+    "a2c_pong": Workload(
         "a2c", PONG, None, 7e-4, 1e-5, "RMSprop", rollout_steps=5, gae_lambda=1.0,
         value_coefficient=0.25, entropy_coefficient=0.01, gradient_clip_norm=0.5,
         openai_protocol=True,
     ),
-    "a2c_cartpole": Work(
+    "a2c_cartpole": Workload(
         "a2c", "CartPole-v1", None, 7e-4, 1e-5, "RMSprop", units=(64, 64), rollout_steps=5,
         gae_lambda=1.0, gradient_clip_norm=0.5,
     ),
-    "trpo_cartpole": Work(
+    "trpo_cartpole": Workload(
         "trpo", "CartPole-v1", None, 1e-3, units=(64, 64), rollout_steps=512, gae_lambda=0.98,
         cg_damping=1e-3, value_epochs=20, value_batch_size=512,
     ),
-    "trpo_pong": Work(
+    "trpo_pong": Workload(
         "trpo", PONG, None, 1e-3, 1e-5, rollout_steps=64, cg_iterations=10, fisher_fraction=0.1,
         value_epochs=2, value_batch_size=256, openai_protocol=True,
     ),
-    "nstep_q_pong": Work(
+    "nstep_q_pong": Workload(
         "nstep_q", PONG, None, 7e-4, 1e-5, "RMSprop", rollout_steps=5, gradient_clip_norm=10.0,
         target_update_period=10_000, openai_protocol=True,
     ),
-    "nstep_q_cartpole": Work(
+    "nstep_q_cartpole": Workload(
         "nstep_q", "CartPole-v1", None, 7e-4, 1e-5, "RMSprop", units=(128, 128), rollout_steps=5,
         gradient_clip_norm=10.0, target_update_period=1_000,
     ),
-    "sac_pong": Work(
+    "sac_pong": Workload(
         "sac", PONG, 32, 1e-4, units=(256,), initial_alpha=0.1, continuous=True,
         replay_capacity=1_000_000, warm_up=5_000,
     ),
-    "sac_pendulum": Work(
+    "sac_pendulum": Workload(
         "sac", "Pendulum-v1", 256, 1e-3, units=(256, 256), env_steps_per_update=1,
     ),
 }  # fmt: skip
@@ -187,16 +187,16 @@ UPDATES_BY_ROWS = (
 )
 
 
-def parse(name: str) -> tuple[Work, int]:
-    """Returns the work and the number of environments of a name such as `dqn_pong_8`.
+def parse(name: str) -> tuple[Workload, int]:
+    """Returns the workload and the number of environments of a name such as `dqn_pong_8`.
 
     Raises:
-      ValueError: If there is no such work, or if peers could not make as many updates as ours.
+      ValueError: If there is no such workload, or if peers could not make as many updates as ours.
     """
-    work, _, num_envs = name.rpartition("_")
-    if work not in WORKS or not num_envs.isdigit() or int(num_envs) == 0:
-        raise ValueError(f"{name!r} is not WORK_N")
-    training, count = WORKS[work], int(num_envs)
+    workload, _, num_envs = name.rpartition("_")
+    if workload not in WORKLOADS or not num_envs.isdigit() or int(num_envs) == 0:
+        raise ValueError(f"{name!r} is not WORKLOAD_N")
+    training, count = WORKLOADS[workload], int(num_envs)
     if not training.uses_rollouts and training.vector_steps(count) * count % (
         training.env_steps_per_update
     ):

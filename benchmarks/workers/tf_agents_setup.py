@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-import works
+import workloads
 from tf_agents.agents.ddpg.critic_network import CriticNetwork
 from tf_agents.agents.dqn.dqn_agent import DqnAgent
 from tf_agents.agents.ppo.ppo_clip_agent import PPOClipAgent
@@ -34,14 +34,14 @@ _FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _FEATURES = 512
 
 
-def set_threads(work: works.Work) -> dict[str, int]:
+def set_threads(workload: workloads.Workload) -> dict[str, int]:
     """Sets the same numbers of TensorFlow's threads as this pipeline, and returns them.
 
     For networks that read vectors, fewer threads are faster by a tenth or less.
     """
-    tf.config.threading.set_inter_op_parallelism_threads(work.threads["inter_op"])
-    tf.config.threading.set_intra_op_parallelism_threads(work.threads["intra_op"])
-    return work.threads
+    tf.config.threading.set_inter_op_parallelism_threads(workload.threads["inter_op"])
+    tf.config.threading.set_intra_op_parallelism_threads(workload.threads["intra_op"])
+    return workload.threads
 
 
 class GymnasiumEnvironment(PyEnvironment):
@@ -77,56 +77,60 @@ def _spec(space: gymnasium.Space) -> BoundedArraySpec:
     return BoundedArraySpec(space.shape, space.dtype, space.low, space.high)
 
 
-def make_env(work: works.Work, num_envs: int) -> TFPyEnvironment:
+def make_env(workload: workloads.Workload, num_envs: int) -> TFPyEnvironment:
     """Creates `num_envs` environments in one process, which are stepped one after another.
 
     On two cores, this was faster than a thread or a process for each.
     """
-    envs = [GymnasiumEnvironment(_gymnasium_env(work), works.SEED + i) for i in range(num_envs)]
+    envs = [
+        GymnasiumEnvironment(_gymnasium_env(workload), workloads.SEED + i) for i in range(num_envs)
+    ]
     return TFPyEnvironment(BatchedPyEnvironment(envs, multithreading=False))
 
 
-def _gymnasium_env(work: works.Work) -> gymnasium.Env:
-    if not work.is_atari:
-        return gymnasium.make(work.environment, disable_env_checker=True)
+def _gymnasium_env(workload: workloads.Workload) -> gymnasium.Env:
+    if not workload.is_atari:
+        return gymnasium.make(workload.environment, disable_env_checker=True)
     env = gymnasium.make(
-        work.environment,
+        workload.environment,
         frameskip=1,
-        repeat_action_probability=0.0 if work.openai_protocol else 0.25,
+        repeat_action_probability=0.0 if workload.openai_protocol else 0.25,
     )
     env = gymnasium.wrappers.AtariPreprocessing(
         env,
-        noop_max=30 if work.openai_protocol else 0,
-        terminal_on_life_loss=work.openai_protocol,
+        noop_max=30 if workload.openai_protocol else 0,
+        terminal_on_life_loss=workload.openai_protocol,
     )
     env = gymnasium.wrappers.ClipReward(env, -1, 1)
-    return _channels_last(gymnasium.wrappers.FrameStackObservation(env, works.FRAME_STACK))
+    return _channels_last(gymnasium.wrappers.FrameStackObservation(env, workloads.FRAME_STACK))
 
 
 def _channels_last(env: gymnasium.Env) -> gymnasium.Env:
     """Moves frames to [height, width, frames], because convolutions on the CPU need it."""
-    space = gymnasium.spaces.Box(0, 255, (84, 84, works.FRAME_STACK), np.uint8)
+    space = gymnasium.spaces.Box(0, 255, (84, 84, workloads.FRAME_STACK), np.uint8)
     return gymnasium.wrappers.TransformObservation(
         env, lambda frames: np.moveaxis(frames, 0, -1), space
     )
 
 
-def create_agent(work: works.Work, env: TFPyEnvironment, step: tf.Variable) -> TFAgent:
-    """Creates the agent of a work.
+def create_agent(workload: workloads.Workload, env: TFPyEnvironment, step: tf.Variable) -> TFAgent:
+    """Creates the agent of a workload.
 
     Args:
-      work: The work.
+      workload: The workload.
       env: Environment of the agent.
       step: Variable that counts the updates of the agent, int64 [].
     """
-    create = {"dqn": _dqn, "ppo": _ppo, "sac": _sac}[work.algorithm]
-    agent = create(work, env, train_step_counter=step)
+    create = {"dqn": _dqn, "ppo": _ppo, "sac": _sac}[workload.algorithm]
+    agent = create(workload, env, train_step_counter=step)
     agent.initialize()
     return agent
 
 
-def _adam(work: works.Work) -> Any:
-    return tf.compat.v1.train.AdamOptimizer(work.learning_rate, epsilon=work.optimizer_epsilon)
+def _adam(workload: workloads.Workload) -> Any:
+    return tf.compat.v1.train.AdamOptimizer(
+        workload.learning_rate, epsilon=workload.optimizer_epsilon
+    )
 
 
 def _dense(units: int, activation: str | None = "relu") -> tf.keras.layers.Dense:
@@ -149,37 +153,39 @@ def _nature_cnn() -> list[tf.keras.layers.Layer]:
     ]
 
 
-def _dqn(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> DqnAgent:
+def _dqn(workload: workloads.Workload, env: TFPyEnvironment, **common_arguments: Any) -> DqnAgent:
     num_actions = env.action_spec().maximum + 1
-    hidden = _nature_cnn() if work.is_atari else [_dense(units) for units in work.units]
+    hidden = _nature_cnn() if workload.is_atari else [_dense(units) for units in workload.units]
     return DqnAgent(
         env.time_step_spec(),
         env.action_spec(),
         q_network=Sequential([*hidden, _dense(num_actions, None)]),
-        optimizer=_adam(work),
-        epsilon_greedy=works.EPSILON,
-        target_update_period=work.target_update_period,
+        optimizer=_adam(workload),
+        epsilon_greedy=workloads.EPSILON,
+        target_update_period=workload.target_update_period,
         td_errors_loss_fn=common.element_wise_huber_loss,
-        gamma=works.DISCOUNT,
-        gradient_clipping=work.gradient_clip_norm,
+        gamma=workloads.DISCOUNT,
+        gradient_clipping=workload.gradient_clip_norm,
         **common_arguments,
     )
 
 
-def _ppo(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> PPOClipAgent:
-    actor, value = (_image_networks if work.is_atari else _vector_networks)(work, env)
+def _ppo(
+    workload: workloads.Workload, env: TFPyEnvironment, **common_arguments: Any
+) -> PPOClipAgent:
+    actor, value = (_image_networks if workload.is_atari else _vector_networks)(workload, env)
     return PPOClipAgent(
         env.time_step_spec(),
         env.action_spec(),
-        optimizer=_adam(work),
+        optimizer=_adam(workload),
         actor_net=actor,
         value_net=value,
-        importance_ratio_clipping=work.clip_ratio,
-        lambda_value=work.gae_lambda,
-        discount_factor=works.DISCOUNT,
-        entropy_regularization=work.entropy_coefficient,
-        value_pred_loss_coef=work.value_coefficient,
-        gradient_clipping=work.gradient_clip_norm,
+        importance_ratio_clipping=workload.clip_ratio,
+        lambda_value=workload.gae_lambda,
+        discount_factor=workloads.DISCOUNT,
+        entropy_regularization=workload.entropy_coefficient,
+        value_pred_loss_coef=workload.value_coefficient,
+        gradient_clipping=workload.gradient_clip_norm,
         num_epochs=1,
         use_gae=True,
         use_td_lambda_return=True,
@@ -191,15 +197,15 @@ def _ppo(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> PPO
     )
 
 
-def _vector_networks(work: works.Work, env: TFPyEnvironment) -> tuple[Any, Any]:
-    shared = {"fc_layer_params": work.units, "activation_fn": tf.keras.activations.tanh}
+def _vector_networks(workload: workloads.Workload, env: TFPyEnvironment) -> tuple[Any, Any]:
+    shared = {"fc_layer_params": workload.units, "activation_fn": tf.keras.activations.tanh}
     return (
         ActorDistributionNetwork(env.observation_spec(), env.action_spec(), **shared),
         ValueNetwork(env.observation_spec(), **shared),
     )
 
 
-def _image_networks(work: works.Work, env: TFPyEnvironment) -> tuple[Any, Any]:
+def _image_networks(workload: workloads.Workload, env: TFPyEnvironment) -> tuple[Any, Any]:
     """Returns a policy and a value network that share the layers below their heads."""
     encoder = _nature_cnn()
     spec = env.action_spec()
@@ -212,7 +218,7 @@ def _image_networks(work: works.Work, env: TFPyEnvironment) -> tuple[Any, Any]:
     return Sequential([*encoder, *policy_head]), Sequential([*encoder, *value_head])
 
 
-def _sac(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> SacAgent:
+def _sac(workload: workloads.Workload, env: TFPyEnvironment, **common_arguments: Any) -> SacAgent:
     observation_spec, action_spec = env.observation_spec(), env.action_spec()
     return SacAgent(
         env.time_step_spec(),
@@ -220,19 +226,19 @@ def _sac(work: works.Work, env: TFPyEnvironment, **common_arguments: Any) -> Sac
         actor_network=ActorDistributionNetwork(
             observation_spec,
             action_spec,
-            fc_layer_params=work.units,
+            fc_layer_params=workload.units,
             continuous_projection_net=TanhNormalProjectionNetwork,
         ),
         critic_network=CriticNetwork(
-            (observation_spec, action_spec), joint_fc_layer_params=work.units
+            (observation_spec, action_spec), joint_fc_layer_params=workload.units
         ),
-        actor_optimizer=_adam(work),
-        critic_optimizer=_adam(work),
-        alpha_optimizer=_adam(work),
-        target_update_tau=works.TARGET_UPDATE_TAU,
+        actor_optimizer=_adam(workload),
+        critic_optimizer=_adam(workload),
+        alpha_optimizer=_adam(workload),
+        target_update_tau=workloads.TARGET_UPDATE_TAU,
         td_errors_loss_fn=tf.math.squared_difference,
-        gamma=works.DISCOUNT,
-        initial_log_alpha=float(np.log(work.initial_alpha)),
+        gamma=workloads.DISCOUNT,
+        initial_log_alpha=float(np.log(workload.initial_alpha)),
         target_entropy=-float(np.prod(action_spec.shape)),
         **common_arguments,
     )
