@@ -76,9 +76,9 @@ class Phase:
 
         setattr(owner, name, followed)
 
-    def follow_calls(self, calls_class, environment_class):
+    def follow_calls(self, calls_class, episodes_class):
         """Distinguishes collecting from updating by the steps of the training environment."""
-        run_chunk, step = calls_class.run, environment_class._step_rows
+        run_chunk, step = calls_class.run, episodes_class.step
 
         def followed_chunk(calls, chunk, state, until):
             function = getattr(
@@ -91,24 +91,24 @@ class Phase:
             self.now = before
             return state
 
-        def followed_step(environment, action):
+        def followed_step(episodes, action):
             if self.now == UPDATING:
                 self.now = COLLECTING
-            rows = step(environment, action)
+            rows = step(episodes, action)
             if self.now == COLLECTING:
                 self._memory[1] += 1
                 self.now = COLLECTING if self.steps % self._collect_steps else UPDATING
             return rows
 
         calls_class.run = followed_chunk
-        environment_class._step_rows = followed_step
+        episodes_class.step = followed_step
 
 
 def load():
     """Imports what trains, as the binary does, and returns a phase that follows it."""
     flags = [x.removeprefix("--gin_bindings=") for x in sys.argv if x.startswith("--gin_bindings=")]
     import_tensorflow(configuration.uses_onednn(configuration.read([], flags)))
-    from pipeline.environments.vector_environment import VectorEnvironment
+    from pipeline.environments.episodes import Episodes
     from pipeline.training.graph_calls import GraphCalls
     from pipeline.training.host_loop import HostLoop
 
@@ -117,7 +117,7 @@ def load():
     phase.follow(HostLoop, "cut_logs", RESTORING)
     phase.follow(HostLoop, "_save", CHECKPOINTING)
     phase.follow(HostLoop, "_play", EVALUATING)
-    phase.follow_calls(GraphCalls, VectorEnvironment)
+    phase.follow_calls(GraphCalls, Episodes)
     return phase
 
 

@@ -7,6 +7,7 @@ import json
 import pathlib
 import tempfile
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -189,9 +190,9 @@ def read_variables(folder: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(reader.get_tensor(name)) for name in names}
 
 
-def read_files(folder: pathlib.Path) -> dict[str, object]:
+def read_files(folder: pathlib.Path) -> dict[str, Any]:
     """Returns arrays, JSON, variables and the bytes of segments in the folder of a saved part."""
-    contents: dict[str, object] = {}
+    contents: dict[str, Any] = {}
     if (folder / "variables.index").exists():
         contents |= read_variables(folder)
     for path in folder.iterdir():
@@ -208,7 +209,7 @@ def read_files(folder: pathlib.Path) -> dict[str, object]:
     return contents
 
 
-def saved(part: object) -> dict[str, object]:
+def saved(part: object) -> dict[str, Any]:
     """Returns the contents of the files that a part saves."""
     with tempfile.TemporaryDirectory() as folder:
         part.save(pathlib.Path(folder))  # type: ignore[attr-defined]

@@ -298,7 +298,8 @@ def test_counts_are_histograms_in_tensorboard(tmp_path: pathlib.Path) -> None:
     log.write({"env_steps": 200, "staleness_counts": []})
     log.close()
     (path,) = tmp_path.iterdir()
-    events = [tf.compat.v1.Event.FromString(x) for x in tensorboard_log._records(path)]
+    records = tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+    events = [tf.compat.v1.Event.FromString(x) for x in records]
     values = [(event.step, value) for event in events for value in event.summary.value]
     ((step, value),) = values
     assert (step, value.tag) == (100, "staleness_counts")

@@ -43,6 +43,7 @@ from numpy_references import (
 from tf_agents.agents.dqn import dqn_agent as stock_dqn
 from tf_agents.trajectories import Trajectory, restart
 from tf_agents.utils import common
+from tiny_runs import variables
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent
 from pipeline.agents.q_learning import huber_loss, select_action, squared_loss
@@ -81,15 +82,15 @@ def random_batch(rng: np.random.Generator, n_step: int, batch_size: int = 24) ->
     return random_sequences(rng, FOUR_ACTIONS, events, starts)
 
 
-def bootstrap_value(agent: DqnAgent, observation: Array) -> float:
+def bootstrap_value(agent: DqnAgent, observation: Array, double_q: bool = False) -> float:
     q_values, target_q_values = (
         dense_layers(observation, float64(network.variables))
         for network in (agent.q_network, agent.target_q_network)
     )
-    return target_q_values[np.argmax(q_values)] if agent._double_q else target_q_values.max()
+    return target_q_values[np.argmax(q_values)] if double_q else target_q_values.max()
 
 
-def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int) -> float:
+def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int, double_q: bool) -> float:
     """Computes the target of one sequence, step by step."""
     total, weight = 0.0, 1.0
     for t in range(n_step):
@@ -98,7 +99,7 @@ def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int) -> float:
         if rows.discount[t] == 0.0:
             return total
         if rows.step_type[t + 1] == LAST or t + 1 == n_step:
-            return total + weight * bootstrap_value(agent, rows.observation[t + 1])
+            return total + weight * bootstrap_value(agent, rows.observation[t + 1], double_q)
     raise AssertionError
 
 
@@ -106,12 +107,16 @@ def sequence(batch: Trajectory, index: int) -> Trajectory:
     return tf.nest.map_structure(lambda x: x[index], batch)
 
 
-def reference_targets(agent: DqnAgent, batch: Trajectory, n_step: int) -> Array:
+def reference_targets(
+    agent: DqnAgent, batch: Trajectory, n_step: int, double_q: bool = False
+) -> Array:
     """Returns targets [B], which are NaN where the sequence starts with a boundary row."""
     starts = batch.step_type[:, 0]
     return np.array(
         [
-            np.nan if start == LAST else reference_target(agent, sequence(batch, b), n_step)
+            np.nan
+            if start == LAST
+            else reference_target(agent, sequence(batch, b), n_step, double_q)
             for b, start in enumerate(starts)
         ]
     )
@@ -136,7 +141,7 @@ def test_loss_and_gradients(n_step: int, double_q: bool, td_loss: Any) -> None:
         batch = random_batch(np.random.default_rng(seed), n_step)
         assert {0, 1, 2} == set(batch.step_type[:, 0])
         gradients, loss_info = agent.gradients(tensors(batch), tf.ones(24))
-        targets = reference_targets(agent, batch, n_step)
+        targets = reference_targets(agent, batch, n_step, double_q)
 
         def loss(weights: list[Array], targets=targets, batch=batch) -> float:
             return reference_loss(td_loss, targets, batch, weights)
@@ -151,7 +156,7 @@ def test_loss_and_gradients(n_step: int, double_q: bool, td_loss: Any) -> None:
 
 def test_double_q_and_plain_targets_differ() -> None:
     batch = random_batch(np.random.default_rng(0), 1)
-    plain, double = (reference_targets(agent_of(1, d), batch, 1) for d in (False, True))
+    plain, double = (reference_targets(agent_of(1, d), batch, 1, d) for d in (False, True))
     assert np.nanmax(plain - double) > 0.01
 
 
@@ -213,22 +218,22 @@ def test_weights_weigh_rows() -> None:
 def stock_agent(agent: DqnAgent, n_step: int) -> stock_dqn.DqnAgent:
     """Returns TF-Agents' agent with the same weights."""
 
-    def network(name: str) -> QNetwork:
-        encoder = tf.keras.Sequential(mlp_encoder())
-        return QNetwork(THREE_NUMBERS, encoder, QHead(4), name)
-
+    q_network, target_q_network = (
+        QNetwork(THREE_NUMBERS, tf.keras.Sequential(mlp_encoder()), QHead(4), name)
+        for name in ("q", "target_q")
+    )
     stock = stock_dqn.DqnAgent(
         specs(),
         FOUR_ACTIONS,
-        q_network=network("q"),
-        target_q_network=network("target_q"),
+        q_network=q_network,
+        target_q_network=target_q_network,
         optimizer=SGD(),
         gamma=GAMMA,
         n_step_update=n_step,
         td_errors_loss_fn=common.element_wise_huber_loss,
     )
-    stock._q_network.set_weights(agent.q_network.get_weights())
-    stock._target_q_network.set_weights(agent.target_q_network.get_weights())
+    q_network.set_weights(agent.q_network.get_weights())
+    target_q_network.set_weights(agent.target_q_network.get_weights())
     return stock
 
 
@@ -277,21 +282,17 @@ def test_target_network_moves_by_tau() -> None:
     assert_close(values_of(agent.target_q_network.variables), expected, 1e-6)
 
 
-def all_variables(agent: DqnAgent) -> list[tf.Variable]:
-    return [*agent.variables, *agent._optimizer.variables()]
-
-
 def test_gradients_change_nothing_and_train_applies_them() -> None:
     first, second = create(n_step=3, double_q=True), create(n_step=3, double_q=True)
     batch = tensors(random_batch(np.random.default_rng(0), 3))
-    before = values_of(all_variables(first))
+    before = variables(first)
     gradients, loss_info = first.gradients(batch, tf.ones(24))
-    assert_same(values_of(all_variables(first)), before)
+    assert_same(variables(first), before)
     first.apply(gradients)
     other_info = second.train(batch, tf.ones(24))
-    assert_same(values_of(all_variables(first)), values_of(all_variables(second)))
+    assert_same(variables(first), variables(second))
     assert_same(loss_info, other_info)
-    assert any(np.any(x != y) for x, y in zip(values_of(all_variables(first)), before, strict=True))
+    assert any(np.any(x != before[name]) for name, x in variables(first).items())
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])

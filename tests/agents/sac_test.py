@@ -43,6 +43,7 @@ from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import Trajectory, restart
+from tiny_runs import variables
 
 from pipeline.agents.sac import SacAgent, create_sac_agent
 from pipeline.networks.sac_networks import CriticNetwork, squashed_gaussian
@@ -104,7 +105,7 @@ def weights_of(agent: SacAgent) -> Weights:
         float64(agent.actor_network.head.trainable_weights),
         (of(agent.critics[0]), of(agent.critics[1])),
         (of(agent.target_critics[0]), of(agent.target_critics[1])),
-        float(agent._log_alpha),
+        float(agent.gradient_variables()["alpha"][0]),
     )
 
 
@@ -278,10 +279,10 @@ def test_stock_agent_learns_from_boundary_rows() -> None:
     batch = random_sequences(rng, TWO_MOTORS, events, np.full(ROWS, LAST))
     changed = {}
     for name, learner in (("ours", create(optimizer=SGD)), ("stock", stock_agent())):
-        variables = learner._critic_network_1.variables + learner._actor_network.variables
-        before = values_of(variables)
+        actor = learner.collect_policy.variables()
+        before = values_of(actor)
         learner.train(tensors(batch), tf.ones(ROWS))
-        pairs = zip(values_of(variables), before, strict=True)
+        pairs = zip(values_of(actor), before, strict=True)
         changed[name] = any(np.any(x != y) for x, y in pairs)
     assert changed == {"ours": False, "stock": True}
 
@@ -464,20 +465,15 @@ def test_noise_depends_on_the_update_alone() -> None:
     assert np.any(abs(other["actor"][0] - first["actor"][0]) > 1e-4)
 
 
-def all_variables(agent: SacAgent) -> list[tf.Variable]:
-    optimizers = agent._optimizers().values()
-    return [*agent.variables, *(v for optimizer in optimizers for v in optimizer.variables())]
-
-
 def test_gradients_change_nothing_and_train_applies_them() -> None:
     first, second = create(), create()
     batch = tensors(random_batch(0))
-    before = values_of(all_variables(first))
+    before = variables(first)
     gradients, loss_info = first.gradients(batch, tf.ones(ROWS))
-    assert_same(values_of(all_variables(first)), before)
+    assert_same(variables(first), before)
     first.apply(gradients)
     other_info = second.train(batch, tf.ones(ROWS))
-    assert_same(values_of(all_variables(first)), values_of(all_variables(second)))
+    assert_same(variables(first), variables(second))
     assert_same(loss_info, other_info)
     assert first.train_step_counter == 1
     trained = [*first.trained["critic_2"].variables, *first.gradient_variables()["actor"]]
@@ -492,18 +488,23 @@ def test_a_step_follows_the_schedule_and_the_clipped_gradients(clip: float | Non
     learner = create(env_steps=steps, learning_rate=rate, optimizer=SGD, gradient_clip_norm=clip)
     batch = tensors(random_batch(0))
     gradients, _ = learner.gradients(batch, tf.ones(ROWS))
-    variables = learner.gradient_variables()
-    before = {name: values_of(v) for name, v in variables.items()}
+    trained = learner.gradient_variables()
+    before = {name: values_of(v) for name, v in trained.items()}
     learner.train(batch, tf.ones(ROWS))
     for name in ("critic", "actor", "alpha"):
         norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradients[name]))
         scale = 0.3 * (1.0 if clip is None else min(1.0, clip / norm))
         expected = [w - scale * g for w, g in zip(before[name], gradients[name], strict=True)]
-        assert_close(values_of(variables[name]), expected)
+        assert_close(values_of(trained[name]), expected)
 
 
 def test_the_target_entropy_is_minus_the_size_of_the_action() -> None:
-    assert create(target_entropy=None)._target_entropy == -2.0
+    batch = tensors(random_batch(0))
+    default, same, other = (
+        create(target_entropy=x).gradients(batch, tf.ones(ROWS))[0]["alpha"][0]
+        for x in (None, -2.0, -1.0)
+    )
+    assert default == same != other
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ class Case:
     """An algorithm's updates, and the weights after each of them in each execution."""
 
     def __init__(self, algorithm):
-        self.updates = Updates(build_components(algorithm), NUM_UPDATES)
+        parts = build_components(algorithm)
+        self.agent, self.updates = parts.agent, Updates(parts, NUM_UPDATES)
         self.eager, self.graph, self.exact = (
             self.updates.run(execution)
             for execution in (Execution.EAGER, Execution.GRAPH, Execution.EXACT_GRAPH)
@@ -114,11 +115,11 @@ def test_weights_are_identical_with_an_exact_graph_and_drift_without(
 
 
 def test_updates_leave_the_agent_as_it_was(cases):
-    updates = cases["sac"].updates
-    before = variables(updates._agent)
+    agent, updates = cases["sac"].agent, cases["sac"].updates
+    before = variables(agent)
     updates.run(Execution.GRAPH)
     updates.per_second(Execution.GRAPH, 0.0)
-    assert_same(before, variables(updates._agent))
+    assert_same(before, variables(agent))
 
 
 def test_without_the_rewrites_that_are_responsible_a_graph_has_the_bits_of_eager(cases):

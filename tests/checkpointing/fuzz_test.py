@@ -5,6 +5,7 @@
 
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import pathlib
@@ -111,9 +112,14 @@ def test_a_manifest(checkpoints, data):
 @fuzzed
 def test_a_manifest_that_confirms_itself(checkpoints, data):
     path = checkpoints.at(7) / "manifest.json"
-    valid = json.loads(VALID.setdefault(path, path.read_bytes()))["manifest"]
-    body = data.draw(documents(valid))
-    path.write_text(json.dumps({"manifest": body, "sha256": manifest._json_sha256(body)}))
+    valid = json.loads(VALID.setdefault(path, path.read_bytes()))
+    body = data.draw(documents(valid["manifest"]))
+    digests = [
+        hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()
+        for x in (valid["manifest"], body)
+    ]
+    assert digests[0] == valid["sha256"]
+    path.write_text(json.dumps({"manifest": body, "sha256": digests[1]}))
     with contextlib.suppress(manifest.Damaged, UserError):
         manifest.verify(path.parent)
     for read in (checkpoints.best, checkpoints.restore):

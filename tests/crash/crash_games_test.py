@@ -95,7 +95,7 @@ def is_same_after(env, folder, played: Played, moment: int) -> bool:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("game", sorted(published_scores._atari_rows()))
+@pytest.mark.parametrize("game", sorted(published_scores.atari_games()))
 def test_a_game_goes_on_from_wherever_it_was_saved(tmp_path, monkeypatch, capsys, game, protocol):
     generator = np.random.default_rng(zlib.crc32(f"{game}, {protocol}".encode()))
     create_environment, settings, interval = PROTOCOLS[protocol]

@@ -1,11 +1,13 @@
 """Tests of the environment against a transcription of the Lua program with its own emulator."""
 
-import ale_py
+import itertools
+from unittest.mock import Mock
+
 import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from ale_py import roms
+from ale_py import Action, ALEInterface, roms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +106,7 @@ class LuaGame:
     """Transcription of `alewrap.GameEnvironment` with its screen, frame stack and driver loop."""
 
     def __init__(self, game, seed, training, noop_max=30, actrep=4):
-        self.ale = ale_py.ALEInterface()
+        self.ale = ALEInterface()
         self.ale.setFloat("repeat_action_probability", 0.0)
         self.ale.setInt("random_seed", seed)
         rom = roms.get_rom_path(game)
@@ -135,7 +137,7 @@ class LuaGame:
         self.screens = []
         k = int(self.generator.integers(1, self.noop_max + 1))
         for _ in range(k + 1):
-            _, _, self.lives = self._step(ale_py.Action.NOOP)
+            _, _, self.lives = self._step(Action.NOOP)
         self.waited.append(k + 1)
         self.frames = [np.zeros((84, 84), np.uint8)] * 3 + [self.screen()]
         return np.stack(self.frames)
@@ -195,6 +197,9 @@ def test_it_plays_as_the_lua_program_does(game, num_steps, training):
     assert len(set(lua.waited)) > training  # the number of no-ops is drawn anew
 
 
+LOSES_A_LIFE = {"lives": np.array(99)}  # as part of a state: a life is lost in the next frame
+
+
 def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
     env = create()
     env.reset()
@@ -209,38 +214,52 @@ def test_a_lost_life_cuts_the_return_and_the_game_goes_on():
     assert set(discount) == {0, 1}
 
 
-def test_a_game_may_end_during_no_ops():
+def noted(monkeypatch, reward):
+    """Makes emulators append their actions to the returned list instead of playing them."""
+    played: list[Action] = []
+
+    def act(ale, action):
+        played.append(action)
+        return reward
+
+    monkeypatch.setattr(ALEInterface, "act", act)
+    return played
+
+
+def test_a_game_may_end_during_no_ops(monkeypatch):
     env = single()
     env.reset(seed=1)
-    env._lives = 99  # so that a life is lost in the next frame
-    env._play = lambda action: (1, action == ale_py.Action.NOOP)
+    env.set_state(env.get_state() | LOSES_A_LIFE)
+    played = noted(monkeypatch, reward=1)
+    monkeypatch.setattr(ALEInterface, "game_over", lambda ale: played[-1] == Action.NOOP)
     observation, reward, over, truncated, _ = env.step(1)
     assert (reward, over, truncated, env.life_lost) == (1, True, False, True)
     assert observation[:3].any()  # the last of an episode, not the first after a lost life
 
     # If a game ends during its no-ops, another one begins with its own number of no-ops.
-    numbers, overs = iter([3, 2]), iter([True])
-    env._draw_noops = lambda: next(numbers)
-    env._play = lambda action: (0, next(overs, False))
-    env.reset()
-    assert list(numbers) == []
+    played.clear()
+    monkeypatch.setattr(ALEInterface, "game_over", lambda ale: len(played) == 1)
+    generator = gymnasium.utils.seeding.np_random(1)[0]
+    first, second = (int(generator.integers(1, 31)) for _ in range(2))
+    env.reset(seed=1)
+    assert len(played) == 1 + second != first
 
 
-def test_a_life_lost_during_no_ops_goes_unnoticed():
+def test_a_life_lost_during_no_ops_goes_unnoticed(monkeypatch):
     env = single()
     env.reset(seed=1)
-    env._lives = 99  # so that a life is lost in the next frame
-    lives = env._ale.lives()
+    state, act = env.get_state(), ALEInterface.act
+    env.set_state(state | LOSES_A_LIFE)
 
-    def lose_one(num_frames):
-        env._ale.setRAM(57, lives - 1)
-        return env._play(ale_py.Action.NOOP)[1]
+    def lose_one(ale, action):
+        if action == Action.NOOP:
+            ale.setRAM(57, int(state["lives"]) - 1)
+        return act(ale, action)
 
-    env._wait = lose_one
-    env.step(0)
-    assert (env.life_lost, env._lives) == (True, lives - 1)
-    env.step(0)
-    assert (env.life_lost, env._lives) == (False, lives - 1)
+    monkeypatch.setattr(ALEInterface, "act", lose_one)
+    for life_lost in (True, False):
+        env.step(1)
+        assert (env.life_lost, env.get_state()["lives"]) == (life_lost, state["lives"] - 1)
 
 
 def test_in_evaluation_only_the_end_of_a_game_is_terminal():
@@ -252,13 +271,13 @@ def test_in_evaluation_only_the_end_of_a_game_is_terminal():
     assert all(row.observation[0, 0].numpy().any() for row in rows[5:40])
 
 
-def test_colours_are_pooled_before_they_become_grey():
+def test_colours_are_pooled_before_they_become_grey(monkeypatch):
     """Checks that red in one frame and green in the other become yellow, brighter than either."""
-    env = single()
-    env.reset(seed=1)
-    env._painted[:] = 0
-    env._painted[0, ..., 0], env._painted[1, ..., 1] = 255, 255
-    assert env._observe()[-1, 40, 40] == int((0.299 + 0.587) * 255)
+    colours = itertools.cycle(np.array([[255, 0, 0], [0, 255, 0]]))
+    paint = Mock(side_effect=lambda screen: np.copyto(screen, next(colours), "unsafe"))
+    monkeypatch.setattr(ALEInterface, "getScreenRGB", paint)
+    observation, _ = single().reset(seed=1)
+    assert observation[-1, 40, 40] == int((0.299 + 0.587) * 255)
 
 
 def test_rows_depend_on_the_seed_and_not_on_other_rows():
@@ -276,27 +295,21 @@ def test_rows_depend_on_the_seed_and_not_on_other_rows():
 
 
 @pytest.mark.parametrize("game", XITARI_ACTIONS)
-def test_actions_are_those_of_xitari(game):
-    env = single(game)
-    assert tuple(x.value for x in env._actions) == XITARI_ACTIONS[game]
+def test_actions_are_those_of_xitari(game, monkeypatch):
+    env, played = single(game), noted(monkeypatch, reward=0)
     assert env.action_space.n == len(XITARI_ACTIONS[game])
-    played = []
-
-    def note(action):
-        played.append(action.value)
-        return 0, False
-
-    env._play = note
     for action in range(env.action_space.n):
         env.step(action)
-    assert played == list(np.repeat(XITARI_ACTIONS[game], 4))
+    assert [action.value for action in played] == list(np.repeat(XITARI_ACTIONS[game], 4))
 
 
 @pytest.mark.parametrize(("game", "num_frames"), [("pong", 65_000), ("breakout", 1_728_000)])
-def test_a_game_is_over_after_as_many_frames_as_in_xitari(game, num_frames):
-    assert single(game)._max_frames == num_frames
+def test_a_game_is_over_after_as_many_frames_as_in_xitari(game, num_frames, monkeypatch):
+    number = ALEInterface.getEpisodeFrameNumber
+    monkeypatch.setattr(
+        ALEInterface, "getEpisodeFrameNumber", lambda ale: num_frames - 120 + number(ale)
+    )
     env = create(game, noop_max=1)
-    env.episodes.vector.envs[0].env._max_frames = 120
     env.reset()
     rows = [env.step([0]) for _ in range(40)]
     (lasts,) = np.nonzero([row.step_type.numpy()[0] == LAST for row in rows])
@@ -333,8 +346,11 @@ def test_a_state_brings_back_everything(game):
         assert play(env, action) == play(again, action)
 
 
-def test_the_emulator_is_set_as_xitari_was():
-    ale = single()._ale
+def test_the_emulator_is_set_as_xitari_was(monkeypatch):
+    ale = ALEInterface()
+    create_emulator = Mock(wraps=ALEInterface, return_value=ale)
+    monkeypatch.setattr(deepmind_atari, "ALEInterface", create_emulator)
+    single()
     assert not ale.getBool("color_averaging")
     assert ale.getFloat("repeat_action_probability") == 0
     assert (ale.getInt("frame_skip"), ale.getInt("max_num_frames_per_episode")) == (1, 0)
@@ -375,5 +391,10 @@ def test_messages():
         )
 
 
-def test_the_anchors_are_far_apart_for_loading_a_rom_takes_long():
-    assert create().episodes._anchor_interval == deepmind_atari.ANCHOR_INTERVAL >= 1_000
+def test_the_anchors_are_far_apart_for_loading_a_rom_takes_long(monkeypatch):
+    assert deepmind_atari.ANCHOR_INTERVAL >= 1_000
+    monkeypatch.setattr(deepmind_atari, "ANCHOR_INTERVAL", 3)
+    env = create()
+    env.reset()
+    lengths = [env.step([0]) and env.episodes.log.length for _ in range(8)]
+    assert lengths == [1, 2, 3, 4, 5, 6, 1, 2]  # a state is an anchor after two intervals

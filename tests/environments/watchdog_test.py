@@ -88,13 +88,17 @@ def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
     assert "environment walk has not returned" in capsys.readouterr().err
 
 
-def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(environment, ended, capsys):
+def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(
+    environment, ended, capsys, monkeypatch
+):
     def unreadable():
         raise WriteError("Cannot read the checkpoints")
 
-    with pytest.raises(WriteError):
-        Watchdog([environment], unreadable, StopSignal())._check(environment, 300, 0)
-    assert ended.is_set()
+    raised = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
+    Watchdog([environment], unreadable, StopSignal(), timeout=0.1)
+    environment.episodes.cross(raised.wait, 10.0)
+    assert ended.is_set() and raised.is_set()
     assert "environment walk has not returned" in capsys.readouterr().err
 
 
@@ -116,8 +120,9 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
             thread.start()
         while not environment.episodes.crossing:
             time.sleep(0.01)
-        time.sleep(0.1)
-        Watchdog([environment], str, StopSignal())._check(environment, 300, 0)
+        dog = Watchdog([environment], str, StopSignal(), timeout=0.1)
+        ended.wait(10.0)
+        dog.close()
     for thread in threads:
         thread.join()
     assert ended.is_set()

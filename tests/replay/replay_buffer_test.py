@@ -52,7 +52,7 @@ class Stream:
         self._start_episode()
 
     def _start_episode(self) -> None:
-        self._steps_left = int(self._rng.integers(1, 9))
+        self.steps_left = int(self._rng.integers(1, 9))
         self._step_type = FIRST
         self._frames = [np.zeros([SIDE, SIDE], np.uint8)] * self._stack
 
@@ -66,7 +66,7 @@ class Stream:
         return np.stack(self._frames)
 
     def step(self) -> trajectory.Trajectory:
-        boundary, ends = self._step_type == LAST, self._steps_left == 1
+        boundary, ends = self._step_type == LAST, self.steps_left == 1
         terminated = ends and not boundary and self._rng.random() < 0.5
         row = trajectory.Trajectory(
             step_type=np.int32(self._step_type),
@@ -85,7 +85,7 @@ class Stream:
             self._start_episode()
         else:
             self._step_type = int(row.next_step_type)
-            self._steps_left -= 1
+            self.steps_left -= 1
         return row
 
     def interrupt(self) -> None:
@@ -184,7 +184,7 @@ def test_samples_what_a_naive_list_holds(data: st.DataObject) -> None:
 
 def test_no_stack_crosses_the_seam() -> None:
     buffer, stream = create(4, capacity=8), Stream(0, 4, 0)
-    stream._steps_left = 100
+    stream.steps_left = 100
     for written in range(1, 30):
         collect(buffer, [stream], [0], 1)
         if written < 2:
@@ -279,7 +279,7 @@ def test_truncated_episodes_end_with_the_time_step_that_follows(num_rows: int, s
     buffer = create(stack, num_envs=2, capacity=40)
     streams = [Stream(0, stack, 0), Stream(1, stack, 0)]
     stream = streams[1]
-    stream._steps_left = 100
+    stream.steps_left = 100
     for _ in range(num_rows):
         collect(buffer, streams, [1], 1)
     buffer.truncate()

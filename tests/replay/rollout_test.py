@@ -84,7 +84,10 @@ def test_every_order_is_equally_likely() -> None:
     rollout = create(num_steps=1, minibatch_size=3, num_epochs=6000)
     rollout.add(tf.range(3), tf.nest.map_structure(lambda x: tf.constant(x[:1]), make_rows()))
     rollout.begin(prepare)
-    orders = rollout._order.numpy() @ [9, 3, 1]
+    draw_orders = tf.function(
+        lambda: tf.map_fn(lambda _: rollout.next_batch()[2], tf.range(6000, dtype=tf.int64))
+    )
+    orders = draw_orders().numpy() @ [9, 3, 1]
     _, counts = np.unique(orders, return_counts=True)
     assert counts.size == 6
     assert np.sum((counts - 1000) ** 2) / 1000 < 5 + 3 * np.sqrt(2 * 5)

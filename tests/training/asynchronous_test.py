@@ -20,7 +20,7 @@ from pipeline.acting.episode_statistics import initial_statistics, merge_statist
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.gymnasium_envs import gymnasium_environment
 from pipeline.ops.randomness import stream_key
-from pipeline.training import asynchronous
+from pipeline.training import asynchronous, asynchronous_actors
 from pipeline.training.asynchronous import actor_epsilon, asynchronous_runner
 from pipeline.training.asynchronous_actors import split_state
 from pipeline.training.iteration import Halted
@@ -104,17 +104,17 @@ def test_locking_changes_no_bit_of_what_one_actor_learns():
 
 
 @pytest.mark.crash
-def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once():
+def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once(
+    monkeypatch,
+):
     whole, cut = Training("async_nstep_q"), Training("async_nstep_q")
     whole.train(10**6, 150)
-    shared = asynchronous._split, asynchronous._join
-    traced = [function.experimental_get_tracing_count() for function in shared]
+    monkeypatch.setattr(asynchronous_actors, "Carry", None)  # states are split and joined by graphs
     while cut.env_steps < 150:
         cut.train(1, 150)
     assert_same(whole.snapshot(), cut.snapshot())
     for actor in (*whole.runner.actors, *cut.runner.actors):
         assert actor.train.experimental_get_tracing_count() == 1
-    assert [function.experimental_get_tracing_count() for function in shared] == traced
 
 
 def test_actors_take_turns_in_an_order_drawn_for_every_round():
@@ -171,15 +171,22 @@ def test_threads_lose_no_environment_step_and_no_update(
 
 
 def test_staleness_counts_the_updates_of_others_since_the_copy():
-    parts = build_components("a3c")
-    actor, agent = parts.runner.actors[0], parts.agent
+    training = Training(**ONE)
+    agent, runner = training.parts.agent, training.runner
     zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
-    for by_others in (0, 3, 3, 100):
-        actor._copy()
-        for _ in range(by_others):
-            agent.apply(zeros)
-        actor._send(zeros)
-    measured = parts.runner.measurements()
+    vector = runner.drivers[0].environment.episodes.vector
+    step, by_others = vector.step, list[list[tf.Tensor]]()
+
+    def step_beside_others(*arguments):
+        while by_others:
+            agent.apply(by_others.pop())
+        return step(*arguments)
+
+    vector.step = step_beside_others
+    for number in (0, 3, 3, 100):
+        by_others += [zeros] * number
+        training.train(1, 10**6)
+    measured = runner.measurements()
     assert len(measured["staleness_counts"]) == 64
     assert {i: n for i, n in enumerate(measured["staleness_counts"]) if n} == {0: 1, 3: 2, 63: 1}
     assert measured["staleness_mean"] == (0 + 3 + 3 + 63) / 4
@@ -390,7 +397,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert after.time_step.step_type[0] == StepType.LAST
     assert after.statistics.episode_length[0] == 0
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    assert first.episodes._pending_reset
+    assert saved(first)["environment.json"]["rows"] is None  # it has no episode
     np.testing.assert_array_equal(second.episodes.current()[3], other.episodes.current()[3])
     result = resumed.loop.train()
     assert result["env_steps"] >= PLAN.num_env_steps
@@ -436,7 +443,7 @@ def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
     state, run.stop.requested = run.loop.state, False
     bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
     failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first builds a graph
-    run.loop._runner.train = Mock(side_effect=failures)
+    run.parts.runner.train = Mock(side_effect=failures)
     with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
         run.loop.train()
     run.close()
@@ -446,7 +453,7 @@ def test_failures_that_no_environment_explains_are_all_told(tmp_path):
     run = stopped(tmp_path)
     state, run.stop.requested = run.loop.state, False
     halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
-    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
+    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(MemoryError, match="of the first"):
         run.loop.train()
     assert run.progress.said[-1] == "another failure: of\nthe second"
@@ -464,7 +471,7 @@ def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
         environment.episodes.step(np.zeros(1, np.int32))
     errors = [MemoryError("of an actor"), error]
     halted = Halted(errors if others == "before" else errors[::-1], state)
-    run.loop._runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
+    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
         run.loop.train()
     assert "another failure: of an actor" in run.progress.said
@@ -477,13 +484,13 @@ def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
 
     resumed = Run(tmp_path / "run", PLAN, "a3c")
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    first.episodes._replayed_rows = no_such_room
+    first.episodes.vector.step = no_such_room
     resumed.loop.restore()
+    resets = first.episodes.resets, second.episodes.resets
     carry = resumed.loop.state.carry
     assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
-    assert first.episodes._pending_reset
-    assert second.episodes._pending_reset
     resumed.loop.train()
+    assert (first.episodes.resets, second.episodes.resets) == (resets[0] + 1, resets[1] + 1)
     lengths = resumed.loop.state.carry.statistics.last_lengths.numpy()
     assert set(lengths[lengths > 0]) == {7, 11}
     resumed.close()

@@ -1,8 +1,6 @@
 """Tests that an interrupted tiny run of dqn3_atari ends with the same bits as its twin."""
 
-import math
 import re
-from typing import Any
 
 import gin
 import numpy as np
@@ -13,9 +11,7 @@ from host_loops import Run
 from tiny_runs import assert_same, saved, statements, variables
 
 from pipeline import configuration
-from pipeline.ops.optimizers import CenteredRMSprop
 from pipeline.training import graph_calls
-from pipeline.training.components import build
 from pipeline.training.intervals import Plan
 from pipeline.training.train_loop import build_bound
 from pipeline.utils.shutdown import Stopped
@@ -79,15 +75,16 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
 
     def watch(record, phase):
         updates[twin.loop.env_steps] = int(twin.parts.agent.train_step_counter)
-        taken = int(twin.parts.experience._taken)
-        if twin.loop.env_steps > WARM_UP and 8 <= taken <= 16:
+        if updates[twin.loop.env_steps] % 3:  # a block holds three batches
             stop_counts.append(twin.loop.env_steps)
 
     twin.progress.hook = watch
     expected = twin.train()
     assert (updates[WARM_UP], updates[WARM_UP + 4], updates[WARM_UP + 8]) == (0, 1, 2)
     assert 30 <= expected["updates"] <= 32  # boundary rows are not environment steps
-    assert 120 <= twin.parts.agent._periodic_target._copied_at.numpy() < 124
+    of_twin = twin.everything()
+    (copied_at,) = (value for name, value in of_twin.items() if "copied_at" in name)
+    assert 120 <= copied_at < 124
 
     # The run stops where a block was partly used, and not at a checkpoint of the plan.
     stop_at = next(count for count in stop_counts if count > 80 and count % 70 > 8)
@@ -96,17 +93,16 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     stopped.stop_at(stop_at)
     with pytest.raises(Stopped):
         stopped.train()
-    experience = stopped.parts.experience
-    assert 8 <= int(experience._taken) <= 16
-    next_step_type, _, discount = (c.numpy()[:stop_at] for c in experience._columns[-3:])
-    assert ((discount == 0) & (next_step_type == 1)).any()  # lives were lost
+    assert stopped.everything()["block.json"]["taken"] in (8, 16)
+    game = stopped.parts.environment.episodes.vector.envs[0].env
+    assert game.get_state()["lives"] < 5  # lives were lost
     resumed = TinyRun(path)
     result = resumed.train()
     assert resumed.parts.environment.divergence == ""
     for of_clock in (result, expected):
         assert of_clock.pop("wall_seconds") > 0
     assert result == expected
-    assert_same(resumed.everything(), twin.everything())
+    assert_same(resumed.everything(), of_twin)
     assert resumed.evaluations == twin.evaluations
     for run in (twin, stopped, resumed):
         run.close()
@@ -168,13 +164,47 @@ def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
     run.close()
 
 
+SETTINGS = """
+    deepmind_atari_environment.life_loss_is_terminal = True
+    evaluation/deepmind_atari_environment.life_loss_is_terminal = False
+    CollectDriver.reward_range = (-1.0, 1.0)
+    create_dqn_agent.discount = 0.99
+    create_dqn_agent.double_q = False
+    create_dqn_agent.n_step = 1
+    create_dqn_agent.td_loss = @huber_loss
+    huber_loss.threshold = 1.0
+    create_dqn_agent.sum_losses = True
+    create_dqn_agent.gradient_clip_norm = None
+    create_dqn_agent.target_update_env_steps = 10000
+    create_dqn_agent.optimizer = @CenteredRMSprop
+    CenteredRMSprop.rho = 0.95
+    CenteredRMSprop.epsilon = 0.01
+    nature_cnn_encoder.first_padding = 1
+    epsilon/linear_schedule.start = %WARM_UP
+    BlockReplayBuffer.block_size = 512
+    ReplayBuffer.batch_size = 32
+    ReplayBuffer.capacity = 1000000
+    Evaluator.epsilon = 0.05
+    Evaluator.num_env_steps = 125000
+"""
+OF_BOTH_ENVIRONMENTS = """
+    deepmind_atari_environment.noop_max = 30
+    deepmind_atari_environment.frame_skip = 4
+    deepmind_atari_environment.stack_size = 4
+    deepmind_atari_environment.max_episode_frames = None
+    deepmind_atari_environment.num_envs = 1
+"""
+
+
 def test_the_ready_run_has_the_settings_of_the_run_script():
     configuration.load(["dqn3_pong"], [])
-    names = ("create_environment", "create_agent", "create_experience")
-    references = [gin.query_parameter(f"train.{name}") for name in names]
-    parts = build(1, *(reference.scoped_configurable_fn for reference in references))
-    agent, evaluator = parts.agent, parts.evaluator
-    experience: Any = parts.experience
+    parts = build_bound(1)
+    agent = parts.agent
+
+    of_both = statements(OF_BOTH_ENVIRONMENTS)
+    settings = statements(SETTINGS) + of_both + [f"evaluation/{line}" for line in of_both]
+    operative = configuration.operative_config().splitlines()
+    assert [line for line in settings if line not in operative] == []
 
     epsilon = agent.schedules["epsilon"]
     at = {0: 1, 50_000: 1, 550_000: 0.55, 1_050_000: 0.1, 50_000_000: 0.1}
@@ -182,39 +212,15 @@ def test_the_ready_run_has_the_settings_of_the_run_script():
         assert epsilon(tf.constant(count, tf.int64)).numpy() == pytest.approx(value)
         assert agent.schedules["learning_rate"](count).numpy() == pytest.approx(0.00025)
     assert gin.query_parameter("%WARM_UP") == 50_000
-    for name in ("initialize_replay_buffer.num_env_steps", "epsilon/linear_schedule.start"):
-        assert repr(gin.query_parameter(name)) == "%WARM_UP"
-    assert (experience.collect_steps, experience.num_batches) == (4, 1)
-    assert (experience._batch_size, experience._block_size) == (32, 512)
-    assert experience._stream_capacity == 1_000_000
-    assert parts.runner.drivers[0]._reward_range == (-1, 1)
+    assert repr(gin.query_parameter("initialize_replay_buffer.num_env_steps")) == "%WARM_UP"
+    assert (parts.experience.collect_steps, parts.experience.num_batches) == (4, 1)
 
-    trained_on: Any = parts.environment
-    evaluated_on: Any = evaluator.environment
-    for environment, life_loss_is_terminal in ((trained_on, True), (evaluated_on, False)):
-        (game,) = (single.env for single in environment.episodes.vector.envs)
-        assert (game._noop_max, game._frame_skip, game._stack.shape) == (30, 4, (4, 84, 84))
-        assert game._max_episode_frames == math.inf
-        assert game._life_loss_is_terminal == life_loss_is_terminal
-
-    assert (agent._gamma, agent._double_q, not agent.takes_mean) == (0.99, False, True)
-    assert agent.train_sequence_length == 2  # one-step targets
-    assert agent._gradient_clip_norm is None
-    assert agent._td_loss_fn(tf.constant([3.0])).numpy() == 2.5  # Huber loss with threshold 1
-    assert agent._periodic_target._period == 10_000
-    optimizer = agent._optimizer
-    assert isinstance(optimizer, CenteredRMSprop)
-    constants = [optimizer.get_config()[name] for name in ("rho", "epsilon")]
-    assert constants == pytest.approx([0.95, 0.01])
-    assert gin.query_parameter("nature_cnn_encoder.first_padding") == 1
-    shapes = [variable.shape.as_list() for variable in agent.q_network.variables]
+    weights = agent.trained["q_network"].variables
+    shapes = [variable.shape.as_list() for variable in weights]
     assert shapes[0] == [8, 8, 4, 32]
     assert shapes[-4:] == [[3136, 512], [512], [512, 3], [3]]
-    assert all(variable.numpy().any() for variable in agent.q_network.variables)  # including biases
+    assert all(variable.numpy().any() for variable in weights)  # including biases
 
-    assert evaluator._num_env_steps == 125_000
-    assert evaluator.policy._epsilon().numpy() == np.float32(0.05)
-    assert (parts.environment.batch_size, evaluator.environment.batch_size) == (1, 1)
     plan = {"num_env_steps": 50_000_000, "log_interval": 10_000}
     plan |= {"eval_interval": 250_000, "checkpoint_interval": 125_000}
     for name, value in plan.items():

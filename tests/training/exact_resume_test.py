@@ -34,7 +34,7 @@ def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_kno
 def learners(run):
     """Returns the agents that compute gradients: one, or one for each actor."""
     runner = run.parts.runner
-    return [actor.agent for actor in getattr(runner, "_actors", [runner])]
+    return [actor.agent for actor in getattr(runner, "actors", [runner])]
 
 
 @pytest.mark.parametrize(

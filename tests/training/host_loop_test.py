@@ -15,8 +15,8 @@ from host_loops import PLAN, WARM_UP, Run
 from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
 
-from pipeline.replay.replay_buffer import NEXT_STEP_TYPE, STEP_TYPE
-from pipeline.training import graph_calls
+from pipeline import configuration
+from pipeline.training import graph_calls, host_loop
 from pipeline.utils import retry
 from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.progress import EVALUATING, TRAINING
@@ -131,17 +131,24 @@ def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path,
     assert any("writing works again" in message for message in run.progress.said)
 
 
-def test_a_worse_evaluation_does_not_pass_for_the_checkpoint_that_failed_before(
-    tmp_path, monkeypatch
-):
-    run, save = Run(tmp_path / "run"), Mock()
-    run.train()
-    monkeypatch.setattr(run.loop, "_save", save)
-    run.loop._save_if_best(-1.0)
-    save.assert_not_called()
-    run.loop._save_patience.attempt(Mock(side_effect=WriteError("the disk is full")))
-    run.loop._save_if_best(-1.0)
-    save.assert_called_once()
+def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=40, checkpoint_interval=0))
+    limits = {2: 2000, 3: None}  # the disk is full from the third evaluation to the fourth
+    means, seen = iter([7.0, 1.0, 8.0, 0.0, 0.0, 0.0, 0.0]), set()
+    run.progress.hook = lambda record, phase: seen.update(run.checkpoints)
+    with file_sizes_limited() as set_limit:
+
+        def evaluate(num_episodes, index, look_around):
+            if index in limits:
+                set_limit(limits[index])
+            return {"return_mean": next(means), "returns": []}
+
+        monkeypatch.setattr(run.parts.evaluator, "run", evaluate)
+        run.train()
+    first, _, _, fourth, *_ = steps_of(run.evaluations)
+    _, *saved, end = sorted(seen)  # without that after the warm-up
+    assert saved == [f"step-{first:010d}", f"step-{fourth:010d}"]
 
 
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
@@ -265,10 +272,10 @@ def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatc
     assert run.loop.restore()
     assert "did not reach its saved state when its actions were" in run.parts.environment.divergence
     assert (run.loop.state.carry.time_step.step_type.numpy() == StepType.LAST).all()
-    buffer = run.parts.experience
-    newest = buffer._keys(tf.range(2, dtype=tf.int64), buffer._positions - 1)
+    rows = saved(run.parts.experience)
     step_type, next_step_type = (
-        tf.gather(buffer._columns[name], newest).numpy() for name in (STEP_TYPE, NEXT_STEP_TYPE)
+        np.array([rows[f"{name}_0-000{i}-000000000.rows"].view(np.int32)[-1] for i in range(2)])
+        for name in ("step_type", "next_step_type")
     )
     assert (step_type != StepType.LAST).any()
     assert (next_step_type[step_type != StepType.LAST] == StepType.LAST).all()
@@ -276,12 +283,15 @@ def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatc
     assert run.loop.train()["env_steps"] >= 300
 
 
-def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(tmp_path):
-    run = Run(tmp_path / "run")
-    evaluated = run.parts.evaluator.environment
-    assert run.loop._watchdog._environments == [run.parts.environment, evaluated]
-    assert run.loop._watchdog._timeout == 5 * 60
-    assert run.loop._save_patience._give_up_after == 10 * 60
+def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(
+    tmp_path, monkeypatch
+):
+    watchdog = Mock(wraps=host_loop.Watchdog)
+    monkeypatch.setattr(host_loop, "Watchdog", watchdog)
+    parts = Run(tmp_path / "run").parts
+    assert watchdog.call_args.args[0] == [parts.environment, parts.evaluator.environment]
+    settings = configuration.operative_config().splitlines()
+    assert {"Watchdog.timeout = 300.0", "Patience.give_up_after = 600.0"} <= {*settings}
 
 
 def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch):
@@ -314,14 +324,18 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    run = Run(tmp_path / "run")
-    run.train()
-    saved = run.checkpoints
+    run, saved = Run(tmp_path / "run"), []
     weights = next(iter(run.parts.agent.trained.values())).trainable_variables[0]
-    weights.assign(weights * float("nan"))
+
+    def spoil():
+        weights.assign(weights * float("nan"))
+        saved.append(run.checkpoints)
+        run.stop.requested = True
+
+    run.at(210, spoil)
     with pytest.raises(UserError, match=f"the weights of q_network .{weights.name}"):
-        run.loop._save()
-    assert run.checkpoints == saved
+        run.train()
+    assert run.checkpoints == saved[0]
 
 
 def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
@@ -337,24 +351,20 @@ def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_b
     assert counts[after_warm_up + 1] - counts[after_warm_up] <= per_iteration
 
 
-def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path):
+def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path, monkeypatch):
+    seconds = Mock(perf_counter=itertools.count().__next__)  # each call takes a second
+    monkeypatch.setattr(graph_calls, "time", seconds)
     stopped = Run(tmp_path / "run")
     stopped.stop_at(210)
     with pytest.raises(Stopped):
         stopped.train()
-    run = Run(tmp_path / "run")
-    records = []
-
-    def hook(record, phase):
-        if phase == TRAINING:
-            records.append((record, run.loop._calls._seconds))
-
-    run.progress.hook = hook
+    before = stopped.loop.record()["wall_seconds"]
+    run, records = Run(tmp_path / "run"), []
+    run.progress.hook = lambda record, phase: records.append(record)
     run.train()
-    first, seconds = records[0]
     # The first call is one iteration of two vector steps, in two environments.
-    assert 2 <= round(first["env_steps_per_second"] * seconds) <= 4
-    assert first["wall_seconds"] > stopped.loop._host["wall_seconds"]
+    assert 2 <= records[0]["env_steps_per_second"] <= 4
+    assert records[0]["wall_seconds"] > before
     for record in run.metrics:
         shares = [value for key, value in record.items() if key.endswith("_share")]
         assert len(shares) == 3
@@ -429,7 +439,7 @@ def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path,
         if max_iterations > 0:
             raise tf.errors.InternalError(None, None, "a defect")
 
-    monkeypatch.setattr(run.loop._runner, "collect_randomly", broken)
+    monkeypatch.setattr(run.parts.runner, "collect_randomly", broken)
     with pytest.raises(tf.errors.InternalError, match="a defect"):
         run.train()
 
@@ -567,6 +577,5 @@ def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     tf.nest.map_structure(np.testing.assert_array_equal, now.carry.time_step, current)
     assert_same(now.loss_sums, before.loss_sums)
     assert now.loss_count == before.loss_count
-    assert restored.loop._host == run.loop._host
     assert int(restored.parts.env_steps) == run.loop.env_steps >= 150
     assert restored.parts.environment.episodes.resets == run.parts.environment.episodes.resets

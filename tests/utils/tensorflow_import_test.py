@@ -28,16 +28,16 @@ def last_line(error: str) -> str:
     return error.strip().splitlines()[-1]
 
 
-def test_only_lines_of_tensorflow_s_start_are_kept_from_standard_error():
-    ended = run("""
-        import os
-        from pipeline.utils import tensorflow_import
-        with tensorflow_import._without_start_up_lines():
-            os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called ...\\n")
-            os.write(2, b"I0000 00:00:1 1 port.cc:153] oneDNN custom operations are on.\\n")
-            os.write(2, b"the library was compiled to use AVX\\0\\n")
-            os.abort()
-        """)
+def test_only_lines_of_tensorflow_s_start_are_kept_from_standard_error(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("""
+import os
+os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called ...\\n")
+os.write(2, b"I0000 00:00:1 1 port.cc:153] oneDNN custom operations are on.\\n")
+os.write(2, b"the library was compiled to use AVX\\0\\n")
+os.abort()
+""")
+    code = "from pipeline.utils import tensorflow_import as x; x.import_tensorflow()"
+    ended = run(code, PYTHONPATH=str(tmp_path))
     assert ended.stderr == "the library was compiled to use AVX\0\n"
     assert ended.returncode < 0
 
