@@ -4,7 +4,7 @@
 
 The settings are those of `hyperparams/*.yml` in DLR-RM/rl-baselines3-zoo. The score is the mean
 return of 100 deterministic episodes with the final weights. `benchmarks.throughput --peers` creates
-.venv-peers; for LunarLander, install box2d==2.3.10 in it.
+.venv-peers; for LunarLander, install box2d==2.3.10 and pygame in it.
 """
 
 import argparse
