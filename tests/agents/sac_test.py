@@ -277,12 +277,14 @@ def test_stock_agent_learns_from_boundary_rows() -> None:
     rng = np.random.default_rng(1)
     events = np.tile([GO_ON, GO_ON], (ROWS, 1))
     batch = random_sequences(rng, TWO_MOTORS, events, np.full(ROWS, LAST))
-    changed = {}
-    for name, learner in (("ours", create(optimizer=SGD)), ("stock", stock_agent())):
-        actor = learner.collect_policy.variables()
-        before = values_of(actor)
+    ours, stock, changed = create(optimizer=SGD), stock_agent(), {}
+    for name, learner, trained in (
+        ("ours", ours, tf.nest.flatten(ours.gradient_variables())),
+        ("stock", stock, stock.collect_policy.variables()),
+    ):
+        before = values_of(trained)
         learner.train(tensors(batch), tf.ones(ROWS))
-        pairs = zip(values_of(actor), before, strict=True)
+        pairs = zip(values_of(trained), before, strict=True)
         changed[name] = any(np.any(x != y) for x, y in pairs)
     assert changed == {"ours": False, "stock": True}
 
