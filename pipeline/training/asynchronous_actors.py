@@ -75,9 +75,10 @@ class Actor(Iterations):
 
     def _train_iteration(self, state: LoopState) -> LoopState:
         copied = self._exclusively(self._copy, self.agent)
-        # Without this dependency an executor may delay the copy, to which the count belongs.
+        # Without this dependency an executor may delay the copy, to which the count belongs, until
+        # the rollout has begun.
         with tf.control_dependencies([copied]):
-            carry = state.carry._replace(vector_steps=tf.identity(state.carry.vector_steps))
+            carry = tf.nest.map_structure(tf.identity, state.carry)
         return super()._train_iteration(state._replace(carry=carry))
 
     def _copy(self) -> tf.Tensor:

@@ -71,17 +71,29 @@ def test_with_one_actor_threads_and_turns_agree_bit_for_bit():
 
 def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated():
     training = Training(**ONE, asynchronous_runner__use_locking=True)
-    (actor,) = training.runner.actors
-    (concrete,) = actor.train._list_all_concrete_functions()
-    nodes: dict = {}
-    for body in concrete.graph.as_graph_def().library.function:
-        nodes = max(nodes, {node.name: node for node in body.node_def}, key=len)
+    nodes = nodes_of_iteration(training)
     releases = [name for name, node in nodes.items() if node.op == "ConsumeMutexLock"]
     waited = [Counter(nodes[x].op for x in ancestors(nodes, name)) for name in releases]
     num_weights = len(tf.nest.flatten(training.parts.agent.gradient_variables()))
     copied, updated = sorted(waited, key=len)
     assert copied["AssignVariableOp"] >= num_weights + 1
     assert updated["ResourceApplyRMSProp"] == num_weights
+
+
+def test_no_step_of_an_environment_begins_before_the_count_of_the_copy():
+    nodes = nodes_of_iteration(Training(**ONE))
+    steps = [name for name, node in nodes.items() if node.op == "If"]  # no step after an episode
+    assert len(steps) > 5
+    for name in steps:
+        assert "AssignVariableOp" in {nodes[x].op for x in ancestors(nodes, name)}, name
+
+
+def nodes_of_iteration(training):
+    """Returns the nodes of the only actor's iteration, by name."""
+    (actor,) = training.runner.actors
+    (concrete,) = actor.train._list_all_concrete_functions()
+    bodies = concrete.graph.as_graph_def().library.function
+    return max(({node.name: node for node in body.node_def} for body in bodies), key=len)
 
 
 def ancestors(nodes, name):
