@@ -178,11 +178,16 @@ class Cluster:
 
     def start(self, run: Run) -> RayTrainProcess | None:
         """Starts a run on the node with the most room; returns None if there is no room now."""
+        ended = [process for process in self._running if process.poll() is not None]
+        for node_id in {process.node_id for process in ended if process.is_lost}:
+            # Ray lists a lost node as alive for some time.
+            self._examine(node_id)
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._look_around()
-        self._running = [process for process in self._running if process.poll() is None]
+        self._running = [process for process in self._running if process not in ended]
         used = Counter(process.node_id for process in self._running)
-        free = [node for node in self._nodes.values() if self._room_of(node) > used[node.id]]
+        usable = [node for node in self._nodes.values() if node.id not in self._probes]
+        free = [node for node in usable if self._room_of(node) > used[node.id]]
         if not free:
             return None
         free = [node for node in free if self._suits(node, run)]
@@ -233,18 +238,13 @@ class Cluster:
             if not alive[node_id]["Resources"].get("CPU"):  # a head that only manages
                 self._refused.add(node_id)
                 continue
-            on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            task: Any = ray.remote(examine)
-            task = task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
-            own = f"{self._file}-{node_id}"
-            probe = task.remote(str(self._folder), self._file, self._lock.name, own)
-            self._probes[node_id] = probe, time.monotonic()
+            self._examine(node_id)
         for node_id, (probe, since) in list(self._probes.items()):
             if node_id not in alive:
                 del self._probes[node_id]
             elif ray.wait([probe], timeout=0)[0]:
                 del self._probes[node_id]
-                self._note(node_id, alive[node_id], probe)
+                self._note(node_id, alive[node_id], probe, since)
             elif time.monotonic() - since > _PROBE_SECONDS:
                 del self._probes[node_id]
                 self._refuse(
@@ -253,18 +253,33 @@ class Cluster:
                     f"it did not answer within {_PROBE_SECONDS:g} s. Restart Ray there",
                 )
 
-    def _note(self, node_id: str, node: dict[str, Any], probe: Any) -> None:
+    def _examine(self, node_id: str, since: float | None = None) -> None:
+        """Starts the check of a node, on which no run is started until the node has answered."""
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task: Any = ray.remote(examine)
+        task = task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
+        own = f"{self._file}-{node_id}"
+        probe = task.remote(str(self._folder), self._file, self._lock.name, own)
+        self._probes[node_id] = probe, time.monotonic() if since is None else since
+
+    def _note(self, node_id: str, node: dict[str, Any], probe: Any, since: float) -> None:
         """Reads a node's answer, and says what is wrong with the node."""
         address = node["NodeName"]
         try:
             answer: Probe = ray.get(probe)
         except ray.exceptions.RayError as error:
+            is_final = isinstance(error, ray.exceptions.RayTaskError)
+            if not is_final and time.monotonic() - since < _PROBE_SECONDS:
+                self._examine(node_id, since)  # The node or its worker was lost.
+                return
             self._refuse(
                 node_id,
                 address,
                 f"it cannot run this package ({last_line(error)}). Install the same revision "
                 "there, in the environment in which you run ray start",
             )
+            return
+        if node_id in self._nodes:  # It still answers after a run was lost there.
             return
         name = f"{answer.host} ({address}, {node_id[:6]})"
         resources = node["Resources"]
@@ -313,6 +328,7 @@ class Cluster:
             )
 
     def _refuse(self, node_id: str, name: str, why: str) -> None:
+        self._nodes.pop(node_id, None)
         self._refused.add(node_id)
         self._say(f"node {name} is not used: {why}")
 

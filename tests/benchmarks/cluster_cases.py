@@ -105,6 +105,27 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
 
 
 @pytest.mark.crash
+def test_no_run_is_started_on_a_lost_node_that_is_still_listed(nodes, tmp_path, monkeypatch):
+    suite = Suite(nodes.address, tmp_path, make_suite(1, PATIENCE))
+    wait_for(lambda: len(process_ids(tmp_path)) == 2)
+    folder = tmp_path / "tiny/dqn-A-v1/seed-1"
+    trained = int((folder / "process_id").read_text())
+    (owner,) = [node for node in nodes.worker_nodes if runs_on(node, trained)]
+    listed, before = ray.nodes, ray.nodes()
+    monkeypatch.setattr(ray, "nodes", lambda: before)
+    (folder / "checkpoint").touch()  # started again, it finishes
+    kill(owner)
+    nodes.worker_nodes.remove(owner)
+    time.sleep(15)  # Only the lost node has room.
+    monkeypatch.setattr(ray, "nodes", listed)
+    nodes.add_node(num_cpus=1)
+    wait_for((folder / "result.json").exists)
+    suite.stop.requested = True
+    assert suite.result() == (1, [], 1)
+    assert recorded(tmp_path)["A-v1", 1]["losses"] == 1
+
+
+@pytest.mark.crash
 def test_a_killed_ray_worker_takes_its_training_along_and_the_run_goes_on(nodes, tmp_path):
     suite, trained = started(nodes, tmp_path)
     (worker,) = workers()
