@@ -28,6 +28,12 @@ _OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; create
 _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Number N of seeds, which are 1 to N; the default is the suite's.", lower_bound=1
 )
+_EXPERIMENTS = flags.DEFINE_list(
+    "experiments",
+    [],
+    "Experiments of the suite to run, by name or pattern: dqn-CartPole-v1, ppo-*; the default is "
+    "all.",
+)
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
 )
@@ -90,6 +96,7 @@ def _check_flags() -> None:
     either = _SUITE.value or _THROUGHPUT.value
     needs = [
         ("seeds", _SEEDS.value, _SUITE.value, "--suite"),
+        ("experiments", _EXPERIMENTS.value, _SUITE.value, "--suite"),
         ("gin_file", _GIN_FILE.value, _THROUGHPUT.value, "--throughput"),
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
         ("allow_gin_imports", run_flags.ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),
@@ -105,6 +112,8 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
 
     suite = suites.load(name, run_flags.ALLOW_GIN_IMPORTS.value)
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
+    if _EXPERIMENTS.value:
+        suite = suites.only(suite, _EXPERIMENTS.value)
     with (
         run_flags.machines(output_dir) as on,
         StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own

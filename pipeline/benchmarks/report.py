@@ -133,14 +133,11 @@ class _SuiteRecords(NamedTuple):
         return results.groups(self.records, self.plan.num_seeds) if self.records else []
 
     @property
-    def num_seeds(self) -> int:
-        """Returns the largest number of seeds that was requested."""
-        return results.most_seeds(self.records, self.plan.num_seeds)
-
-    @property
-    def not_begun(self) -> list[str]:
-        """Returns the names of the experiments without any record."""
-        return results.not_begun(self.name, self.records, self.plan.experiments)
+    def not_begun(self) -> dict[str, int]:
+        """Returns the requested numbers of seeds of the experiments without any record, by name."""
+        names = results.not_begun(self.name, self.records, self.plan.experiments)
+        most = max([record["num_seeds"] for record in self.records], default=0)
+        return {name: self.plan.num_seeds.get(name, most) for name in names}
 
 
 class _Drawn:
@@ -192,7 +189,7 @@ def _completeness(
 ) -> str:
     pairs = [pair for group in groups for pair in group.pairs]
     num_runs = sum(pair.seeds for pair in pairs)
-    num_runs += sum(suite.num_seeds * len(suite.not_begun) for suite in suites)
+    num_runs += sum(sum(suite.not_begun.values()) for suite in suites)
     done = sum(len(pair.finished) for pair in pairs)
     runs = formatting.count(num_runs, "run")
     if is_incomplete:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -166,33 +166,37 @@ class Group:
         return [p for p in published_scores.published(environment) if p.protocol != self.protocol]
 
 
-def most_seeds(records: Sequence[Record], num_seeds: int = 0) -> int:
-    """Returns the largest number of seeds requested, by `num_seeds` or by a record."""
-    return max([num_seeds, *(record["num_seeds"] for record in records)])
+def groups(records: Sequence[Record], num_seeds: Mapping[str, int] | None = None) -> list[Group]:
+    """Groups the records of one suite by protocol. Every group has the budgets of all records.
 
-
-def groups(records: Sequence[Record], num_seeds: int = 0) -> list[Group]:
-    """Groups the records of one suite by protocol.
-
-    The number of seeds is the largest one of all records or `num_seeds`, because a later call may
-    have requested more seeds than any record says. Every group has the budgets of all records.
+    Args:
+      records: Records of the suite.
+      num_seeds: Requested numbers of seeds by the name of the experiment, which can be larger than
+        those of the records.
     """
-    seeds = most_seeds(records, num_seeds)
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
-    split = [Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, seeds)) for kind in kinds]
+    split = [
+        Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, num_seeds or {}))
+        for kind in kinds
+    ]
     return sorted(split, key=lambda group: group.algorithms)
 
 
-def _pairs(records: Sequence[Record], kind: tuple[str, ...], seeds: int) -> tuple[Pair, ...]:
+def _pairs(
+    records: Sequence[Record], kind: tuple[str, ...], num_seeds: Mapping[str, int]
+) -> tuple[Pair, ...]:
     runs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if (record["suite"], record["protocol"], record["score"]) == kind:
             runs.setdefault((record["environment"], record["algorithm"]), []).append(record)
-    return tuple(
-        Pair(algorithm, environment, seeds, tuple(sorted(of, key=lambda record: record["seed"])))
-        for (environment, algorithm), of in sorted(runs.items())
-    )
+    pairs = []
+    for (environment, algorithm), of in sorted(runs.items()):
+        requested = num_seeds.get(suites.name_of(algorithm, environment), 0)
+        seeds = max([requested, *(record["num_seeds"] for record in of)])
+        in_order = tuple(sorted(of, key=lambda record: record["seed"]))
+        pairs.append(Pair(algorithm, environment, seeds, in_order))
+    return tuple(pairs)
 
 
 def not_begun(suite: str, records: Sequence[Record], requested: Collection[str] = ()) -> list[str]:

@@ -2,7 +2,7 @@
 
 output_dir/
     <suite>.jsonl           one record for each run; see `records`
-    <suite>.plan.json       the number of seeds that was requested, and the settings of experiments
+    <suite>.plan.json       the requested number of seeds and the settings of each experiment
     <suite>/<experiment>/   the folders of runs, seed-1/ seed-2/ ..., and their output, seed-1.log
     .benchmark.lock         held by the running benchmark
 """
@@ -27,12 +27,12 @@ class Plan(NamedTuple):
     """Seeds and experiments that all calls together have requested.
 
     Attributes:
-      num_seeds: Largest number of seeds of any call.
+      num_seeds: Largest number of seeds of any call, by the name of the experiment.
       experiments: Settings by the name of the experiment: the settings of the runs, and the
         protocol and score of the suite.
     """
 
-    num_seeds: int
+    num_seeds: Mapping[str, int]
     experiments: Mapping[str, Mapping[str, str]]
 
 
@@ -49,11 +49,13 @@ def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
     Raises:
       UserError: If the file is damaged.
     """
-    noted = read_json(output_dir / (suite + _PLAN), {"num_seeds": int, "experiments": dict})
-    experiments = noted.get("experiments", {})
-    if not all(isinstance(settings, dict) for settings in experiments.values()):
-        raise UserError(f"{output_dir / (suite + _PLAN)} is damaged (experiments); remove it.")
-    return Plan(noted.get("num_seeds", 0), experiments)
+    noted = read_json(output_dir / (suite + _PLAN), {"num_seeds": dict, "experiments": dict})
+    plan = Plan(noted.get("num_seeds", {}), noted.get("experiments", {}))
+    for field, values in plan._asdict().items():
+        kind = int if field == "num_seeds" else dict
+        if not all(isinstance(value, kind) for value in values.values()):
+            raise UserError(f"{output_dir / (suite + _PLAN)} is damaged ({field}); remove it.")
+    return plan
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -117,14 +119,15 @@ class SuiteFolder:
         Raises:
           UserError: If an experiment has runs that were started with other settings.
         """
-        num_seeds, noted = read_plan(self._output_dir, self._suite)
-        by_experiment = {run.experiment.name: run for run in runs}
-        for name, run in by_experiment.items():
-            before = noted.get(name, {})
+        noted = read_plan(self._output_dir, self._suite)
+        num_seeds, settings = dict(noted.num_seeds), dict(noted.experiments)
+        for name, run in {run.experiment.name: run for run in runs}.items():
+            before = settings.get(name, {})
             if before != _settings(run) and self._has_begun(run):
                 raise UserError(self._refusal(run, before))
-        settings = {name: _settings(run) for name, run in by_experiment.items()}
-        plan = Plan(max(num_seeds, runs[0].suite.num_seeds), {**noted, **settings})
+            settings[name] = _settings(run)
+            num_seeds[name] = max(num_seeds.get(name, 0), run.suite.num_seeds)
+        plan = Plan(num_seeds, settings)
         write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
 
     def _has_begun(self, run: Run) -> bool:

@@ -5,6 +5,7 @@ The shipped suites are in `gin_configs/benchmarks`. `--suite` also accepts the p
 
 from __future__ import annotations
 
+import fnmatch
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -103,6 +104,29 @@ def load(name: str, allow_imports: bool = False) -> Suite:
     with configuration.preserved():
         configuration.load([str(path)], allow_imports=allow_imports)
         return suite(path.stem)
+
+
+def only(suite: Suite, patterns: Sequence[str]) -> Suite:
+    """Returns the suite with only those experiments whose names match one of the patterns.
+
+    Args:
+      suite: The suite.
+      patterns: Names of experiments, or patterns with the wildcards of a shell.
+
+    Raises:
+      UserError: If no experiment matches one of the patterns.
+    """
+    names = [experiment.name for experiment in suite.experiments]
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise UserError(
+                f"--experiments={pattern}: the suite {suite.name} has no such experiment."
+                f"{suggest(pattern, names)} Its experiments are {', '.join(names)}."
+            )
+        chosen.update(matching)
+    return suite._replace(experiments=tuple(e for e in suite.experiments if e.name in chosen))
 
 
 def shipped() -> list[str]:

@@ -1,6 +1,7 @@
 import pytest
 from tiny_benchmarks import make_suite, recorded, run, starts
 
+from pipeline.benchmarks import suites
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder, read_plan
 from pipeline.benchmarks.suites import Experiment
@@ -95,16 +96,25 @@ def test_settings_are_free_until_a_run_has_begun(tmp_path):
 
 
 def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
-    assert read_plan(tmp_path, "tiny") == (0, {})
+    assert read_plan(tmp_path, "tiny") == ({}, {})
     with SuiteFolder(tmp_path, "tiny") as folder:
         for num_seeds in (1, 5, 2):
             folder.check_settings(plan(make_suite(num_seeds), tmp_path))
-    assert read_plan(tmp_path, "tiny").num_seeds == 5
+        only_b = suites.only(make_suite(7), ["dqn-B-v1"])
+        folder.check_settings(plan(only_b, tmp_path))
+    assert read_plan(tmp_path, "tiny").num_seeds == {"dqn-A-v1": 5, "dqn-B-v1": 7}
     assert list(read_plan(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"num_seeds": "x"}', '{"experiments": [1]}', '{"experiments": {"a": 5}}']
+    "text",
+    [
+        "{",
+        '{"num_seeds": {"a": "x"}}',
+        '{"num_seeds": 5}',
+        '{"experiments": [1]}',
+        '{"experiments": {"a": 5}}',
+    ],
 )
 def test_a_damaged_plan_is_named(tmp_path, text):
     (tmp_path / "tiny.plan.json").write_text(text)

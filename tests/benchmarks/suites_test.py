@@ -132,6 +132,18 @@ def test_mistakes_in_a_suite(write, line, message):
         suites.load(write(line))
 
 
+def test_experiments_are_chosen_by_name_or_pattern():
+    suite = suites.load("atari5")
+    chosen = suites.only(suite, ["ppo-*", "dqn-qbert", "*-phoenix"])
+    games = ["battle_zone", "double_dunk", "name_this_game", "phoenix", "qbert"]
+    assert [e.name for e in chosen.experiments] == [
+        "dqn-phoenix",
+        "dqn-qbert",
+        *(f"ppo-{game}" for game in games),
+    ]
+    assert chosen._replace(experiments=suite.experiments) == suite
+
+
 # Runs.
 
 

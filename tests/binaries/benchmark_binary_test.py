@@ -171,6 +171,11 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
         (["--suite=smoke", "--output_dir=OUT", "--workers=0"], "flag --workers=0: .*"),
         (["--report", "--output_dir=OUT", "--seeds=1"], "--seeds has no effect without --suite."),
         (
+            ["--suite=smoke", "--output_dir=OUT", "--experiments=ppo-*,dqn-CartPol-v1"],
+            "--experiments=dqn-CartPol-v1: the suite smoke has no such experiment. "
+            "Nearest: dqn-CartPole-v1.*",
+        ),
+        (
             ["--report", "--output_dir=OUT", "--allow_inexact_resume"],
             "--allow_inexact_resume has no effect without --suite.",
         ),
