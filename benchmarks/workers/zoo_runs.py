@@ -3,7 +3,7 @@
     .venv-peers/bin/python benchmarks/workers/zoo_runs.py --workload=trpo:Acrobot-v1 --seed=1
 
 The settings are those of `hyperparams/*.yml` in DLR-RM/rl-baselines3-zoo. The score is the mean
-return of 100 deterministic episodes with the final weights. `benchmarks.throughput --peers` creates
+return of deterministic episodes with the final weights. `benchmarks.throughput --peers` creates
 .venv-peers; for LunarLander, install box2d==2.3.10 and pygame in it.
 """
 
@@ -61,6 +61,13 @@ WORKLOADS = {
     "ppo:Acrobot-v1": Workload(
         1_000_000, 16, True, dict(n_steps=256, gae_lambda=0.94, gamma=0.99, n_epochs=4)
     ),
+    "ppo:MountainCar-v0": Workload(
+        1_000_000, 16, True, dict(n_steps=16, gae_lambda=0.98, gamma=0.99, n_epochs=4)
+    ),
+    "ppo:LunarLanderContinuous-v3": Workload(
+        1_000_000, 16, False,
+        dict(n_steps=1024, gae_lambda=0.98, gamma=0.999, n_epochs=4, ent_coef=0.01),
+    ),
     "a2c:LunarLander-v3": Workload(
         200_000, 8, False,
         dict(n_steps=5, gamma=0.995, ent_coef=1e-5, learning_rate=_annealed(8.3e-4)),
@@ -79,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True, choices=WORKLOADS)
     parser.add_argument("--seed", required=True, type=int)
+    parser.add_argument("--num_episodes", default=100, type=int)
     arguments = parser.parse_args()
     workload, seed = WORKLOADS[arguments.workload], arguments.seed
     algorithm, _, environment = arguments.workload.partition(":")
@@ -100,7 +108,7 @@ def main() -> None:
     model = create("MlpPolicy", training, seed=seed, device="cpu", **workload.settings)
     model.learn(workload.num_env_steps)
     returns, _ = evaluate_policy(
-        model, evaluation, 100, deterministic=True, return_episode_rewards=True
+        model, evaluation, arguments.num_episodes, deterministic=True, return_episode_rewards=True
     )
     record = {
         "workload": arguments.workload,
