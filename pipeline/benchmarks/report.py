@@ -194,7 +194,7 @@ def _completeness(
     runs = formatting.count(num_runs, "run")
     if is_incomplete:
         return notice(f"Incomplete: {done} of {runs} have finished; see What is missing, below.")
-    return f"All {runs} that were asked for have finished.\n"
+    return f"All runs that were asked for have finished ({runs}).\n"
 
 
 def _missing(suites: Sequence[_SuiteRecords], groups: Sequence[Group]) -> Iterator[str]:

@@ -103,7 +103,7 @@ class _Runner:
         over = len(self._runs) - len(self._waiting)
         left = len(self._waiting)
         self._display.message(
-            f"{left} runs to do, {over} are done; at most {self._workers} at a time"
+            f"runs to do: {left}, done: {over}; at most {self._workers} at a time"
         )
         try:
             while (self._waiting and not self._stop.requested) or self._running:

@@ -305,7 +305,7 @@ def test_runs_that_were_not_made_alike_are_noted_below_the_results(tmp_path, of_
     written = write(tmp_path, records)
     assert written.notices[1:] == [f"trial, {said}: DQN on CartPole-v1."]
     assert written.text.index(said) > written.text.index("Learning curves")
-    assert "All 2 runs that were asked for have finished." in written.text
+    assert "All runs that were asked for have finished (2 runs)." in written.text
 
 
 def test_what_is_said_of_every_line_does_not_name_them_all(tmp_path):
@@ -329,7 +329,7 @@ def test_all_revisions_of_a_run_are_listed(tmp_path):
 def test_complete_suite_needs_no_notice(tmp_path):
     written = write(tmp_path, cartpole())
     assert written.notices == []
-    assert "All 10 runs that were asked for have finished." in written.text
+    assert "All runs that were asked for have finished (10 runs)." in written.text
 
 
 def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):

@@ -148,7 +148,7 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
     monkeypatch.setattr(display, "_PLAIN_SECONDS", 0.0)
     assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=StopLater()) == (0, [], 4)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 runs to do, 0 are done; at most 2 at a time"
+    assert lines[0] == "runs to do: 4, done: 0; at most 2 at a time"
     assert lines[1] == "tiny: 0 finished, 2 running, 0 failed, 2 left, 0% of 400 steps"
     # Two of the four runs have taken 50 of their 100 steps.
     assert "tiny: 0 finished, 2 running, 0 failed, 2 left, 25% of 400 steps" in lines
