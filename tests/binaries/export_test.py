@@ -43,6 +43,7 @@ PLAYED = {
     "dqn_acrobot": (20, -90),
     "dqn_mountain_car": (20, -110),
     "ppo_cartpole": (20, 475),
+    "ppo_lunarlander_continuous": (20, 200),
     "ppo_lunarlander_tuned": (20, 200),
     "ppo_pong_fast": (2, 10),
     "sac_pendulum": (20, -250),
