@@ -18,11 +18,11 @@ from pipeline.benchmarks.markdown import code, table
 from pipeline.configuration import registry
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = tuple(sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 RESULTS = ROOT / "docs/results"
 
 _PART = re.compile(
-    r"(?<=<!-- )(?P<source>[\w-]+), (?P<table>[\w ]+)(?P<begin>: made by `make tables` -->\n)"
+    r"(?<=<!-- )(?P<source>[\w-]+), (?P<table>[\w -]+)(?P<begin>: made by `make tables` -->\n)"
     r".*?(?P<end><!-- (?P=source), (?P=table): end -->)",
     re.DOTALL,
 )
@@ -57,11 +57,44 @@ def _scores(folder: pathlib.Path) -> str:
     return re.search(r"(?<=\*\*Results\*\*\n\n)(\|.*\n)+", report)[0]  # type: ignore[index]
 
 
+def _rows(folder: pathlib.Path) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in _scores(folder).splitlines()[2:]]
+
+
+def _scores_of(agent: str) -> Table:
+    """Returns a function that makes the table of one agent's scores."""
+
+    def made(folder: pathlib.Path) -> str:
+        columns = (
+            "environment",
+            "environment steps",
+            "IQM [95 % interval] (runs)",
+            "mean [95 % interval]",
+        )
+        lines = [columns, (":---", "---:", "---:", "---:")]
+        lines += [(row[0], *row[2:5]) for row in _rows(folder) if row[1] == agent]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    return made
+
+
+def _means(folder: pathlib.Path) -> str:
+    """Returns a table of mean scores with three digits: environments by agents."""
+    means = {(row[0], row[1]): f"{float(row[4].split()[0]):.3g}" for row in _rows(folder)}
+    lines = [("environment", *_AGENTS), (":---", *("---:" for _ in _AGENTS))]
+    for environment in dict.fromkeys(environment for environment, _ in means):
+        lines.append((environment, *(means.get((environment, agent), "") for agent in _AGENTS)))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_AGENTS = ("DQN", "PPO", "A2C", "TRPO", "n-step Q", "SAC")
 _TABLES: dict[str, Table] = {
     "speeds": _of_throughput(tables.summary),
     "asynchronous actors": _of_throughput(tables.asynchronous_actors),
     "time budget": _of_throughput(tables.time_budget),
     "scores": _scores,
+    "means": _means,
+    **{f"scores of {agent}": _scores_of(agent) for agent in _AGENTS},
 }
 
 
