@@ -35,12 +35,13 @@ def test_the_shipped_suites():
 @pytest.mark.parametrize("name", suites.shipped())
 def test_every_experiment_is_what_it_says(name, tmp_path):
     suite = suites.load(name)
-    for run in planned_runs.plan(suite._replace(num_seeds=1), tmp_path):
+    runs = planned_runs.plan(suite._replace(num_seeds=1), tmp_path)
+    assert max(suite.budgets, default=0) <= max(run.num_env_steps for run in runs)
+    for run in runs:
         settings = run.settings
         algorithm, environment = run.experiment.algorithm, run.experiment.environment
         assert settings["train.create_agent"] == f"@create_{algorithm}_agent"
         assert run.num_env_steps == run.experiment.num_env_steps
-        assert max(suite.budgets, default=0) <= run.num_env_steps
         if "atari_environment.game" in settings:
             assert settings["atari_environment.game"] == repr(environment)
             sticky = {"0.25": "sticky 0.25", "0.0": "no sticky"}
