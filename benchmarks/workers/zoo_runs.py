@@ -113,6 +113,7 @@ def main() -> None:
     record = {
         "workload": arguments.workload,
         "seed": seed,
+        "num_episodes": arguments.num_episodes,
         "env_steps": model.num_timesteps,
         "return_mean": round(float(np.mean(returns)), 1),
         "return_std": round(float(np.std(returns)), 1),
