@@ -30,9 +30,9 @@ _SEEDS = flags.DEFINE_integer(
 )
 _EXPERIMENTS = flags.DEFINE_list(
     "experiments",
-    [],
-    "Experiments of the suite to run, by name or pattern: dqn-CartPole-v1, ppo-*; the default is "
-    "all.",
+    None,
+    "Experiments of the suite to run, as names or patterns, separated by commas: "
+    "dqn-CartPole-v1,ppo-*; by default all.",
 )
 _GIN_FILE = flags.DEFINE_multi_string(
     "gin_file", [], "With --throughput: the run to time, as for pipeline.train."
@@ -112,8 +112,8 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
 
     suite = suites.load(name, run_flags.ALLOW_GIN_IMPORTS.value)
     suite = suite._replace(num_seeds=_SEEDS.value or suite.num_seeds)
-    if _EXPERIMENTS.value:
-        suite = suites.only(suite, _EXPERIMENTS.value)
+    if _EXPERIMENTS.value is not None:
+        suite = suites.select_experiments(suite, _EXPERIMENTS.value)
     with (
         run_flags.machines(output_dir) as on,
         StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own

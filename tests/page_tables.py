@@ -71,20 +71,19 @@ def _scores_of(agent: str) -> Table:
             "IQM [95 % interval] (runs)",
             "mean [95 % interval]",
         )
-        lines = [columns, (":---", "---:", "---:", "---:")]
-        lines += [(row[0], *row[2:5]) for row in _rows(folder) if row[1] == agent]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows = [(row[0], *row[2:5]) for row in _rows(folder) if row[1] == agent]
+        return table(f"{agent}: mean return of 100 episodes", columns, rows)
 
     return made
 
 
 def _means(folder: pathlib.Path) -> str:
     """Returns a table of mean scores with three digits: environments by agents."""
-    means = {(row[0], row[1]): f"{float(row[4].split()[0]):.3g}" for row in _rows(folder)}
-    lines = [("environment", *_AGENTS), (":---", *("---:" for _ in _AGENTS))]
-    for environment in dict.fromkeys(environment for environment, _ in means):
-        lines.append((environment, *(means.get((environment, agent), "") for agent in _AGENTS)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    means: dict[str, dict[str, str]] = {}
+    for environment, agent, _, _, mean, *_ in _rows(folder):
+        means.setdefault(environment, {})[agent] = f"{float(mean.split()[0]):.3g}"
+    rows = [(name, *(of.get(agent, "") for agent in _AGENTS)) for name, of in means.items()]
+    return table("Mean return", ("environment", *_AGENTS), rows)
 
 
 _AGENTS = ("DQN", "PPO", "A2C", "TRPO", "n-step Q", "SAC")

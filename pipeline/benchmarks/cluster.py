@@ -30,6 +30,7 @@ from pipeline.utils.files import named_errors
 from pipeline.utils.ray_connection import connect, last_line
 
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
+_RETRY_SECONDS = 10.0  # between checks of a node on which a run was lost
 _REMIND_SECONDS = 60.0
 _LOOK_SECONDS = 1.0  # between looks at the nodes, which many waiting runs ask for
 _TRAIN = ("-m", "pipeline.train")
@@ -172,15 +173,17 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         if self._lock_file is not None:
             self._lock_file.close()
+        ray.shutdown()
         for path in self._folder.glob(f"{self._file}*"):
             path.unlink(missing_ok=True)
-        ray.shutdown()
 
     def start(self, run: Run) -> RayTrainProcess | None:
         """Starts a run on the node with the most room; returns None if there is no room now."""
         ended = [process for process in self._running if process.poll() is not None]
-        for node_id in {process.node_id for process in ended if process.is_lost}:
+        lost_on = {process.node_id for process in ended if process.is_lost}
+        for node_id in (lost_on & self._nodes.keys()) - self._probes.keys():
             # Ray lists a lost node as alive for some time.
+            self._say(f"node {self._nodes[node_id].name} gets no further run until it answers")
             self._examine(node_id)
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._look_around()
@@ -240,12 +243,14 @@ class Cluster:
                 continue
             self._examine(node_id)
         for node_id, (probe, since) in list(self._probes.items()):
-            if node_id not in alive:
+            seconds, has_answered = time.monotonic() - since, ray.wait([probe], timeout=0)[0]
+            has_left = node_id not in alive
+            if has_left or (has_answered and self._note(node_id, alive[node_id], probe)):
                 del self._probes[node_id]
-            elif ray.wait([probe], timeout=0)[0]:
-                del self._probes[node_id]
-                self._note(node_id, alive[node_id], probe, since)
-            elif time.monotonic() - since > _PROBE_SECONDS:
+            elif node_id in self._nodes:
+                if seconds > (_RETRY_SECONDS if has_answered else _PROBE_SECONDS):
+                    self._examine(node_id)
+            elif not has_answered and seconds > _PROBE_SECONDS:
                 del self._probes[node_id]
                 self._refuse(
                     node_id,
@@ -253,34 +258,34 @@ class Cluster:
                     f"it did not answer within {_PROBE_SECONDS:g} s. Restart Ray there",
                 )
 
-    def _examine(self, node_id: str, since: float | None = None) -> None:
+    def _examine(self, node_id: str) -> None:
         """Starts the check of a node, on which no run is started until the node has answered."""
         on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task: Any = ray.remote(examine)
         task = task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
         own = f"{self._file}-{node_id}"
         probe = task.remote(str(self._folder), self._file, self._lock.name, own)
-        self._probes[node_id] = probe, time.monotonic() if since is None else since
+        self._probes[node_id] = probe, time.monotonic()
 
-    def _note(self, node_id: str, node: dict[str, Any], probe: Any, since: float) -> None:
-        """Reads a node's answer, and says what is wrong with the node."""
-        address = node["NodeName"]
+    def _note(self, node_id: str, node: dict[str, Any], probe: Any) -> bool:
+        """Reads a node's answer, and says what is wrong with the node.
+
+        Returns:
+          False if a node that could train does not answer now.
+        """
+        address, known = node["NodeName"], self._nodes.get(node_id)
         try:
             answer: Probe = ray.get(probe)
         except ray.exceptions.RayError as error:
-            is_final = isinstance(error, ray.exceptions.RayTaskError)
-            if not is_final and time.monotonic() - since < _PROBE_SECONDS:
-                self._examine(node_id, since)  # The node or its worker was lost.
-                return
+            if known:
+                return False
             self._refuse(
                 node_id,
                 address,
                 f"it cannot run this package ({last_line(error)}). Install the same revision "
                 "there, in the environment in which you run ray start",
             )
-            return
-        if node_id in self._nodes:  # It still answers after a run was lost there.
-            return
+            return True
         name = f"{answer.host} ({address}, {node_id[:6]})"
         resources = node["Resources"]
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -297,6 +302,8 @@ class Cluster:
             )
         elif answer.source_sha256 != source_revision.source_sha256():
             why = "it has another revision of this package. Install the same revision there"
+        elif known:
+            return True
         elif not self._room_of(found):
             need = self._options
             why = (
@@ -313,8 +320,9 @@ class Cluster:
                     "RAY_worker_niceness=0 in the environment in which you run ray start"
                 )
             self._say_what_differs(found)
-            return
+            return True
         self._refuse(node_id, name, why)
+        return True
 
     def _say_what_differs(self, node: Node) -> None:
         """Says if runs cannot move bit for bit between a node and those before it."""

@@ -127,7 +127,7 @@ def normalized_curves(group: Group) -> Figure | None:
             band = interval_estimates.estimate_curve(tasks)
             label = f"{formatting.agent(algorithm)}, IQM over {len(pairs)} games"
             _draw_band(axes, steps, band, _colour(algorithm), label)
-            drawn.append(f"{label}, ends at {band.point[-1]:.2f}")
+            drawn.append(f"{label}, {band.point[-1]:.2f} at {int(steps[-1]):,} steps")
         _steps_axis(axes, [pair for pairs in per_agent.values() for pair in pairs])
         axes.set_ylabel("human-normalized return")
         svg = inline_svg(canvas, f"normalized {group.key}")
@@ -138,18 +138,18 @@ def normalized_curves(group: Group) -> Figure | None:
 def profiles(group: Group) -> Figure | None:
     """Draws performance profiles over all games: the fraction of runs that score above each τ.
 
+    An agent's scores are those after the steps for which it was trained in all games.
+
     Returns:
       None if no run has a score.
     """
-    tasks = {
-        algorithm: [
-            published_scores.human_normalized(pair.environment, pair.scores)
-            for pair in group.of(algorithm=algorithm)
-            if len(pair.scores)
-        ]
-        for algorithm in group.algorithms
-    }
-    tasks = {algorithm: of for algorithm, of in tasks.items() if of}
+    tasks = {}
+    for algorithm in group.algorithms:
+        steps = group.common_steps(algorithm)
+        scores = {p.environment: p.scores_at(steps) for p in group.of(algorithm=algorithm)}
+        of_games = [published_scores.human_normalized(g, x) for g, x in scores.items() if len(x)]
+        if of_games:
+            tasks[algorithm] = of_games
     if not tasks:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
@@ -158,7 +158,11 @@ def profiles(group: Group) -> Figure | None:
         tasks, thresholds, "human-normalized score", f"profiles {group.key}"
     )
     above = [np.mean(np.concatenate(of) > 1) for of in tasks.values()]
-    drawn = [f"{label}: {x:.0%} above 1" for label, x in zip(labels, above, strict=True)]
+    ends = [group.common_steps(algorithm) for algorithm in tasks]
+    drawn = [
+        f"{label}: {x:.0%} above 1 after {end:,} environment steps"
+        for label, x, end in zip(labels, above, ends, strict=True)
+    ]
     return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", svg)
 
 

@@ -25,7 +25,7 @@ from pipeline.benchmarks.figures import Figure
 from pipeline.benchmarks.markdown import details, escaped, listing, notice
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
-from pipeline.benchmarks.suite_folder import Plan
+from pipeline.benchmarks.suite_folder import Plan, Requested
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_text
 
@@ -130,14 +130,14 @@ class _SuiteRecords(NamedTuple):
     @property
     def groups(self) -> list[Group]:
         """Returns the records in groups."""
-        return results.groups(self.records, self.plan.num_seeds) if self.records else []
+        return results.groups(self.records, self.plan) if self.records else []
 
     @property
     def not_begun(self) -> dict[str, int]:
         """Returns the requested numbers of seeds of the experiments without any record, by name."""
-        names = results.not_begun(self.name, self.records, self.plan.experiments)
-        most = max([record["num_seeds"] for record in self.records], default=0)
-        return {name: self.plan.num_seeds.get(name, most) for name in names}
+        names = results.not_begun(self.name, self.records, self.plan)
+        unplanned = Requested(max([record["num_seeds"] for record in self.records], default=0), {})
+        return {name: self.plan.get(name, unplanned).num_seeds for name in names}
 
 
 class _Drawn:

@@ -402,8 +402,9 @@ def aggregates(group: Group) -> str:
 
 
 def _steps_with_scores(group: Group, algorithm: str) -> list[int]:
-    ends = {pair.num_env_steps for pair in group.of(algorithm=algorithm)}
-    return [steps for steps in sorted({*group.budgets, *ends}) if _tasks(group, algorithm, steps)]
+    end = group.common_steps(algorithm)
+    budgets = {steps for steps in group.budgets if steps <= end}
+    return [steps for steps in sorted({*budgets, end}) if _tasks(group, algorithm, steps)]
 
 
 def _tasks(group: Group, algorithm: str, steps: int) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from pipeline.benchmarks import formatting, interval_estimates, published_scores
 from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.records import FINISHED, Record
+from pipeline.benchmarks.suite_folder import Plan
 
 # Relative difference up to which budgets are the same, because iterations may exceed a budget.
 SAME_BUDGET = 0.02
@@ -148,6 +149,10 @@ class Group:
             if environment in (None, pair.environment) and algorithm in (None, pair.algorithm)
         ]
 
+    def common_steps(self, algorithm: str) -> int:
+        """Returns the environment steps for which an agent was trained in all environments."""
+        return min(pair.num_env_steps for pair in self.of(algorithm=algorithm))
+
     def published(self, environment: str) -> list[Published]:
         """Returns the scores published under this protocol for any version of the environment."""
         return [p for p in published_scores.published(environment) if p.protocol == self.protocol]
@@ -166,36 +171,31 @@ class Group:
         return [p for p in published_scores.published(environment) if p.protocol != self.protocol]
 
 
-def groups(records: Sequence[Record], num_seeds: Mapping[str, int] | None = None) -> list[Group]:
+def groups(records: Sequence[Record], plan: Plan) -> list[Group]:
     """Groups the records of one suite by protocol. Every group has the budgets of all records.
 
     Args:
       records: Records of the suite.
-      num_seeds: Requested numbers of seeds by the name of the experiment, which can be larger than
-        those of the records.
+      plan: What was requested. More seeds can be requested than a record says.
     """
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
-    split = [
-        Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, num_seeds or {}))
-        for kind in kinds
-    ]
+    split = [Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, plan)) for kind in kinds]
     return sorted(split, key=lambda group: group.algorithms)
 
 
-def _pairs(
-    records: Sequence[Record], kind: tuple[str, ...], num_seeds: Mapping[str, int]
-) -> tuple[Pair, ...]:
+def _pairs(records: Sequence[Record], kind: tuple[str, ...], plan: Plan) -> tuple[Pair, ...]:
     runs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if (record["suite"], record["protocol"], record["score"]) == kind:
             runs.setdefault((record["environment"], record["algorithm"]), []).append(record)
     pairs = []
     for (environment, algorithm), of in sorted(runs.items()):
-        requested = num_seeds.get(suites.name_of(algorithm, environment), 0)
-        seeds = max([requested, *(record["num_seeds"] for record in of)])
-        in_order = tuple(sorted(of, key=lambda record: record["seed"]))
-        pairs.append(Pair(algorithm, environment, seeds, in_order))
+        requested = plan.get(suites.name_of(algorithm, environment))
+        seeds = max(record["num_seeds"] for record in of)
+        seeds = max(seeds, requested.num_seeds) if requested else seeds
+        of.sort(key=lambda record: record["seed"])
+        pairs.append(Pair(algorithm, environment, seeds, tuple(of)))
     return tuple(pairs)
 
 

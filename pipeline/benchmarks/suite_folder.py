@@ -23,17 +23,20 @@ _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
 
 
-class Plan(NamedTuple):
-    """Seeds and experiments that all calls together have requested.
+class Requested(NamedTuple):
+    """What all calls together have requested of an experiment.
 
     Attributes:
-      num_seeds: Largest number of seeds of any call, by the name of the experiment.
-      experiments: Settings by the name of the experiment: the settings of the runs, and the
-        protocol and score of the suite.
+      num_seeds: Largest number of seeds of any call.
+      settings: Settings of the runs, and the protocol and score of the suite.
     """
 
-    num_seeds: Mapping[str, int]
-    experiments: Mapping[str, Mapping[str, str]]
+    num_seeds: int
+    settings: Mapping[str, str]
+
+
+#: What was requested, by the name of the experiment.
+Plan = Mapping[str, Requested]
 
 
 def suites_in(output_dir: pathlib.Path) -> list[str]:
@@ -44,17 +47,19 @@ def suites_in(output_dir: pathlib.Path) -> list[str]:
 
 
 def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
-    """Reads the plan of a suite from a folder; an empty plan if there is no file.
+    """Reads the plan of a suite from a folder. The plan is empty if there is no file.
 
     Raises:
       UserError: If the file is damaged.
     """
-    noted = read_json(output_dir / (suite + _PLAN), {"num_seeds": dict, "experiments": dict})
-    plan = Plan(noted.get("num_seeds", {}), noted.get("experiments", {}))
-    for field, values in plan._asdict().items():
-        kind = int if field == "num_seeds" else dict
-        if not all(isinstance(value, kind) for value in values.values()):
-            raise UserError(f"{output_dir / (suite + _PLAN)} is damaged ({field}); remove it.")
+    path = output_dir / (suite + _PLAN)
+    plan = {}
+    for name, noted in read_json(path, {}).items():
+        match noted:
+            case {"num_seeds": int(num_seeds), "settings": dict(settings)}:
+                plan[name] = Requested(num_seeds, settings)
+            case _:
+                raise UserError(f"{path} is damaged ({name}); delete it to continue.")
     return plan
 
 
@@ -119,16 +124,15 @@ class SuiteFolder:
         Raises:
           UserError: If an experiment has runs that were started with other settings.
         """
-        noted = read_plan(self._output_dir, self._suite)
-        num_seeds, settings = dict(noted.num_seeds), dict(noted.experiments)
+        plan = dict(read_plan(self._output_dir, self._suite))
         for name, run in {run.experiment.name: run for run in runs}.items():
-            before = settings.get(name, {})
-            if before != _settings(run) and self._has_begun(run):
-                raise UserError(self._refusal(run, before))
-            settings[name] = _settings(run)
-            num_seeds[name] = max(num_seeds.get(name, 0), run.suite.num_seeds)
-        plan = Plan(num_seeds, settings)
-        write_json(self._output_dir / (self._suite + _PLAN), plan._asdict())
+            # If the plan was lost, the runs still refuse other settings than their own.
+            before = plan.get(name, Requested(0, _settings(run)))
+            if before.settings != _settings(run) and self._has_begun(run):
+                raise UserError(self._refusal(run, before.settings))
+            plan[name] = Requested(max(before.num_seeds, run.suite.num_seeds), _settings(run))
+        noted = {name: requested._asdict() for name, requested in plan.items()}
+        write_json(self._output_dir / (self._suite + _PLAN), noted)
 
     def _has_begun(self, run: Run) -> bool:
         """Returns True if any seed of the run's experiment has been started."""

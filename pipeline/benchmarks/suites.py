@@ -106,7 +106,7 @@ def load(name: str, allow_imports: bool = False) -> Suite:
         return suite(path.stem)
 
 
-def only(suite: Suite, patterns: Sequence[str]) -> Suite:
+def select_experiments(suite: Suite, patterns: Sequence[str]) -> Suite:
     """Returns the suite with only those experiments whose names match one of the patterns.
 
     Args:
@@ -114,11 +114,11 @@ def only(suite: Suite, patterns: Sequence[str]) -> Suite:
       patterns: Names of experiments, or patterns with the wildcards of a shell.
 
     Raises:
-      UserError: If no experiment matches one of the patterns.
+      UserError: If there is no pattern, or if no experiment matches one of them.
     """
     names = [experiment.name for experiment in suite.experiments]
     chosen: set[str] = set()
-    for pattern in patterns:
+    for pattern in patterns or [""]:
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise UserError(

@@ -75,8 +75,7 @@ class Actor(Iterations):
 
     def _train_iteration(self, state: LoopState) -> LoopState:
         copied = self._exclusively(self._copy, self.agent)
-        # Without this dependency an executor may delay the copy, to which the count belongs, until
-        # the rollout has begun.
+        # Without this dependency, TensorFlow may delay the copy until the rollout has begun.
         with tf.control_dependencies([copied]):
             carry = tf.nest.map_structure(tf.identity, state.carry)
         return super()._train_iteration(state._replace(carry=carry))
@@ -85,8 +84,9 @@ class Actor(Iterations):
         updates = self._updates_when_copied.assign(self._shared.train_step_counter)
         # Counted first, so that an update in between counts as one that the copy missed.
         with tf.control_dependencies([updates]):
-            _copy_weights(self._shared, self.agent)
-        return updates
+            copies = _copy_weights(self._shared, self.agent)
+        with tf.control_dependencies(copies):
+            return tf.identity(updates)
 
     def _learn(self, batch: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         return self.agent.learn(batch, weights, self._send)
@@ -108,10 +108,10 @@ class Actor(Iterations):
         return self._lock.execute(lambda: _when_written(written, act()))
 
 
-def _copy_weights(source: Agent, target: Agent) -> None:
+def _copy_weights(source: Agent, target: Agent) -> list[tf.Operation]:
     weights, copies = (tf.nest.flatten(x.gradient_variables()) for x in (source, target))
-    for weight, copy in zip(weights, copies, strict=True):
-        copy.assign(weight, read_value=False)
+    pairs = zip(weights, copies, strict=True)
+    return [copy.assign(weight, read_value=False) for weight, copy in pairs]
 
 
 def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import ray
@@ -15,8 +16,9 @@ from conftest import ROOT, process_commands
 from ray_clusters import kill, ray_cluster, raylet, run, runs_on, wait_for
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 
-from pipeline.benchmarks import cluster, ray_process
+from pipeline.benchmarks import cluster, planned_runs, ray_process
 from pipeline.benchmarks.ray_process import ProcessActor
+from pipeline.runs import source_revision
 from pipeline.utils.errors import UserError
 
 
@@ -285,3 +287,137 @@ def test_a_run_whose_lost_process_still_trains_waits(tmp_path, monkeypatch):
     actor.stop()
     locked.unlink()
     assert actor.poll()[0] == 143
+
+
+class FakeRay:
+    """Stands in for Ray on a cluster of one node; `answer` returns what a check of it answers."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, monkeypatch):
+        self.now, self.submitted, self.answer = 0.0, 0, self.fail
+        self.alive = True
+        self.processes: list[Process] = []
+        for name, value in (
+            ("ray", self),
+            ("NodeAffinitySchedulingStrategy", lambda *args, **kwargs: None),
+            ("time", types.SimpleNamespace(monotonic=lambda: self.now)),
+            ("RayTrainProcess", self.train),
+        ):
+            monkeypatch.setattr(cluster, name, value)
+
+    def nodes(self):
+        resources = {"CPU": 8.0, "memory": 2.0**35}
+        yield {"NodeID": "1", "Alive": self.alive, "NodeName": "A", "Resources": resources}
+
+    def remote(self, *_):
+        return self
+
+    def options(self, **_):
+        return types.SimpleNamespace(remote=self.submit)
+
+    def submit(self, folder, file, lock, own):
+        self.submitted += 1
+        (pathlib.Path(folder) / own).touch()
+
+    def wait(self, probes, timeout):
+        return probes, []
+
+    def get(self, probe):
+        return self.answer()
+
+    def fail(self):
+        raise ray.exceptions.RayTaskError("examine", "RuntimeError: killed", RuntimeError("killed"))
+
+    def succeed(self, **changes):
+        revision = source_revision.source_sha256()
+        return cluster.Probe("host", revision, {}, 0, 2**34, True, True)._replace(**changes)
+
+    def train(self, run, node_id, *_):
+        self.processes.append(Process(node_id))
+        return self.processes[-1]
+
+    def starts(self, nodes, seconds):
+        """Returns whether a run is started within some seconds."""
+        for _ in range(seconds):
+            self.now += 1.1
+            if nodes.start(make_suite_run()):
+                return True
+        return False
+
+
+class Process:
+    """Run that trains until a test sets its exit code."""
+
+    is_lost = False
+
+    def __init__(self, node_id):
+        self.node_id, self.code = node_id, None
+
+    def poll(self):
+        return self.code
+
+    def lose(self):
+        self.code, self.is_lost = -9, True
+
+
+def make_suite_run():
+    return planned_runs.plan(make_suite(1), pathlib.Path("nowhere"))[0]
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Returns a fake Ray and a `Cluster` whose only node trains two runs."""
+    stand_in, said = FakeRay(monkeypatch), list[str]()
+    stand_in.answer = stand_in.succeed
+    nodes = cluster.Cluster("any", tmp_path, say=said.append)
+    assert stand_in.starts(nodes, 3) and stand_in.starts(nodes, 1)
+    return stand_in, nodes, said
+
+
+def test_a_node_that_does_not_answer_after_a_loss_is_asked_again(fake):
+    stand_in, nodes, said = fake
+    stand_in.answer = stand_in.fail
+    stand_in.processes[0].lose()
+    before = stand_in.submitted
+    assert not stand_in.starts(nodes, 100)
+    assert 5 < stand_in.submitted - before < 15  # not at every look
+    assert [line for line in said if "no further run" in line] == [
+        "node host (A, 1) gets no further run until it answers"
+    ]
+    stand_in.answer = stand_in.succeed
+    assert stand_in.starts(nodes, 15)
+
+
+def test_a_node_that_answers_after_a_loss_that_it_has_changed_is_refused(fake):
+    stand_in, nodes, said = fake
+    stand_in.answer = lambda: stand_in.succeed(is_locked_out=False)
+    for process in stand_in.processes:
+        process.lose()
+        assert not stand_in.starts(nodes, 5)
+    assert "is not used: locks in" in said[-1]
+
+
+def test_memory_that_other_runs_use_is_no_reason_to_refuse_a_node_after_a_loss(fake):
+    stand_in, nodes, _ = fake
+    stand_in.answer = lambda: stand_in.succeed(free_memory=1)
+    stand_in.processes[0].lose()
+    assert stand_in.starts(nodes, 5)
+
+
+def test_a_node_that_leaves_after_a_loss_is_forgotten(fake):
+    stand_in, nodes, said = fake
+    stand_in.answer, stand_in.alive = stand_in.fail, False
+    stand_in.processes[0].lose()
+    assert not stand_in.starts(nodes, 30)
+    assert said[-1] == "node host (A, 1) has left the cluster"
+
+
+def test_a_node_that_fails_its_first_check_is_refused_at_once(monkeypatch, tmp_path):
+    stand_in, said = FakeRay(monkeypatch), list[str]()
+    assert not stand_in.starts(cluster.Cluster("any", tmp_path, say=said.append), 100)
+    assert stand_in.submitted == 1
+    assert said == [
+        "node A is not used: it cannot run this package (RuntimeError: killed). Install the same "
+        "revision there, in the environment in which you run ray start"
+    ]

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from benchmark_records import make_games, make_record
 
-from pipeline.benchmarks import figures, published_scores, results
+from pipeline.benchmarks import figures, published_scores, report_tables, results
 from pipeline.benchmarks.results import Group
 
 
 def group_of(records) -> Group:
-    (group,) = results.groups(records)
+    (group,) = results.groups(records, {})
     return group
 
 
@@ -98,7 +98,19 @@ def test_profile_tells_how_many_runs_beat_a_human():
     ]
     drawn = figures.profiles(group_of(records))
     assert drawn is not None
-    assert drawn.description == "DQN, 4 runs: 50% above 1."
+    assert drawn.description == "DQN, 4 runs: 50% above 1 after 2,500,000 environment steps."
+
+
+def test_games_are_compared_after_the_steps_that_all_of_them_have():
+    curve = [[1, 0.0], [500_000, 1.0], [1_000_000, 2.0]]
+    human = [[1, 0.0], [500_000, published_scores.human_score("breakout") + 1]]
+    records = make_games("dqn", {"pong": 0.0}, curve=curve, num_env_steps=1_000_000)
+    records += make_games("dqn", {"breakout": 0.0}, curve=human, num_env_steps=500_000)
+    group = group_of([record | {"budgets": [500_000, 1_000_000]} for record in records])
+    drawn = figures.profiles(group)
+    assert drawn is not None and "after 500,000 environment steps" in drawn.description
+    table = report_tables.aggregates(group)
+    assert "500,000" in table and "1,000,000" not in table
 
 
 def test_profiles_of_an_environment_are_of_its_own_scores():
@@ -120,7 +132,7 @@ def test_normalized_curve_ends_at_the_middle_of_all_runs():
     assert drawn is not None
     normalized = published_scores.human_normalized
     runs = sorted(normalized(game, end) for game, of in ends.items() for end in of)
-    assert f"ends at {np.mean(runs[1:3]):.2f}" in drawn.description
+    assert f"{np.mean(runs[1:3]):.2f} at 2,500,000 steps" in drawn.description
 
 
 def test_colours_are_the_pages_and_ids_differ():

@@ -342,12 +342,11 @@ def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
 
 
 def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
-    names = "dqn-CartPole-v1", "ppo-CartPole-v1"
-    asked = {"num_seeds": dict.fromkeys(names, 3), "experiments": dict.fromkeys(names, {})}
-    (tmp_path / "trial.plan.json").write_text(json.dumps(asked))
-    (tmp_path / "other.plan.json").write_text(
-        json.dumps({"num_seeds": {"sac-Pendulum-v1": 3}, "experiments": {"sac-Pendulum-v1": {}}})
+    asked = {"num_seeds": 3, "settings": {}}
+    (tmp_path / "trial.plan.json").write_text(
+        json.dumps({"dqn-CartPole-v1": asked, "ppo-CartPole-v1": asked})
     )
+    (tmp_path / "other.plan.json").write_text(json.dumps({"sac-Pendulum-v1": asked}))
     notices = write(tmp_path, [make_record(num_seeds=1)]).notices
     assert notices[0].startswith("Incomplete: 1 of 9 runs have finished")
     assert sorted(notices[-3:]) == [
@@ -358,7 +357,7 @@ def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
 
 
 def test_a_suite_of_ones_own_may_have_a_shipped_one_s_name(tmp_path):
-    asked = {"num_seeds": {"dqn-CartPole-v1": 1}, "experiments": {"dqn-CartPole-v1": {}}}
+    asked = {"dqn-CartPole-v1": {"num_seeds": 1, "settings": {}}}
     (tmp_path / "smoke.plan.json").write_text(json.dumps(asked))
     assert write(tmp_path, [make_record(suite="smoke", num_seeds=1)]).notices == []
 

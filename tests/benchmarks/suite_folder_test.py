@@ -96,30 +96,34 @@ def test_settings_are_free_until_a_run_has_begun(tmp_path):
 
 
 def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
-    assert read_plan(tmp_path, "tiny") == ({}, {})
+    assert read_plan(tmp_path, "tiny") == {}
     with SuiteFolder(tmp_path, "tiny") as folder:
         for num_seeds in (1, 5, 2):
             folder.check_settings(plan(make_suite(num_seeds), tmp_path))
-        only_b = suites.only(make_suite(7), ["dqn-B-v1"])
+        only_b = suites.select_experiments(make_suite(7), ["dqn-B-v1"])
         folder.check_settings(plan(only_b, tmp_path))
-    assert read_plan(tmp_path, "tiny").num_seeds == {"dqn-A-v1": 5, "dqn-B-v1": 7}
-    assert list(read_plan(tmp_path, "tiny").experiments) == ["dqn-A-v1", "dqn-B-v1"]
+    noted = read_plan(tmp_path, "tiny")
+    assert {name: requested.num_seeds for name, requested in noted.items()} == {
+        "dqn-A-v1": 5,
+        "dqn-B-v1": 7,
+    }
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "{",
-        '{"num_seeds": {"a": "x"}}',
-        '{"num_seeds": 5}',
-        '{"experiments": [1]}',
-        '{"experiments": {"a": 5}}',
-    ],
+    ["{", '{"a": 5}', '{"a": {"num_seeds": 5}}', '{"a": {"num_seeds": "x", "settings": {}}}'],
 )
 def test_a_damaged_plan_is_named(tmp_path, text):
     (tmp_path / "tiny.plan.json").write_text(text)
     with pytest.raises(UserError, match="tiny.plan.json is damaged"):
         read_plan(tmp_path, "tiny")
+
+
+def test_a_suite_without_its_plan_goes_on(tmp_path):
+    run(tmp_path, make_suite())
+    (tmp_path / "tiny.plan.json").unlink()
+    assert run(tmp_path, make_suite(2)) == (4, [], 0)
+    assert set(starts(tmp_path).values()) == {1}
 
 
 def test_experiments_may_be_added(tmp_path):
