@@ -184,6 +184,8 @@ class Circumstances:
         self.exactness = exactness
         self.differences: list[str] = []
         self._folder = folder
+        # TensorFlow keeps its threads if the processors of the process change later.
+        self._cpu_count = machine()["cpu_count"]
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes the circumstances of this process."""
@@ -221,7 +223,7 @@ class Circumstances:
         harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
         threads = {
-            f"threads.{kind}": _threads(kind, count)
+            f"threads.{kind}": _threads(kind, count, self._cpu_count)
             for kind, count in self.settings["threads"].items()
         }
         return {
@@ -236,13 +238,13 @@ class Circumstances:
         }
 
 
-def _threads(kind: str, count: int) -> str:
+def _threads(kind: str, count: int, cpu_count: int) -> str:
     """Returns the number of threads that TensorFlow creates.
 
     If `count` is 0, TensorFlow chooses: the value of its environment variable, or one per core.
     """
     chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
-    return str(count or chosen or machine()["cpu_count"])
+    return str(count or chosen or cpu_count)
 
 
 def _instructions() -> list[str]:

@@ -101,6 +101,20 @@ def test_other_settings_of_tensorflow_are_told(
     assert line.startswith(said)
 
 
+def test_the_threads_are_those_of_the_start(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
+    begun = circumstances(monkeypatch)
+    begun.settings["threads"] = {"intra_op": 0}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    begun.save(tmp_path)
+    resumed = circumstances(monkeypatch)
+    resumed.settings["threads"] = {"intra_op": 0}
+    resumed.restore(tmp_path)
+    assert resumed.differences == ["threads.intra_op: 3 in the checkpoint, 1 here"]
+
+
 def test_the_processor_s_instructions_are_those_that_linux_names() -> None:
     text = pathlib.Path("/proc/cpuinfo").read_text().split()
     found = exactness_module.traits()["processor's instructions"].split()
