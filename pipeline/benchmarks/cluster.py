@@ -243,14 +243,15 @@ class Cluster:
                 continue
             self._examine(node_id)
         for node_id, (probe, since) in list(self._probes.items()):
-            seconds, has_answered = time.monotonic() - since, ray.wait([probe], timeout=0)[0]
-            has_left = node_id not in alive
-            if has_left or (has_answered and self._note(node_id, alive[node_id], probe)):
+            has_ended, has_left = bool(ray.wait([probe], timeout=0)[0]), node_id not in alive
+            limit = _RETRY_SECONDS if has_ended else _PROBE_SECONDS
+            if has_left or (has_ended and self._note(node_id, alive[node_id], probe)):
                 del self._probes[node_id]
+            elif time.monotonic() - since <= limit:
+                continue
             elif node_id in self._nodes:
-                if seconds > (_RETRY_SECONDS if has_answered else _PROBE_SECONDS):
-                    self._examine(node_id)
-            elif not has_answered and seconds > _PROBE_SECONDS:
+                self._examine(node_id)
+            else:
                 del self._probes[node_id]
                 self._refuse(
                     node_id,

@@ -143,13 +143,8 @@ def profiles(group: Group) -> Figure | None:
     Returns:
       None if no run has a score.
     """
-    tasks = {}
-    for algorithm in group.algorithms:
-        steps = group.common_steps(algorithm)
-        scores = {p.environment: p.scores_at(steps) for p in group.of(algorithm=algorithm)}
-        of_games = [published_scores.human_normalized(g, x) for g, x in scores.items() if len(x)]
-        if of_games:
-            tasks[algorithm] = of_games
+    ends = {algorithm: group.common_steps(algorithm) for algorithm in group.algorithms}
+    tasks = {x: of for x, end in ends.items() if (of := group.normalized_scores(x, end))}
     if not tasks:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
@@ -158,10 +153,9 @@ def profiles(group: Group) -> Figure | None:
         tasks, thresholds, "human-normalized score", f"profiles {group.key}"
     )
     above = [np.mean(np.concatenate(of) > 1) for of in tasks.values()]
-    ends = [group.common_steps(algorithm) for algorithm in tasks]
     drawn = [
-        f"{label}: {x:.0%} above 1 after {end:,} environment steps"
-        for label, x, end in zip(labels, above, ends, strict=True)
+        f"{label}: {x:.0%} above 1 after {ends[algorithm]:,} environment steps"
+        for algorithm, label, x in zip(tasks, labels, above, strict=True)
     ]
     return Figure("Performance profiles over all games", f"{'; '.join(drawn)}.", svg)
 

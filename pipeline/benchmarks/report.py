@@ -25,7 +25,7 @@ from pipeline.benchmarks.figures import Figure
 from pipeline.benchmarks.markdown import details, escaped, listing, notice
 from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
-from pipeline.benchmarks.suite_folder import Plan, Requested
+from pipeline.benchmarks.suite_folder import Plan
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_text
 
@@ -136,8 +136,8 @@ class _SuiteRecords(NamedTuple):
     def not_begun(self) -> dict[str, int]:
         """Returns the requested numbers of seeds of the experiments without any record, by name."""
         names = results.not_begun(self.name, self.records, self.plan)
-        unplanned = Requested(max([record["num_seeds"] for record in self.records], default=0), {})
-        return {name: self.plan.get(name, unplanned).num_seeds for name in names}
+        most = results.most_seeds(self.records)
+        return {x: self.plan[x].num_seeds if x in self.plan else most for x in names}
 
 
 class _Drawn:

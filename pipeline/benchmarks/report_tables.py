@@ -389,8 +389,11 @@ def aggregates(group: Group) -> str:
     }
     rows = []
     for algorithm in group.algorithms:
-        for steps in _steps_with_scores(group, algorithm):
-            tasks = _tasks(group, algorithm, steps)
+        end = group.common_steps(algorithm)
+        for steps in sorted({*(budget for budget in group.budgets if budget < end), end}):
+            tasks = group.normalized_scores(algorithm, steps)
+            if not tasks:
+                continue
             estimates = [interval_estimates.estimate(tasks, x) for x in statistics.values()]
             games = f"{len(tasks)} of {len(group.of(algorithm=algorithm))}"
             runs = str(sum(map(len, tasks)))
@@ -399,19 +402,6 @@ def aggregates(group: Group) -> str:
             rows.append((agent, formatting.steps(steps, True), games, runs, *shown))
     columns = ("agent", "environment steps", "games", "runs", *statistics)
     return table("Human-normalized scores over all games [95 % interval]", columns, rows)
-
-
-def _steps_with_scores(group: Group, algorithm: str) -> list[int]:
-    end = group.common_steps(algorithm)
-    budgets = {steps for steps in group.budgets if steps <= end}
-    return [steps for steps in sorted({*budgets, end}) if _tasks(group, algorithm, steps)]
-
-
-def _tasks(group: Group, algorithm: str, steps: int) -> list[np.ndarray]:
-    """Returns the normalized scores of the runs in each game that was trained for `steps` steps."""
-    reached = [pair for pair in group.of(algorithm=algorithm) if steps <= pair.num_env_steps]
-    of_games = [(pair.environment, pair.scores_at(steps)) for pair in reached]
-    return [published_scores.human_normalized(game, of) for game, of in of_games if len(of)]
 
 
 def atari5(group: Group) -> str:

@@ -153,6 +153,11 @@ class Group:
         """Returns the environment steps for which an agent was trained in all environments."""
         return min(pair.num_env_steps for pair in self.of(algorithm=algorithm))
 
+    def normalized_scores(self, algorithm: str, env_steps: int) -> list[np.ndarray]:
+        """Returns an agent's human-normalized scores at `env_steps`, one array for each game."""
+        scores = [(p.environment, p.scores_at(env_steps)) for p in self.of(algorithm=algorithm)]
+        return [published_scores.human_normalized(game, of) for game, of in scores if len(of)]
+
     def published(self, environment: str) -> list[Published]:
         """Returns the scores published under this protocol for any version of the environment."""
         return [p for p in published_scores.published(environment) if p.protocol == self.protocol]
@@ -169,6 +174,11 @@ class Group:
     def published_otherwise(self, environment: str) -> list[Published]:
         """Returns scores that were published under other protocols."""
         return [p for p in published_scores.published(environment) if p.protocol != self.protocol]
+
+
+def most_seeds(records: Sequence[Record]) -> int:
+    """Returns the largest number of seeds that was requested, by the records; 0 without records."""
+    return max((record["num_seeds"] for record in records), default=0)
 
 
 def groups(records: Sequence[Record], plan: Plan) -> list[Group]:
@@ -191,11 +201,11 @@ def _pairs(records: Sequence[Record], kind: tuple[str, ...], plan: Plan) -> tupl
             runs.setdefault((record["environment"], record["algorithm"]), []).append(record)
     pairs = []
     for (environment, algorithm), of in sorted(runs.items()):
-        requested = plan.get(suites.name_of(algorithm, environment))
-        seeds = max(record["num_seeds"] for record in of)
-        seeds = max(seeds, requested.num_seeds) if requested else seeds
-        of.sort(key=lambda record: record["seed"])
-        pairs.append(Pair(algorithm, environment, seeds, tuple(of)))
+        num_seeds, name = most_seeds(of), suites.name_of(algorithm, environment)
+        if name in plan:
+            num_seeds = max(num_seeds, plan[name].num_seeds)
+        in_order = tuple(sorted(of, key=lambda record: record["seed"]))
+        pairs.append(Pair(algorithm, environment, num_seeds, in_order))
     return tuple(pairs)
 
 

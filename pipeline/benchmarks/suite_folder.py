@@ -24,7 +24,7 @@ _UNSET = "nothing"
 
 
 class Requested(NamedTuple):
-    """What all calls together have requested of an experiment.
+    """Holds what all calls together have requested of an experiment.
 
     Attributes:
       num_seeds: Largest number of seeds of any call.
@@ -126,11 +126,12 @@ class SuiteFolder:
         """
         plan = dict(read_plan(self._output_dir, self._suite))
         for name, run in {run.experiment.name: run for run in runs}.items():
+            settings = _settings(run)
             # If the plan was lost, the runs still refuse other settings than their own.
-            before = plan.get(name, Requested(0, _settings(run)))
-            if before.settings != _settings(run) and self._has_begun(run):
+            before = plan.get(name, Requested(0, settings))
+            if before.settings != settings and self._has_begun(run):
                 raise UserError(self._refusal(run, before.settings))
-            plan[name] = Requested(max(before.num_seeds, run.suite.num_seeds), _settings(run))
+            plan[name] = Requested(max(before.num_seeds, run.suite.num_seeds), settings)
         noted = {name: requested._asdict() for name, requested in plan.items()}
         write_json(self._output_dir / (self._suite + _PLAN), noted)
 

@@ -118,7 +118,7 @@ def select_experiments(suite: Suite, patterns: Sequence[str]) -> Suite:
     """
     names = [experiment.name for experiment in suite.experiments]
     chosen: set[str] = set()
-    for pattern in patterns or [""]:
+    for pattern in patterns or [""]:  # An empty flag names no experiment.
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise UserError(

@@ -74,7 +74,7 @@ class Actor(Iterations):
         return state._replace(carry=interrupt_episodes(state.carry))
 
     def _train_iteration(self, state: LoopState) -> LoopState:
-        copied = self._exclusively(self._copy, self.agent)
+        copied = self._exclusively(self._copy)
         # Without this dependency, TensorFlow may delay the copy until the rollout has begun.
         with tf.control_dependencies([copied]):
             carry = tf.nest.map_structure(tf.identity, state.carry)
@@ -92,7 +92,7 @@ class Actor(Iterations):
         return self.agent.learn(batch, weights, self._send)
 
     def _send(self, gradients: Gradients) -> None:
-        self._exclusively(lambda: self._apply(gradients), self._shared)
+        self._exclusively(lambda: self._apply(gradients))
 
     def _apply(self, gradients: Gradients) -> tf.Tensor:
         with tf.control_dependencies([g for g in tf.nest.flatten(gradients) if g is not None]):
@@ -100,12 +100,10 @@ class Actor(Iterations):
         index = tf.minimum(by_others, _STALENESS_BINS - 1)
         self.staleness.assign_add(tf.one_hot(index, _STALENESS_BINS, dtype=tf.int64))
         self._shared.apply(gradients)
-        return by_others
+        return by_others if self._lock is None else _when_written(self._shared, by_others)
 
-    def _exclusively(self, act: Callable[[], tf.Tensor], written: Agent) -> tf.Tensor:
-        if self._lock is None:
-            return act()
-        return self._lock.execute(lambda: _when_written(written, act()))
+    def _exclusively(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
+        return act() if self._lock is None else self._lock.execute(act)
 
 
 def _copy_weights(source: Agent, target: Agent) -> list[tf.Operation]:

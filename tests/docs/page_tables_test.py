@@ -44,9 +44,10 @@ def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
     assert changed == of_results and changed
 
 
-def test_the_report_is_that_of_the_committed_records(tmp_path):
-    committed = page_tables.RESULTS / "classic"
-    for name in ("classic.jsonl", "classic.plan.json"):
+@pytest.mark.parametrize("suite", ["classic", "atari_small_budget"])
+def test_the_report_is_that_of_the_committed_records(tmp_path, suite):
+    committed = page_tables.RESULTS / suite
+    for name in (f"{suite}.jsonl", f"{suite}.plan.json"):
         shutil.copy(committed / name, tmp_path)
     report.write(tmp_path)
     written, kept = (rows((folder / "report.md").read_text()) for folder in (tmp_path, committed))
