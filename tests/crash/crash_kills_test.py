@@ -84,7 +84,7 @@ CASES = {
     "async_nstep_q": Case(20, 100, gymnasium_flags("async_nstep_q", **SMALL)),
     "dqn_pong": Case(10, 60, atari_flags("dqn_pong", _PONG + _REPLAY)),
     "ppo_pong": Case(10, 60, atari_flags("ppo_pong", _PONG + _ROLLOUT)),
-    "sac_pong": Case(10, 60, atari_flags("sac_pong", _PONG + _REPLAY)),
+    "sac_pong": Case(10, 60, atari_flags("sac_atari", _PONG + _REPLAY)),
     "dqn3": Case(10, 60, atari_flags("dqn3_atari", _DEEPMIND + _REPLAY)),
 }
 
