@@ -110,8 +110,13 @@ def test_greedy_actions_are_the_agents(finished_run, observations, policy):
         found = [x for x in names if "/_q_network/" in x and kind in x and "SLOT" not in x]
         return [reader.get_tensor(name) for name in sorted(found)]
 
-    # Sorted by name: the encoder's layer, then the head's.
-    values, (*kernels, last), (*biases, last_bias) = observations, layer("kernel"), layer("bias")
+    mean, variance = (
+        reader.get_tensor(next(x for x in names if f"/normalizer/moments/0/{kind}" in x))
+        for kind in ("mean", "variance")
+    )
+    values = np.clip((observations - mean) / np.sqrt(variance + 1e-8), -10, 10)
+    # Sorted by name: the encoder's layers, then the head's.
+    (*kernels, last), (*biases, last_bias) = layer("kernel"), layer("bias")
     for kernel, bias in zip(kernels, biases, strict=True):
         values = np.maximum(values @ kernel + bias, 0)
     q_values = values @ last + last_bias
