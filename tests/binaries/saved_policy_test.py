@@ -1,4 +1,5 @@
 import inspect
+import itertools
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, user_environment
 from gymnasium.spaces import Box, Dict, Discrete
+from numpy_references import dense_layers
 from scripted_environments import EchoEnv, SamplingEnv, environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
@@ -106,20 +108,15 @@ def test_greedy_actions_are_the_agents(finished_run, observations, policy):
     reader = tf.train.load_checkpoint(str(newest / "agent" / "variables"))
     names = reader.get_variable_to_shape_map()
 
-    def layer(kind):
-        found = [x for x in names if "/_q_network/" in x and kind in x and "SLOT" not in x]
+    def read(part, kind):
+        found = [x for x in names if part in x and f"/{kind}/" in x and "SLOT" not in x]
         return [reader.get_tensor(name) for name in sorted(found)]
 
-    mean, variance = (
-        reader.get_tensor(next(x for x in names if f"/normalizer/moments/0/{kind}" in x))
-        for kind in ("mean", "variance")
-    )
-    values = np.clip((observations - mean) / np.sqrt(variance + 1e-8), -10, 10)
+    (mean,), (variance,) = read("/normalizer/", "mean"), read("/normalizer/", "variance")
+    normalized = np.clip((observations - mean) / np.sqrt(variance + 1e-8), -10, 10)
     # Sorted by name: the encoder's layers, then the head's.
-    (*kernels, last), (*biases, last_bias) = layer("kernel"), layer("bias")
-    for kernel, bias in zip(kernels, biases, strict=True):
-        values = np.maximum(values @ kernel + bias, 0)
-    q_values = values @ last + last_bias
+    layers = zip(read("/_q_network/", "kernel"), read("/_q_network/", "bias"), strict=True)
+    q_values = dense_layers(normalized, [*itertools.chain(*layers)])
     assert len({*np.argmax(q_values, 1)}) == 2
     np.testing.assert_array_equal(policy.predict(observations), np.argmax(q_values, 1))
 
