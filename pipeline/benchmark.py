@@ -77,6 +77,7 @@ def _measure_throughput() -> None:
     configuration.apply(statements)
     configure_tensorflow()
     print(throughput.measure(_SECONDS.value))
+    configuration.warn_of_ignored()
 
 
 def _check_flags() -> None:

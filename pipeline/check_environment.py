@@ -23,6 +23,7 @@ from gymnasium.utils import env_checker
 
 from pipeline import cli, configuration
 from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
@@ -62,21 +63,25 @@ def main(_: Sequence[str]) -> int:
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
+    from pipeline.environments import Watchdog
+    from pipeline.environments.environment_errors import named_failures
     from pipeline.training.components import configure_tensorflow
     from pipeline.training.train_loop import bound
 
     configuration.apply(statements)
     configure_tensorflow()
     create_environment = bound("create_environment")
-    environment = create_environment(_SEED.value)
-    with contextlib.closing(environment):
-        for title, text in _findings(environment, create_environment):
-            lines = text.splitlines() or [""]
-            print(f"{title:<14}{lines[0]}")
-            for line in lines[1:]:
-                print(f"{'':<14}{line}")
-    if ignored := configuration.ignored(is_complete=False):
-        print(f"warning: {ignored}")
+    with StopSignal("stopping", ends_at_once=True) as stop:
+        environment = create_environment(_SEED.value)
+        watchdog = Watchdog([environment], str, stop)
+        close = contextlib.closing
+        with close(environment), close(watchdog), named_failures(environment):
+            for title, text in _findings(environment, create_environment):
+                lines = text.splitlines() or [""]
+                print(f"{title:<14}{lines[0]}", flush=True)
+                for line in lines[1:]:
+                    print(f"{'':<14}{line}")
+    configuration.warn_of_ignored()
     return 0
 
 
@@ -176,7 +181,6 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
     import tensorflow as tf
 
     from pipeline.acting import initial_carry
-    from pipeline.environments.environment_errors import named_failures
 
     @tf.function(autograph=False)
     def play(carry: Any) -> Any:
@@ -184,12 +188,11 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
 
     chunks: list[list[np.ndarray]] = []
     started = time.monotonic()
-    with named_failures(driver.environment):
-        carry = initial_carry(driver.environment, policy)
-        wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
-        while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
-            carry, rows = play(carry)
-            chunks.append([x.numpy() for x in tf.nest.flatten(rows)])
+    carry = initial_carry(driver.environment, policy)
+    wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
+    while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
+        carry, rows = play(carry)
+        chunks.append([x.numpy() for x in tf.nest.flatten(rows)])
     step_type, *observation, _, following, reward, discount = map(
         np.concatenate, zip(*chunks, strict=True)
     )
@@ -231,7 +234,7 @@ def _resume(
             other = create_environment(_SEED.value)
         except UserError as error:
             return f"unknown: {_second(error)}"
-        with contextlib.closing(other), named_failures(other), named_failures(environment):
+        with contextlib.closing(other), named_failures(other):
             other.restore(pathlib.Path(folder))
             if other.divergence:
                 return f"no: {other.divergence}"

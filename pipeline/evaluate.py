@@ -116,10 +116,6 @@ def _evaluate(
             # --num_episodes sets the length, however long the evaluations in training were.
             yield Evaluator(environment, *policies, seed=seed, num_env_steps=None)
 
-    def warn_of_ignored() -> None:
-        if ignored := configuration.ignored(is_complete=False):
-            progress.message(f"warning: {ignored}")
-
     with Progress(0) as progress:
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
@@ -129,13 +125,13 @@ def _evaluate(
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
                 with watched(render=True) as evaluator:
                     if not num_episodes:
-                        warn_of_ignored()
+                        configuration.warn_of_ignored(progress.message)
                     if not _record(evaluator, video, seed, stop, progress):
                         return False
         if not num_episodes:
             return True
         with watched() as evaluator:
-            warn_of_ignored()
+            configuration.warn_of_ignored(progress.message)
             result = _play(evaluator, num_episodes, stop, progress)
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")

@@ -73,6 +73,7 @@ def _compare_updates() -> None:
         updates = Updates(parts, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)
+    configuration.warn_of_ignored()
 
 
 def run() -> None:

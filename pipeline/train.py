@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from pipeline import cli, configuration
+from pipeline.configuration.statements import Binding
 from pipeline.runs.run_folder import RESTART_BEHAVIORS
 from pipeline.utils.errors import UserError
 from pipeline.utils.tensorflow_import import import_tensorflow
@@ -90,6 +91,9 @@ def _train() -> int:
     if _RAY_ADDRESS.value is not None:
         bindings.append(f"distributed_runner.ray_address = {_RAY_ADDRESS.value!r}")
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
+    runners = [s.value for s in statements if isinstance(s, Binding) and s.name == "train.runner"]
+    if _RAY_ADDRESS.value is not None and "distributed_runner" not in repr(runners[-1:]):
+        raise UserError("--ray_address has no effect without --gin_file=runners/distributed.")
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline.checkpointing.exactness import Exactness

@@ -4,7 +4,7 @@ This package imports neither TensorFlow nor anything that does, so that `--list_
 error messages appear at once.
 """
 
-from pipeline.configuration.explanation import explain_call_error
+from pipeline.configuration.explanation import explain_call_error, needs_file
 from pipeline.configuration.loading import (
     applied,
     apply,
@@ -18,6 +18,7 @@ from pipeline.configuration.loading import (
     preserved,
     read,
     uses_onednn,
+    warn_of_ignored,
 )
 from pipeline.configuration.statements import list_configs
 
@@ -32,8 +33,10 @@ __all__ = [
     "in_force",
     "list_configs",
     "load",
+    "needs_file",
     "operative_config",
     "preserved",
     "read",
     "uses_onednn",
+    "warn_of_ignored",
 ]

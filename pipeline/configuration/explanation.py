@@ -17,8 +17,10 @@ from pipeline.configuration.registry import TF_AGENTS
 from pipeline.configuration.statements import (
     COMMAND_LINE,
     Binding,
+    Reference,
     Source,
     find_file,
+    leaves,
     scan,
     shipped_folder,
     shipped_names,
@@ -186,7 +188,7 @@ def explain_call_error(error: BaseException) -> str | None:
 
     gin appends "In call to configurable ..." to an exception for each call that it passes. The
     message of a `UserError` is returned without this text. For a missing REQUIRED parameter, the
-    message names the flag that binds it.
+    message names the flag that binds it, or the shipped files that bind it to a function.
     """
     message = str(error).split("\n  In call to configurable ")[0]
     if isinstance(error, UserError):
@@ -197,18 +199,37 @@ def explain_call_error(error: BaseException) -> str | None:
     if missing is None:
         return None
     names = [f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", ")]
+    if text := next(filter(None, map(needs_file, names)), None):
+        return text
     flags = " ".join(f'{COMMAND_LINE}="{name}={_example(name)}"' for name in names)
     have = "have no values" if len(names) > 1 else "has no value"
     return f"{' and '.join(names)} {have}: add {flags}"
 
 
-def _example(name: str) -> str:
+def needs_file(parameter: str) -> str | None:
+    """Returns a message that a parameter is not bound, with the shipped files that bind it.
+
+    It is None if no shipped file binds the parameter to a function. One function alone would be
+    wrong advice, because it needs other bindings of its file.
+    """
+    files = [
+        name
+        for name, value in _shipped_values(parameter)
+        if any(isinstance(leaf, Reference) for leaf in leaves(value))
+    ]
+    if not files:
+        return None
+    return f"{parameter} is not bound. Add a --gin_file that binds it: {', '.join(files)}."
+
+
+def _example(parameter: str) -> str:
     """Returns the value that a shipped config binds to this parameter, or "..." if none does."""
-    return next((repr(b.value) for b in _shipped_bindings() if b.name == name), "...")
+    return next((repr(value) for _, value in _shipped_values(parameter)), "...")
 
 
-def _shipped_bindings() -> Iterator[Binding]:
+def _shipped_values(parameter: str) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each shipped config that binds the parameter, and the value."""
     for name in shipped_names():
         for statement in scan(Source.read(find_file(name, [shipped_folder()]))):
-            if isinstance(statement, Binding):
-                yield statement
+            if isinstance(statement, Binding) and statement.name == parameter:
+                yield name, statement.value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -180,14 +180,18 @@ def explain() -> str:
     return explanation.explain(_origins)
 
 
-def ignored(is_complete: bool = True) -> str | None:
+def ignored() -> str | None:
     """Returns a message about the unused bindings of the command line, or None if there are none.
 
-    Args:
-      is_complete: Whether everything that a run calls has been called. If False, configurables
-        that have not been called are skipped.
+    Everything that a run calls must have been called.
     """
-    return explanation.ignored(_origins, is_complete)
+    return explanation.ignored(_origins, is_complete=True)
+
+
+def warn_of_ignored(say: Callable[[str], None] = print) -> None:
+    """Says which bindings of the command line were not used by the configurables called so far."""
+    if message := explanation.ignored(_origins, is_complete=False):
+        say(f"warning: {message}")
 
 
 def _import(statement: Import) -> None:

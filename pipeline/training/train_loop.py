@@ -168,10 +168,7 @@ def bound(name: str) -> Callable[..., Any]:
     """
     bindings = gin.get_bindings(train)
     if name not in bindings:
-        raise UserError(
-            f"train.{name} is not bound. Add a --gin_file that binds it; "
-            "python -m pipeline.train --list_configs lists the shipped files."
-        )
+        raise UserError(configuration.needs_file(f"train.{name}"))
     return bindings[name]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 
 import gymnasium
 import numpy as np
@@ -69,6 +70,23 @@ class MaskedEnv(SaneEnv):
         MaskedEnv.number -= 1
 
 
+class BrokenEnv(SaneEnv):
+    """Fails in `reset`."""
+
+    def reset(self, **kwargs):
+        raise ValueError("no map is loaded")
+
+
+class StuckEnv(SaneEnv):
+    """Never returns from `step`."""
+
+    def step(self, action):
+        while True:
+            time.sleep(1)
+
+
+gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
+gymnasium.register("Stuck-v0", entry_point=f"{__name__}:StuckEnv")
 gymnasium.register("Masked-v0", entry_point=f"{__name__}:MaskedEnv")
 gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
 gymnasium.register("Sane-v0", entry_point=f"{__name__}:SaneEnv")
@@ -136,7 +154,17 @@ def test_what_is_said_of_an_environment(name, bindings, texts):
         assert text in said, said
 
 
-def test_an_environment_that_does_not_exist_is_named():
-    ended, _ = check("Absent")
+@pytest.mark.parametrize(
+    ("name", "bindings", "texts"),
+    [
+        ("Absent", [], ["Absent-v0"]),
+        ("Broken", [], ["Broken-v0", "reset", "ValueError: no map is loaded"]),
+        ("Stuck", ["Watchdog.timeout = 2"], ["Stuck-v0", "step", "Watchdog.timeout"]),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_named(name, bindings, texts):
+    ended, _ = check(name, *bindings)
     assert ended.returncode == 2
-    assert "Absent-v0" in ended.stderr and "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    for text in texts:
+        assert text in ended.stderr

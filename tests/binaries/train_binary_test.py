@@ -326,11 +326,22 @@ def test_run_that_is_there_is_guarded(finished_run):
         (["--gin_file=dqn_cartpole", "--seed=one"], "flag --seed=one: .*"),
         (["--gin_file=dqn_cartpole", "--restart_behavior=x"], "flag --restart_behavior=x: .*"),
         (["dqn_cartpole"], "unexpected argument 'dqn_cartpole'.*"),
+        (
+            ["--gin_file=dqn_cartpole", "--ray_address=auto"],
+            "--ray_address has no effect without --gin_file=runners/distributed.",
+        ),
     ],
 )
 def test_mistakes_that_need_no_tensorflow(tmp_path, flags, message):
     assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forgotten_agent_is_told_with_the_files_that_have_one(tmp_path):
+    binding = "--gin_bindings=gymnasium_environment.name = 'CartPole-v1'"
+    flags = [f"--root_dir={tmp_path}/run", "--gin_file=environments/gymnasium", binding]
+    message = "train.create_agent is not bound. Add a --gin_file that binds it: .*agents/dqn, .*"
+    assert_refused(message, *flags)
 
 
 def test_missing_root_dir():
