@@ -79,6 +79,7 @@ class Episodes:
         self._max_steps: int | None = None
         self.truncations = 0
         self.own_returns: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._returns_so_far: dict[int, float] = {}
         self.divergence = ""
         self.error: BaseException | None = None
         self.seconds = 0.0
@@ -154,7 +155,7 @@ class Episodes:
             "seed": self._seed,
             "resets": self.resets,
             "rows": rows,
-            "own_returns": [[index, float(value)] for index, value in self.own_returns],
+            "own_returns": list(self.own_returns),
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self.log.save(folder)
@@ -309,6 +310,7 @@ class Episodes:
         if not self._is_overdue.any():
             return rows
         self.truncations += int(self._is_overdue.sum())
+        self._add_own_returns(self._is_overdue)
         self._last = self._last | self._is_overdue
         return np.where(self._is_overdue, np.int32(ts.StepType.LAST), rows[0]), *rows[1:]
 
@@ -325,11 +327,18 @@ class Episodes:
         observation, reward, discount, last, own_returns = self.cross(
             self.vector.step, self._convert_actions(action), live
         )
-        self.own_returns.extend(own_returns)
+        self._returns_so_far = dict(own_returns)
+        self._add_own_returns(last)
         # MID is 1. LAST is one more, where an episode ends; FIRST is one less, after such a row.
         step_type = self._mid + last - self._last
         self._last = last
         return step_type, reward, discount, *observation
+
+    def _add_own_returns(self, ends: np.ndarray) -> None:
+        if self._returns_so_far:
+            returns = self._returns_so_far
+            indices = np.flatnonzero(ends).tolist()
+            self.own_returns.extend((index, returns[index]) for index in indices if index in returns)
 
     def _reset_all(self) -> Rows:
         try:

@@ -49,7 +49,8 @@ class SingleEnv:
         self._plain = self._arrays[0] if is_plain else None
         self._is_over = False
         layers = saved_states.layers(self.env)
-        self._records_returns = any(isinstance(x, RecordEpisodeStatistics) for x in layers)
+        recorders = (x for x in layers if isinstance(x, RecordEpisodeStatistics))
+        self._recorder = next(recorders, None)
 
     @property
     def description(self) -> Description:
@@ -85,7 +86,7 @@ class SingleEnv:
 
         Returns:
           The reward, whether the episode has terminated, whether it was truncated, and the return
-          that gymnasium's RecordEpisodeStatistics has recorded, at the end of an episode.
+          of the episode so far, if gymnasium's RecordEpisodeStatistics records it.
 
         Raises:
           UserError: If the environment does not have gymnasium's interface.
@@ -102,7 +103,7 @@ class SingleEnv:
                 raise self._fault(f"step() does not return five values; {_STEP}") from error
             raise
         try:
-            received, reward, terminated, truncated, info = results
+            received, reward, terminated, truncated, _ = results
         except (TypeError, ValueError) as error:
             count = f"{len(results)} values" if isinstance(results, tuple) else repr(results)
             raise self._fault(f"step() returned {count:.80}; {_STEP}") from error
@@ -113,7 +114,8 @@ class SingleEnv:
             raise self._fault(f"the reward {reward!r:.80} is not a number") from error
         is_terminated, is_truncated = bool(terminated), bool(truncated)
         self._is_over = is_terminated or is_truncated
-        own_return = info["episode"]["r"] if self._is_over and self._records_returns else None
+        # The infos have the return only if no wrapper above the recorder has ended the episode.
+        own_return = float(self._recorder.episode_returns) if self._recorder else None
         return number, is_terminated, is_truncated, own_return
 
     def render(self) -> Any:
@@ -141,7 +143,7 @@ class SingleEnv:
         ]
         layers = saved_states.layers(self.env)
         names = [type(x).__name__ for x in layers if isinstance(x, gymnasium.RewardWrapper)]
-        if self._records_returns:
+        if self._recorder:
             return [*notes, "the logged returns are those that RecordEpisodeStatistics records"]
         return notes + [
             f"rewards pass through {name}: the logged returns are sums of what it returns. Apply "

@@ -50,8 +50,8 @@ class Outcome(NamedTuple):
       discount: float32 [N]; 0 where nothing that follows counts: the episode has terminated, or, in
         some environments, a life was lost.
       is_last: bool [N]; True where an episode has ended.
-      own_returns: Number of the environment and return of each episode that has ended, for
-        environments that record their returns themselves.
+      own_returns: Number of the environment and return of its episode so far, for environments
+        that were stepped and record their returns themselves.
     """
 
     observation: Arrays

@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 from scripted_environments import PlainEnv
@@ -32,8 +32,39 @@ def test_a_vector_gives_the_returns_at_the_end_of_episodes(vector_class):
     ends = [outcome.is_last[0] for outcome in outcomes]
     assert sum(ends) == 2
     for outcome, is_last in zip(outcomes, ends, strict=True):
-        assert list(outcome.own_returns) == ([(0, 5.0)] if is_last else [])
+        indices = [index for index, _ in outcome.own_returns]
+        assert set(indices) <= {0}  # the second environment records nothing
+        assert not is_last or dict(outcome.own_returns)[0] == 5.0
         assert outcome.reward[0] in (np.float32(0.01), 0)
+
+
+class NumpyRewards(PlainEnv):
+    """Returns rewards of NumPy's type."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.float32(0.1), *rest
+
+
+@pytest.mark.parametrize("key", ["episode", "statistics"])
+def test_an_outer_wrapper_may_end_the_episode(key):
+    vector = SyncVector([lambda: TimeLimit(RecordEpisodeStatistics(NumpyRewards(), 1, key), 3)])
+    vector.reset([1])
+    outcomes = [vector.step(np.zeros(1, np.int64)) for _ in range(7)]
+    of_ends = [dict(x.own_returns)[0] for x in outcomes if x.is_last]
+    assert of_ends == pytest.approx([0.3, 0.3])
+    assert {type(value) for value in of_ends} == {float}  # as after a resume
+    vector.close()
+
+
+def test_truncated_episodes_of_an_evaluation_count(tmp_path):
+    run = Run(tmp_path, PLAN, "ppo", **SCALED, Evaluator__max_episode_steps=9)
+    returns = run.train()["evaluation"]["returns"]
+    run.close()
+    summed = Run(tmp_path / "summed", PLAN, "ppo", Evaluator__max_episode_steps=9)
+    assert returns == summed.train()["evaluation"]["returns"]  # without the wrapper
+    summed.close()
+    assert set(returns) == {21.0, 27.0}
 
 
 def test_logs_and_evaluations_have_the_returns_of_the_environment(tmp_path):
