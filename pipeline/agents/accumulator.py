@@ -56,11 +56,12 @@ class Accumulator(tf.Module):
                 for total, gradient in zip(self._sums, tf.nest.flatten(gradients), strict=True)
             ]
             apply(tf.nest.pack_sequence_as(gradients, together))
-            return self._clear()
+            self.begin_anew()
+            return tf.no_op()
 
         tf.cond(full, flush, tf.no_op)
 
-    def _clear(self) -> tf.Operation:
+    def begin_anew(self) -> None:
+        """Sets the sums to 0."""
         for variable in (*self._sums, self._rows, self.summed):
             variable.assign(tf.zeros_like(variable))
-        return tf.no_op()

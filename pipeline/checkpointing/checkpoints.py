@@ -239,8 +239,10 @@ class Checkpoints:
         for name, part in wanted.items():
             try:
                 part.restore(path / name)
-            except (ValueError, OSError) as error:
+            except (ValueError, FileNotFoundError) as error:
                 raise self._misfit(path, f"part {name!r}: {error}") from error
+            except OSError as error:
+                raise UserError(f"Cannot restore {path}: {error}.") from error
 
     def _misfit(self, path: pathlib.Path, why: str) -> UserError:
         message = (

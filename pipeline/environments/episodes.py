@@ -335,10 +335,9 @@ class Episodes:
         return step_type, reward, discount, *observation
 
     def _add_own_returns(self, ends: np.ndarray) -> None:
-        if self._returns_so_far:
-            returns = self._returns_so_far
-            indices = np.flatnonzero(ends).tolist()
-            self.own_returns.extend((index, returns[index]) for index in indices if index in returns)
+        if returns := self._returns_so_far:
+            ended = np.flatnonzero(ends).tolist()
+            self.own_returns.extend((index, returns[index]) for index in ended if index in returns)
 
     def _reset_all(self) -> Rows:
         try:

@@ -7,7 +7,6 @@ only through this interface. One iteration makes these calls:
     begin(prepare)
     num_batches times:
         next_batch() -> trajectory, weights, keys
-        feedback(keys, loss_info)
     end(finish)
 
 A *row* is one `Trajectory` of one environment: (step_type, observation, action, policy_info) of a
@@ -47,7 +46,7 @@ class Experience(Protocol):
     collected rows, `training_spec` of the rows used for training. An implementation may ignore
     `sequence_length` or `training_spec`.
 
-    `add`, `begin`, `next_batch`, `feedback` and `end` run inside a `tf.function`.
+    `add`, `begin`, `next_batch` and `end` run inside a `tf.function`.
     """
 
     @property
@@ -83,9 +82,6 @@ class Experience(Protocol):
           The trajectory [B, T, ...]; weights [B] float32, 0 for sequences that begin
           with a boundary row and 1 for others; keys [B] int64, which identify the first rows.
         """
-
-    def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
-        """Reports the learner's `loss_info` for the rows that `keys` [B] identify."""
 
     def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
         """Ends an iteration; a store that empties itself calls `finish` with its rows first."""

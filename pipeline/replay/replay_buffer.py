@@ -174,9 +174,6 @@ class ReplayBuffer:
         rows, keys = self._read(*self._draw(self._batch_size), self._sequence_length)
         return rows, valid_mask(rows.step_type[:, 0]), keys[:, 0]
 
-    def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
-        """Does nothing, because the probability of a row does not depend on its loss."""
-
     def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
         """Does nothing, because rows stay until newer ones overwrite them."""
 

@@ -155,9 +155,6 @@ class Rollout:
         weights = valid_mask(rows.step_type[:, 0])
         return rows, weights, keys
 
-    def feedback(self, keys: tf.Tensor, loss_info: Any) -> None:
-        """Does nothing, because every row is trained on equally often."""
-
     def end(self, finish: Callable[[trajectory.Trajectory], Any]) -> None:
         """Calls `finish` with the collected rows [num_steps, num_envs, ...], then removes them."""
         finish(self._rows())

@@ -16,12 +16,15 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in _FOLDER.glob("*/run.json"))
 
 
-def folder(name: str) -> pathlib.Path:
-    """Returns the run folder of a policy.
+def find(root_dir: str | pathlib.Path) -> pathlib.Path:
+    """Returns the folder of a run, or of the policy that "pretrained:NAME" names.
 
     Raises:
       UserError: If there is no such policy.
     """
+    if not str(root_dir).startswith(PREFIX):
+        return pathlib.Path(root_dir)
+    name = str(root_dir).removeprefix(PREFIX)
     if name not in names():
         raise UserError(
             f"there is no pretrained policy {name!r}.{suggest(name, names())} "

@@ -81,13 +81,20 @@ class RunFolder:
         messages: list[str] = []
         if self._has_run():
             self._lock()
-            messages = self._reopen(restart_behavior, seed)
+            if self._has_run():  # unless another process has just moved it aside
+                messages = self._reopen(restart_behavior, seed)
         elif self._has_something():
             raise UserError(
                 f"{self.path} holds files but no run of this program; choose another --root_dir."
             )
         self._lock()
         return messages
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Returns True if the folder holds a checkpoint, intact or not."""
+        with named_errors(self.path):
+            return any(self.checkpoints.glob("step-*"))
 
     def _has_something(self) -> bool:
         with named_errors(self.path):
@@ -115,8 +122,8 @@ class RunFolder:
                 "--restart_behavior=resume to continue the run, or =restart to move it aside."
             )
         if restart_behavior == "restart":
-            aside = self._free_name()
             with named_errors(self.path):
+                aside = self._free_name()
                 self.path.rename(aside)
             return [f"moved the old run to {aside}"]
         self._check_seed(seed)

@@ -39,9 +39,7 @@ class SavedRun:
         Raises:
           UserError: If there is no such run or checkpoint.
         """
-        if str(root_dir).startswith(pretrained.PREFIX):
-            root_dir = pretrained.folder(str(root_dir).removeprefix(pretrained.PREFIX))
-        self._folder = RunFolder(root_dir)
+        self._folder = RunFolder(pretrained.find(root_dir))
         if not self._config_path.is_file():
             raise UserError(_no_run(self._folder.path))
         self._description = self._folder.read_json("run.json")

@@ -188,7 +188,15 @@ class Collector:
         rows, time_step, counted = tf.nest.map_structure(
             lambda x: x.numpy(), (rows, self._carry.time_step, self._carry.statistics)
         )
-        return Message(rows, time_step, counted, order.version)
+        return Message(rows, time_step, self._with_own_returns(counted), order.version)
+
+    def _with_own_returns(self, statistics: EpisodeStatistics) -> EpisodeStatistics:
+        """Returns the statistics with the returns that the environments have recorded, if any."""
+        own = self.environment.episodes.own_returns
+        returns = np.array([value for _, value in own], np.float32)
+        own.clear()
+        kept = statistics.last_returns[: len(statistics.last_returns) - len(returns)]
+        return statistics._replace(last_returns=np.concatenate([kept, returns]))
 
     @property
     def divergence(self) -> str:

@@ -205,8 +205,12 @@ class Collectors:
                 )
             )
             if not is_random:
-                for _ in range(self._repeats):
-                    state = self._updates.update(state)
+                _, state = tf.while_loop(
+                    lambda n, _: n < self._repeats,
+                    lambda n, state: (n + 1, self._updates.update(state)),
+                    (tf.constant(0), state),
+                    parallel_iterations=1,
+                )
             time_step = _replaced(carry.time_step, streams, time_step)
             return state._replace(carry=state.carry._replace(time_step=time_step))
 
@@ -355,6 +359,7 @@ class Collectors:
             "are_messages": [[x is not None for x in arrived] for arrived in self._arrived],
             "restarts": self._restarts,
             "lost_steps": self._lost_steps,
+            "lags": list(self._lags),
         }
         (folder / _STATE).write_text(json.dumps(state))
 
@@ -375,7 +380,7 @@ class Collectors:
           ValueError: If the saved state does not fit this run.
           UserError: If a collector is lost meanwhile.
         """
-        names = "next", "version", "are_messages", "restarts", "lost_steps"
+        names = "next", "version", "are_messages", "restarts", "lost_steps", "lags"
         state = files.read_object(folder / _STATE, *names)
         if len(state["are_messages"]) != len(self._arrived):
             raise ValueError(
@@ -397,6 +402,7 @@ class Collectors:
             self._divergence = self._divergence or divergence
         self._next, self._version = int(state["next"]), int(state["version"])
         self._lost_steps = int(state["lost_steps"])
+        self._lags = deque(map(int, state["lags"]), _LAGS)
         self._known = [-1] * len(self._arrived)
 
     def _restored(self, number: int, saved: dict[str, bytes]) -> str:

@@ -52,6 +52,7 @@ class GraphCalls:
           The state after the call.
         """
         before = _total(state.carry.vector_steps)
+        environment_seconds = self._environment.seconds
         started = time.perf_counter()
         state = chunk(
             state,
@@ -61,6 +62,7 @@ class GraphCalls:
         vector_steps = _total(state.carry.vector_steps)
         seconds = time.perf_counter() - started
         self._seconds += seconds
+        self._environment_seconds += self._environment.seconds - environment_seconds
         iterations = (vector_steps - before) // self._collect_steps
         fitting = int(iterations * SECONDS_PER_CALL / seconds)
         self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
@@ -68,8 +70,7 @@ class GraphCalls:
 
     def restart_timing(self, state: LoopState) -> None:
         """Begins a new interval of timing at `state`."""
-        self._seconds = 0.0
-        self._environment_seconds = self._environment.seconds
+        self._seconds = self._environment_seconds = 0.0
         self._collect_seconds = float(state.collect_seconds)
         self._env_steps = int(state.carry.statistics.env_steps)
 
@@ -87,7 +88,7 @@ class GraphCalls:
         if not self._seconds:
             return {}
         seconds = self._seconds * self._at_once
-        environment = (self._environment.seconds - self._environment_seconds) / seconds
+        environment = self._environment_seconds / seconds
         collect = (float(state.collect_seconds) - self._collect_seconds) / seconds
         return {
             "environment_share": environment,

@@ -155,6 +155,12 @@ class HostLoop:
         is_cold = self.env_steps < until
         while self.env_steps < until:
             self._call(self._runner.collect_randomly, until, WARMING_UP)
+        if self.env_steps >= self._plan.num_env_steps:
+            raise UserError(
+                f"the warm-up took {self.env_steps:_} environment steps, because it ends with a "
+                f"whole iteration, and train.num_env_steps = {self._plan.num_env_steps:_} leaves "
+                "nothing to train: raise it."
+            )
         if is_cold:
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._calls.restart_timing(self.state)
@@ -191,7 +197,7 @@ class HostLoop:
 
     def record(self) -> dict[str, Any]:
         """Returns the record of metrics.jsonl for the current state."""
-        state, count = self.state, float(self.state.loss_count)
+        state, count = self.state, int(self.state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._components.env_steps
         of_drivers = [driver.environment.episodes.own_returns for driver in self._runner.drivers]

@@ -34,8 +34,8 @@ class LoopState(NamedTuple):
 
     Attributes:
       carry: Carry of the collect driver.
-      loss_sums: Sums of the losses over the batches since the last log, float32 [] by name.
-      loss_count: Number of those batches, float32 [].
+      loss_sums: Sums of the losses over the batches since the last log, float64 [] by name.
+      loss_count: Number of those batches, int64 [].
       collect_seconds: Wall time spent collecting, float64 []; for display only.
     """
 
@@ -53,8 +53,8 @@ def first_state(carry: Carry, agent: Agent) -> LoopState:
 
 def clear_losses(state: LoopState) -> LoopState:
     """Returns `state` with its losses cleared, as after a log."""
-    zeros = {name: tf.zeros([], tf.float32) for name in state.loss_sums}
-    return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.float32))
+    zeros = {name: tf.zeros([], tf.float64) for name in state.loss_sums}
+    return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.int64))
 
 
 class Halted(Exception):
@@ -156,7 +156,7 @@ class Updates:
                 parallel_iterations=1,
             )
         self.end_updates()
-        count = state.loss_count + float(self.experience.num_batches)
+        count = state.loss_count + self.experience.num_batches
         return state._replace(loss_sums=loss_sums, loss_count=count)
 
     def observe(self, rows: Trajectory) -> None:
@@ -176,10 +176,11 @@ class Updates:
         return self.agent.train(batch, weights)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        batch, weights, keys = self.experience.next_batch()
-        loss_info = _accelerated(self._learn)(batch, weights)
-        self.experience.feedback(keys, loss_info)
-        return {name: total + loss_info.extra[name] for name, total in loss_sums.items()}
+        batch, weights, _ = self.experience.next_batch()
+        losses = _accelerated(self._learn)(batch, weights).extra
+        return {
+            name: total + tf.cast(losses[name], tf.float64) for name, total in loss_sums.items()
+        }
 
 
 class Iterations(Updates):

@@ -15,6 +15,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 import tree
+from tf_agents.utils.common import Periodically
 
 from pipeline import configuration
 from pipeline.agents.agent import Agent
@@ -31,6 +32,7 @@ from pipeline.environments.watchdog import Watchdog
 from pipeline.networks.summary import summarize
 from pipeline.ops.observations import CategoricalSpec, without_mask
 from pipeline.replay import Experience
+from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow
@@ -103,7 +105,12 @@ def train(
     """
     # Paths are made absolute before an environment can change the working directory.
     folder = RunFolder(root_dir or "")
-    start = SavedRun(warm_start) if warm_start else None
+    source = str(RunFolder(pretrained.find(warm_start)).path) if warm_start else None
+    if source == str(folder.path):
+        raise UserError(
+            "--warm_start names --root_dir itself. A run continues without it; a new run needs "
+            "another --root_dir."
+        )
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
@@ -112,11 +119,12 @@ def train(
     warm_up = WarmUp()
     warm_up.check(plan)
     may_be_finished = not dry_run and restart_behavior == "resume"
-    if may_be_finished and (result := _finished(folder, seed, num_env_steps)):
+    flags = {"execution": execution.value, **({"warm_start": source} if source else {})}
+    if may_be_finished and (result := _finished(folder, seed, num_env_steps, flags)):
         return result
-    settings = configure_tensorflow(execution=execution)
-    if start:
-        settings["warm_start"] = str(start.path)
+    begins = restart_behavior == "restart" or not folder.has_checkpoint
+    start = SavedRun(source) if source and begins else None  # a resumed run does not need it
+    settings = configure_tensorflow(execution=execution) | flags
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
         warm_up.check_fits(components.experience)
@@ -182,7 +190,9 @@ def build_bound(seed: int) -> Components:
     return runner(seed, *map(bound, BUILDERS))
 
 
-def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any] | None:
+def _finished(
+    folder: RunFolder, seed: int, num_env_steps: int, flags: dict[str, str]
+) -> dict[str, Any] | None:
     """Returns the contents of result.json and prints a message if the run is finished, else None.
 
     Raises:
@@ -191,7 +201,14 @@ def _finished(folder: RunFolder, seed: int, num_env_steps: int) -> dict[str, Any
     result = folder.finished(seed, num_env_steps)
     if not result:
         return None
-    if differences := configured_otherwise(folder.path / "operative_config.gin"):
+    before = folder.read_json("run.json")
+    differences = [
+        f"{name}: {before.get(name, 'nothing')} there, {flags.get(name, 'nothing')} here"
+        for name in ("execution", "warm_start")
+        if before.get(name) != flags.get(name)
+    ]
+    differences += configured_otherwise(folder.path / "operative_config.gin")
+    if differences:
         lines = "\n  ".join(differences)
         raise UserError(
             f"{folder.path} holds a finished run of another configuration:\n  {lines}\n"
@@ -211,6 +228,9 @@ def _begin_anew(agent: Agent) -> None:
     for module in agent.submodules:
         if hasattr(module, "begin_anew"):
             module.begin_anew()
+        elif isinstance(module, Periodically):
+            for counter in module.variables:
+                counter.assign(tf.zeros_like(counter))
 
 
 def _note_large_numbers(

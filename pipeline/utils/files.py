@@ -141,6 +141,14 @@ def _is_locked(file: IO[str]) -> bool:
     return True
 
 
+def _is_at(file: IO[str], path: pathlib.Path) -> bool:
+    """Returns False if another process has moved or deleted the file since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     """Locks `path` until the returned file is closed or this process ends.
 
@@ -156,16 +164,18 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
       UserError: If another process holds the lock, or the folder cannot be created or written to.
     """
     folder = path.parent
+    # A child that a killed process was just starting may hold its lock for a moment.
+    deadline = time.monotonic() + _LOCK_SECONDS
     with named_errors(folder, flag):
-        make_folder(folder)
-        file = path.open("w")
-        # A child that a killed process was just starting may hold its lock for a moment.
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while not _is_locked(file):
+        while True:
+            make_folder(folder)
+            file = path.open("w")
+            if _is_locked(file) and _is_at(file, path):
+                return file
+            file.close()
             if time.monotonic() > deadline:
                 raise UserError(f"{busy} {folder}. Wait for it, stop it, or choose another {flag}.")
             time.sleep(0.02)
-    return file
 
 
 @contextlib.contextmanager

@@ -152,6 +152,19 @@ def test_a_checkpoint_that_cannot_be_read_now_is_neither_passed_over_nor_removed
     assert restore(checkpoints).env_steps == number.value == 2
 
 
+def test_a_disk_that_is_full_during_a_restore_is_not_a_misfit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, number = numbered(tmp_path, 1)
+
+    def restore(folder: pathlib.Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(number, "restore", restore)
+    with pytest.raises(UserError, match="^Cannot restore .*1: .*No space left on device"):
+        checkpoints.restore()
+
+
 def test_a_folder_that_cannot_be_read_now_is_not_one_without_checkpoints(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

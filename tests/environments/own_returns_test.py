@@ -23,6 +23,17 @@ gymnasium.register("ScaledWalk-v0", entry_point=lambda **kwargs: scaled(Walk(**k
 SCALED = {"gymnasium_environment__name": "ScaledWalk-v0"}
 
 
+def test_messages_of_collectors_have_the_returns_of_the_environment(tmp_path, monkeypatch):
+    files = ["agents/dqn", "environments/gymnasium", "runners/distributed"]
+    monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
+    run = Run(tmp_path, PLAN, "dqn", **SCALED, distributed_runner__message_steps=4)
+    run.train()
+    last = run.metrics[-1]
+    assert last["episodes"] > 10
+    assert last["return_mean_100"] == pytest.approx(3 * last["episode_length_mean_100"])
+    run.close()
+
+
 @pytest.mark.parametrize("vector_class", [SyncVector, ProcessVector])
 def test_a_vector_gives_the_returns_at_the_end_of_episodes(vector_class):
     vector = vector_class([lambda: scaled(PlainEnv()), PlainEnv])

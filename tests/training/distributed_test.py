@@ -7,7 +7,8 @@ import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from host_loops import Run
+from host_loops import PLAN, Run
+from run_processes import without_times
 from tf_agents.trajectories import StepType, Trajectory
 from tiny_runs import assert_same, saved, variables
 
@@ -62,8 +63,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm):
     assert ended["weights_sha256"] == result["weights_sha256"]
     assert ended["evaluation"] == result["evaluation"]
     assert resumed.evaluations == twin.evaluations
-    steps = [(x["env_steps"], x["return_mean_100"], x.get("loss")) for x in resumed.metrics]
-    assert steps == [(x["env_steps"], x["return_mean_100"], x.get("loss")) for x in twin.metrics]
+    assert list(map(without_times, resumed.metrics)) == list(map(without_times, twin.metrics))
     assert_same(resumed.snapshot(), twin.snapshot())
     for run in (twin, resumed):
         run.close()
@@ -112,6 +112,14 @@ def test_episodes_that_cannot_be_continued_begin_anew(tmp_path):
 def test_messages_fit_the_replay_buffer(tmp_path):
     with pytest.raises(UserError, match="A message of 100 vector steps does not fit"):
         Distributed(tmp_path / "run", distributed_runner__message_steps=100)
+
+
+def test_a_warm_up_that_ends_after_the_run_is_refused(tmp_path):
+    plan, lengths = PLAN._replace(num_env_steps=61), {"distributed_runner__message_steps": 20}
+    run = Distributed(tmp_path / "run", plan, **lengths)
+    with pytest.raises(UserError, match="warm-up took .*num_env_steps = 61 leaves nothing"):
+        run.train()
+    run.close()
 
 
 class Losing(InProcess):

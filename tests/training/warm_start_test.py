@@ -1,6 +1,8 @@
 """A new run starts with the agent of another run."""
 
+import contextlib
 import json
+import shutil
 
 import pytest
 from conftest import any_threads
@@ -53,6 +55,28 @@ def test_a_warm_start_is_recorded_and_repeated_by_the_same_command_only(trained,
     assert run(tmp_path / "run", path, train__num_env_steps=300)["env_steps"] >= 300
 
 
+def test_a_resumed_run_does_not_need_the_run_that_it_started_with(trained, tmp_path):
+    source = shutil.copytree(trained[0], tmp_path / "source")
+    run(tmp_path / "run", source)
+    shutil.rmtree(source)
+    longer = {"train__num_env_steps": 300}
+    assert run(tmp_path / "run", source, **longer)["env_steps"] >= 300
+    with pytest.raises(UserError, match="there is no run"):
+        run(tmp_path / "another", source)
+
+
+def test_a_finished_run_with_another_warm_start_is_refused(trained, tmp_path):
+    run(tmp_path / "run")
+    with pytest.raises(UserError, match=f"warm_start: nothing there, {trained[0]} here"):
+        run(tmp_path / "run", trained[0])
+
+
+def test_a_run_cannot_start_with_itself(trained):
+    path, _ = trained
+    with pytest.raises(UserError, match="--warm_start names --root_dir itself"):
+        run(path, path)
+
+
 def test_an_agent_of_another_kind_is_refused(trained, tmp_path):
     path, _ = trained
     with pytest.raises(UserError, match="mlp_encoder|kernel|does not fit"):
@@ -69,25 +93,35 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path):
         run(tmp_path / "run", tmp_path / "nothing")
 
 
-def test_counts_of_the_agent_begin_at_0(tmp_path):
-    """Otherwise a target network would wait until the new run has passed the old one."""
-    every = {"create_nstep_q_agent__target_update_env_steps": 70}
-    run(tmp_path / "first", algorithm="nstep_q", **every)
-    parts = run_parts(tmp_path / "run", tmp_path / "first", **every)
-    assert [int(v) for v in parts if "copied_at" in v.name] == [0]
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "name"),
+    [
+        # Otherwise a target network would wait until the new run has passed the old one.
+        ("nstep_q", {"create_nstep_q_agent__target_update_env_steps": 70}, "copied_at"),
+        ("dqn", {"create_dqn_agent__target_update_period": 1_000}, "update_targets/counter"),
+        ("a2c", {"create_a2c_agent__accumulate_updates": 1_000}, "summed"),
+    ],
+)
+def test_counts_of_the_agent_begin_at_0(tmp_path, algorithm, overrides, name):
+    first, second = (
+        run_variables(tmp_path / folder, algorithm, warm_start, **overrides)
+        for folder, warm_start in (("first", None), ("second", tmp_path / "first"))
+    )
+    assert [int(v) for v in first if name in v.name][0] > 0
+    assert [int(v) for v in second if name in v.name] == [0]
 
 
-def run_parts(root_dir, warm_start, **overrides):
-    """Returns the variables of the agent of a new run before it trains."""
+def run_variables(root_dir, algorithm, warm_start, **overrides):
+    """Returns the variables of the agent of a run: after it, or before it with a warm start."""
     built = []
 
     def runner(*arguments):
         built.append(components.build(*arguments))
         return built[0]
 
-    configuration.load(gin_files("nstep_q"), bindings("nstep_q", **{**SHORT, **overrides}))
+    configuration.load(gin_files(algorithm), bindings(algorithm, **{**SHORT, **overrides}))
     stop = StopSignal()
-    stop.requested = True
-    with pytest.raises(Stopped):
-        train(str(root_dir), 1, "resume", stop, warm_start=str(warm_start), runner=runner)
+    stop.requested = bool(warm_start)
+    with pytest.raises(Stopped) if warm_start else contextlib.nullcontext():
+        train(str(root_dir), 1, "resume", stop, warm_start=warm_start, runner=runner)
     return built[0].agent.variables

@@ -1,5 +1,6 @@
 """Tests of locks, and of what must be on the disk before something else relies on it."""
 
+import fcntl
 import os
 import pathlib
 import threading
@@ -9,7 +10,7 @@ import pytest
 
 from pipeline.runs.tensorboard_log import EventLog
 from pipeline.utils import files
-from pipeline.utils.errors import WriteError
+from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.jsonl import JsonlLog
 
 
@@ -69,6 +70,23 @@ def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, syn
     synced.clear()
     log.truncate_after(20)
     assert synced[1:] == [("rename", file), file.parent] and synced[0].parent == file.parent
+
+
+def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(tmp_path, monkeypatch):
+    """Otherwise two processes that restart a run at the same time would both train in it."""
+    folder = tmp_path / "run"
+    work = fcntl.flock
+
+    def move_and_lock(file, operation):
+        monkeypatch.setattr(fcntl, "flock", work)
+        folder.rename(tmp_path / "aside")  # by another process, since the file was opened
+        work(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", move_and_lock)
+    held = files.lock(folder / ".lock", "busy in", "--folder")
+    with pytest.raises(UserError, match="busy in"):
+        files.lock(folder / ".lock", "busy in", "--folder")
+    held.close()
 
 
 def test_a_lock_that_is_released_within_a_moment_is_waited_for(tmp_path):

@@ -1,0 +1,36 @@
+"""Tests of the times of graph calls."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from pipeline.training.graph_calls import GraphCalls
+
+
+def test_shares_are_of_the_calls_alone():
+    """An evaluation may step the environments of training."""
+    environment: Any = SimpleNamespace(seconds=0.0)
+    runner: Any = SimpleNamespace(collect_steps=1, at_once=1)
+
+    def state_at(steps) -> Any:
+        statistics = SimpleNamespace(env_steps=tf.constant(steps))
+        carry = SimpleNamespace(vector_steps=tf.constant([steps]), statistics=statistics)
+        return SimpleNamespace(carry=carry, collect_seconds=tf.constant(0.01 * steps, tf.float64))
+
+    def chunk(state, max_iterations, until):
+        time.sleep(0.02)
+        environment.seconds += 0.005
+        return state_at(int(state.carry.vector_steps[0]) + 1)
+
+    calls = GraphCalls(runner, environment)
+    calls.restart_timing(state_at(0))
+    environment.seconds += 100.0
+    state = calls.run(chunk, state_at(0), 100)
+    environment.seconds += 100.0
+    shares = calls.shares(calls.run(chunk, state, 100))
+    assert 0 < shares["environment_share"] <= 0.25
+    assert shares["policy_share"] == pytest.approx(shares["environment_share"], rel=0.1)
+    assert sum(shares.values()) == pytest.approx(1.0)
