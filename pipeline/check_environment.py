@@ -262,8 +262,8 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
             if largest > _LARGE:
                 yield (
                     f"{leaf.name} reaches {largest:.3g}. Bind ActorCritic.normalize_observations = "
-                    "True (PPO, A2C, TRPO), or normalize_observations = True of create_dqn_agent, "
-                    "create_nstep_q_agent or create_sac_agent"
+                    "True (PPO, A2C, IMPALA, TRPO), or normalize_observations = True of "
+                    "create_dqn_agent, create_nstep_q_agent or create_sac_agent"
                 )
     if np.abs(rows.reward).max(initial=0) > _LARGE:
         yield (

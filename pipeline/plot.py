@@ -1,9 +1,8 @@
 """Draws learning curves: python -m pipeline.plot --root_dir=runs/a --root_dir=runs/b.
 
-Runs share a colour if the names of their folders differ only in a trailing _seed3, -seed3, _3 or
--3, or if they are seed-3, seed-4, ... of one folder. A thin line shows each run, and a thick line
-their mean. --x=wall_seconds draws the runs against time. --y draws any numeric field of
-metrics.jsonl.
+Runs share a colour if the names of their folders differ only in a trailing _seed3 or -seed3, or if
+they are seed-3, seed-4, ... of one folder. A thin line shows each run, and a thick line their mean.
+--x=wall_seconds draws the runs against time. --y draws any numeric field of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pipeline.benchmarks.formatting import short
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import errors, jsonl
 
-_SEED = re.compile(r"((?<=.)[_-](seed[_-]?)?|^seed[_-]?)\d+$")
+_SEED = re.compile(r"((?<=.)[_-]|^)seed[_-]?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
 _RETURN = "return_mean_100"
 _LABELS = {
@@ -84,6 +83,8 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
     """
     if not root_dir.is_dir():
         raise errors.UserError(f"no folder {root_dir}; --root_dir names the folder of a run")
+    if not (root_dir / "metrics.jsonl").is_file():
+        raise errors.UserError(f"{root_dir} holds no run: it has no metrics.jsonl")
     records = jsonl.read_jsonl(root_dir / "metrics.jsonl")
     curve = _columns(records, x, y)
     if not len(curve):

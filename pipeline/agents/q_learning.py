@@ -12,9 +12,9 @@ from pipeline.utils.constraints import Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 
-@gin.configurable
+@gin.configurable(denylist=["td_error"])
 def huber_loss(
-    td_error: tf.Tensor,  # given by the agent
+    td_error: tf.Tensor,
     threshold: Positive = 1.0,  # size of the error from which the loss is linear
 ) -> tf.Tensor:
     """Computes the Huber loss, which is quadratic up to `threshold` and linear beyond.
@@ -30,7 +30,7 @@ def huber_loss(
     return 0.5 * quadratic**2 + threshold * (size - quadratic)
 
 
-@gin.configurable
+@gin.configurable(denylist=["td_error"])
 def squared_loss(td_error: tf.Tensor) -> tf.Tensor:
     """Computes half of the squared error, so that the gradient is the error."""
     return 0.5 * td_error**2

@@ -26,7 +26,6 @@ from pipeline.ops.natural_gradient import (
     conjugate_gradient,
     fisher_vector_product,
     flatten,
-    frozen,
     unflatten,
 )
 from pipeline.ops.normalizers import RewardScaler
@@ -151,13 +150,12 @@ class TRPOAgent(OnPolicyAgent):
             policy = self.actor_critic.distribution(rows.observation)
             before = surrogate(policy)
         gradient = flatten(tape.gradient(before, self.policy_variables))
-        old = frozen(policy)
 
         def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
             new = self.actor_critic.distribution(rows.observation)
-            return surrogate(new) - before, masked_mean(old.kl_divergence(new), weights)
+            return surrogate(new) - before, masked_mean(policy.kl_divergence(new), weights)
 
-        product = self._fisher_product(rows.observation, weights, old)
+        product = self._fisher_product(rows.observation, weights, policy)
         direction = conjugate_gradient(product, gradient, self._region.cg_iterations)
         curvature = tf.tensordot(direction, product(direction), 1)
         longest = tf.sqrt(tf.math.divide_no_nan(2.0 * self._region.max_kl, curvature)) * direction

@@ -11,7 +11,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories.policy_step import PolicyStep
 
 from pipeline.networks.encoders import Network
-from pipeline.networks.initializers import Initializer
+from pipeline.networks.initializers import Initializer, layer_initializers
 
 LOG_STD_RANGE = (-20.0, 2.0)
 
@@ -49,7 +49,7 @@ class SquashedGaussianHead(tf.keras.layers.Layer):
         self.action_size = int(np.prod(action_spec.shape))
         self.hidden = _dense_stack(units, kernel_initializer)
         self.parameters = tf.keras.layers.Dense(
-            2 * self.action_size, kernel_initializer=kernel_initializer()
+            2 * self.action_size, **layer_initializers(kernel_initializer)
         )
 
     def mean_and_log_std(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -147,7 +147,7 @@ def _dense_stack(
         activations[-1] = "linear"
     return tf.keras.Sequential(
         [
-            tf.keras.layers.Dense(n, activation, kernel_initializer=kernel_initializer())
+            tf.keras.layers.Dense(n, activation, **layer_initializers(kernel_initializer))
             for n, activation in zip(units, activations, strict=True)
         ]
     )

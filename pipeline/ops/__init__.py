@@ -24,7 +24,7 @@ from pipeline.ops.returns import (
     v_trace,
     valid_mask,
 )
-from pipeline.ops.schedules import Schedule, as_schedule, constant_schedule, linear_schedule
+from pipeline.ops.schedules import Schedule, as_schedule, linear_schedule
 
 __all__ = [
     "Adam",
@@ -39,7 +39,6 @@ __all__ = [
     "build_slots",
     "clip_by_global_norm",
     "conjugate_gradient",
-    "constant_schedule",
     "discounted_returns",
     "first_rows",
     "fisher_vector_product",

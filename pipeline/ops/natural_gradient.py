@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import gin
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from pipeline.utils.constraints import Fraction, Positive, PositiveInt, check_arguments
 
@@ -112,16 +111,3 @@ def fisher_vector_product(
             divergence = mean_kl()
         slope = tf.tensordot(flatten(inner.gradient(divergence, variables)), vector, 1)
     return flatten(outer.gradient(slope, variables)) + damping * vector
-
-
-def frozen(distribution: tfp.distributions.Distribution) -> tfp.distributions.Distribution:
-    """Returns a copy of the distribution through which no gradient flows."""
-    match distribution:
-        case tfp.distributions.Independent():
-            inner = frozen(distribution.distribution)
-            return tfp.distributions.Independent(inner, len(distribution.event_shape))
-        case tfp.distributions.Categorical():
-            logits = tf.stop_gradient(distribution.logits)
-            return tfp.distributions.Categorical(logits, dtype=distribution.dtype)
-    loc, scale = tf.stop_gradient(distribution.loc), tf.stop_gradient(distribution.scale)
-    return tfp.distributions.Normal(loc, scale)

@@ -48,39 +48,25 @@ def linear_schedule(
     return value
 
 
-@gin.configurable
-def constant_schedule(value: float = gin.REQUIRED) -> Schedule:
-    """Returns a schedule with the same value at every count.
-
-    Args:
-      value: The value.
-    """
-    return lambda counter: tf.constant(value, tf.float32)
-
-
 def as_schedule(value: Schedule | float) -> Schedule:
-    """Converts a number to a constant schedule, and returns a schedule unchanged.
+    """Converts a number to a schedule of this value, and returns a schedule unchanged.
 
     Raises:
       UserError: If `value` is a function that creates schedules instead of a schedule.
     """
     if not callable(value):
-        return constant_schedule(value)
+        return lambda counter: tf.constant(value, tf.float32)
     try:
         first = value(tf.constant(0, tf.int64))
     except (TypeError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _makes_schedules(value):
+        makes_schedules = getattr(value, "__name__", "") == linear_schedule.__name__
+        if isinstance(error, RuntimeError) and not makes_schedules:
             raise  # gin raised it because a parameter of the schedule is not bound
         reason = str(error).partition("\n")[0]
         raise UserError(_not_a_schedule(value, reason)) from error
     if callable(first):
         raise UserError(_not_a_schedule(value, "called with a counter, it returns no number"))
     return value
-
-
-def _makes_schedules(value: Callable) -> bool:
-    makers = (linear_schedule, constant_schedule)
-    return getattr(value, "__name__", "") in [maker.__name__ for maker in makers]
 
 
 def _not_a_schedule(value: Callable, reason: str) -> str:

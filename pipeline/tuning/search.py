@@ -203,7 +203,13 @@ def load(path: str, allow_imports: bool = False) -> Search:
     Raises:
       UserError: If there is no such file, or if a value in it is invalid.
     """
-    file = find_file(path, [pathlib.Path()])
+    try:
+        file = find_file(path, [pathlib.Path()])
+    except UserError as error:  # It suggests shipped configs, and none of them is a search.
+        raise UserError(
+            f"there is no search {path!r}. Pass the path of a gin file that binds "
+            "search.parameters."
+        ) from error
     with configuration.preserved():
         configuration.load([str(file)], allow_imports=allow_imports)
         return search(file.stem)

@@ -18,7 +18,7 @@ from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
 from pipeline.agents.trpo import create_trpo_agent
-from pipeline.ops.schedules import constant_schedule
+from pipeline.ops.schedules import as_schedule
 from pipeline.utils.errors import UserError
 
 DISCRETE = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 1)
@@ -97,4 +97,4 @@ def test_a_layer_without_units_is_refused(name: str) -> None:
 
 def test_limits_schedules_and_the_ends_of_ranges_are_taken() -> None:
     create("dqn", epsilon=1, discount=0, learning_rate=0.0, gradient_clip_norm=None)
-    create("ppo", clip_ratio=constant_schedule(0.1), value_clip=None, gae_lambda=0, discount=1.0)
+    create("ppo", clip_ratio=as_schedule(0.1), value_clip=None, gae_lambda=0, discount=1.0)

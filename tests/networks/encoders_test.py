@@ -34,6 +34,7 @@ from pipeline.networks.encoders import (
     num_actions,
 )
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
+from pipeline.networks.sac_networks import SquashedGaussianHead
 from pipeline.utils.errors import UserError
 
 MLP, NATURE, SMALL = "mlp", "nature", "small"
@@ -356,6 +357,15 @@ def test_torch_draws_weights_and_biases_from_one_range() -> None:
             limit = 1 / np.sqrt(number)
             assert (1 - margin) * limit < np.abs(values).max() <= limit * (1 + 1e-6)
             assert abs(values.mean()) < limit * margin
+
+
+def test_networks_of_sac_have_the_biases_of_torch_too() -> None:
+    spec = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1, 1)
+    head = SquashedGaussianHead(spec, (8,), TorchUniform)
+    head(tf.ones([1, 4]))
+    hidden, parameters = head.get_weights()[1::2]
+    for bias, number in ((hidden, 4), (parameters, 8)):
+        assert bias.any() and np.abs(bias).max() <= 1 / np.sqrt(number)
 
 
 def test_other_initialisers_leave_biases_at_zero() -> None:

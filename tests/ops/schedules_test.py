@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.ops.schedules import (
-    Schedule,
-    as_schedule,
-    constant_schedule,
-    linear_schedule,
-    whole_run,
-)
+from pipeline.ops.schedules import Schedule, as_schedule, linear_schedule, whole_run
 from pipeline.utils.errors import UserError
 
 
@@ -39,7 +33,7 @@ def test_neighbouring_counts_differ_beyond_the_integers_of_float32() -> None:
 
 def test_schedules_run_in_the_graph_on_a_counter_variable() -> None:
     counter = tf.Variable(0, dtype=tf.int64)
-    schedules = (linear_schedule(1.0, 0.0, num_steps=4), constant_schedule(0.5))
+    schedules = (linear_schedule(1.0, 0.0, num_steps=4), as_schedule(0.5))
 
     @tf.function
     def count() -> list[tf.Tensor]:
@@ -51,8 +45,6 @@ def test_schedules_run_in_the_graph_on_a_counter_variable() -> None:
 
 
 def test_a_number_is_a_constant_schedule() -> None:
-    schedule = constant_schedule(0.5)
-    assert as_schedule(schedule) is schedule
     value = as_schedule(0.25)(tf.constant(10**9, tf.int64))
     assert (value.dtype, value.numpy()) == (tf.float32, 0.25)
 
@@ -62,7 +54,6 @@ def test_a_number_is_a_constant_schedule() -> None:
     [
         ("@epsilon/linear_schedule", ""),
         ("@epsilon/linear_schedule", "linear_schedule.final = 0\nlinear_schedule.num_steps = 9"),
-        ("@constant_schedule", ""),
     ],
 )
 def test_a_schedule_without_parentheses_is_refused(reference: str, bindings: str) -> None:
