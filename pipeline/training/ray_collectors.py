@@ -349,7 +349,8 @@ class OverRay:
             raise self._no_answer(number) from error
         except RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, ValueError | UserError):
+            # A full disk there is waited for like one here.
+            if isinstance(cause, ValueError | OSError | UserError):
                 raise type(cause)(*cause.args) from error
             raise UserError(f"collector {number} failed: {last_line(error)}") from error
         except RayError as error:
