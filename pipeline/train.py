@@ -91,8 +91,8 @@ def _train() -> int:
     if _RAY_ADDRESS.value is not None:
         bindings.append(f"distributed_runner.ray_address = {_RAY_ADDRESS.value!r}")
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
-    runners = [s.value for s in statements if isinstance(s, Binding) and s.name == "train.runner"]
-    if _RAY_ADDRESS.value is not None and "distributed_runner" not in repr(runners[-1:]):
+    bound = {s.short_name for s in statements if isinstance(s, Binding)}
+    if _RAY_ADDRESS.value is not None and "train.runner" not in bound:
         raise UserError("--ray_address has no effect without --gin_file=runners/distributed.")
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))

@@ -20,7 +20,6 @@ from pipeline.configuration.statements import (
     Reference,
     Source,
     find_file,
-    leaves,
     scan,
     shipped_folder,
     shipped_names,
@@ -207,17 +206,17 @@ def explain_call_error(error: BaseException) -> str | None:
 
 
 def needs_file(parameter: str) -> str | None:
-    """Returns a message that a parameter is not bound, with the shipped files that bind it.
+    """Returns a message that a parameter of `train` is not bound, with the shipped parts that do.
 
-    It is None if no shipped file binds the parameter to a function. One function alone would be
+    It is None if no shipped part binds the parameter to a function. The function alone would be
     wrong advice, because it needs other bindings of its file.
     """
-    files = [
+    files = dict.fromkeys(
         name
         for name, value in _shipped_values(parameter)
-        if any(isinstance(leaf, Reference) for leaf in leaves(value))
-    ]
-    if not files:
+        if "/" in name and isinstance(value, Reference)
+    )
+    if not files or not parameter.startswith("train."):
         return None
     return f"{parameter} is not bound. Add a --gin_file that binds it: {', '.join(files)}."
 

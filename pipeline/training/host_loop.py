@@ -155,7 +155,7 @@ class HostLoop:
         is_cold = self.env_steps < until
         while self.env_steps < until:
             self._call(self._runner.collect_randomly, until, WARMING_UP)
-        if self.env_steps >= self._plan.num_env_steps:
+        if is_cold and self.env_steps >= self._plan.num_env_steps:
             raise UserError(
                 f"the warm-up took {self.env_steps:_} environment steps, because it ends with a "
                 f"whole iteration, and train.num_env_steps = {self._plan.num_env_steps:_} leaves "

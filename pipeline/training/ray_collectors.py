@@ -349,9 +349,11 @@ class OverRay:
             raise self._no_answer(number) from error
         except RayTaskError as error:
             cause = error.cause
-            # A full disk there is waited for like one here.
-            if isinstance(cause, ValueError | OSError | UserError):
+            if isinstance(cause, ValueError | UserError):
                 raise type(cause)(*cause.args) from error
+            if isinstance(cause, OSError):  # A full disk there is waited for like one here.
+                where = f"on the machine of collector {number}"
+                raise OSError(cause.errno, f"{cause.strerror} ({where})") from error
             raise UserError(f"collector {number} failed: {last_line(error)}") from error
         except RayError as error:
             if getattr(error, "actor_init_failed", False):  # it would fail again

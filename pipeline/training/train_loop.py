@@ -106,7 +106,7 @@ def train(
     # Paths are made absolute before an environment can change the working directory.
     folder = RunFolder(root_dir or "")
     source = str(RunFolder(pretrained.find(warm_start)).path) if warm_start else None
-    if source == str(folder.path):
+    if source and RunFolder(source).path.resolve() == folder.path.resolve():
         raise UserError(
             "--warm_start names --root_dir itself. A run continues without it; a new run needs "
             "another --root_dir."
@@ -122,8 +122,8 @@ def train(
     flags = {"execution": execution.value, **({"warm_start": source} if source else {})}
     if may_be_finished and (result := _finished(folder, seed, num_env_steps, flags)):
         return result
-    begins = restart_behavior == "restart" or not folder.has_checkpoint
-    start = SavedRun(source) if source and begins else None  # a resumed run does not need it
+    if source and (restart_behavior == "restart" or not folder.has_checkpoint):
+        SavedRun(source)  # raises at once if there is no such run; a resumed run does not need it
     settings = configure_tensorflow(execution=execution) | flags
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
@@ -146,7 +146,7 @@ def train(
             circumstances = Circumstances(settings, seed, folder.path, exactness)
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
-                _restore(loop, components, folder, progress, circumstances, start)
+                _restore(loop, components, folder, progress, circumstances, source)
                 _note_large_numbers(loop, components, progress, create_agent)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
@@ -266,12 +266,13 @@ def _restore(
     folder: RunFolder,
     progress: Progress,
     circumstances: Circumstances,
-    start: SavedRun | None,
+    source: str | None,
 ) -> None:
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
     if loop.restore():
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
-    elif start:
+    elif source:
+        start = SavedRun(source)
         restored = start.restore(Variables(agent=components.agent))
         _begin_anew(components.agent)
         progress.message(
