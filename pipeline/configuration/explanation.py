@@ -211,12 +211,11 @@ def needs_file(parameter: str) -> str | None:
     It is None if no shipped part binds the parameter to a function. The function alone would be
     wrong advice, because it needs other bindings of its file.
     """
-    files = dict.fromkeys(
-        name
-        for name, value in _shipped_values(parameter)
-        if "/" in name and isinstance(value, Reference)
-    )
-    if not files or not parameter.startswith("train."):
+    if not parameter.startswith("train."):
+        return None
+    values = _shipped_values(parameter)
+    files = dict.fromkeys(name for name, x in values if "/" in name and isinstance(x, Reference))
+    if not files:
         return None
     return f"{parameter} is not bound. Add a --gin_file that binds it: {', '.join(files)}."
 

@@ -90,12 +90,6 @@ class RunFolder:
         self._lock()
         return messages
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """Returns True if the folder holds a checkpoint, intact or not."""
-        with named_errors(self.path):
-            return any(self.checkpoints.glob("step-*"))
-
     def _has_something(self) -> bool:
         with named_errors(self.path):
             return self.path.is_dir() and any(x.name != _LOCK for x in self.path.iterdir())

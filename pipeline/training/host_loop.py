@@ -155,13 +155,13 @@ class HostLoop:
         is_cold = self.env_steps < until
         while self.env_steps < until:
             self._call(self._runner.collect_randomly, until, WARMING_UP)
-        if is_cold and self.env_steps >= self._plan.num_env_steps:
-            raise UserError(
-                f"the warm-up took {self.env_steps:_} environment steps, because it ends with a "
-                f"whole iteration, and train.num_env_steps = {self._plan.num_env_steps:_} leaves "
-                "nothing to train: raise it."
-            )
         if is_cold:
+            if self.env_steps >= self._plan.num_env_steps:
+                raise UserError(
+                    f"the warm-up took {self.env_steps:_} environment steps, because it ends with "
+                    f"a whole iteration, and train.num_env_steps = {self._plan.num_env_steps:_} "
+                    "leaves nothing to train: raise it."
+                )
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._calls.restart_timing(self.state)
         self._components.experience.check_ready()  # first: its advice may be another configuration

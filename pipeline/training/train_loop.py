@@ -19,6 +19,7 @@ from tf_agents.utils.common import Periodically
 
 from pipeline import configuration
 from pipeline.agents.agent import Agent
+from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.checkpointing.exactness import (
     DEFAULT_EXACTNESS,
     Circumstances,
@@ -105,12 +106,7 @@ def train(
     """
     # Paths are made absolute before an environment can change the working directory.
     folder = RunFolder(root_dir or "")
-    source = str(RunFolder(pretrained.find(warm_start)).path) if warm_start else None
-    if source and RunFolder(source).path.resolve() == folder.path.resolve():
-        raise UserError(
-            "--warm_start names --root_dir itself. A run continues without it; a new run needs "
-            "another --root_dir."
-        )
+    source = _source(warm_start, folder) if warm_start else None
     plan = Plan(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
@@ -122,7 +118,8 @@ def train(
     flags = {"execution": execution.value, **({"warm_start": source} if source else {})}
     if may_be_finished and (result := _finished(folder, seed, num_env_steps, flags)):
         return result
-    if source and (restart_behavior == "restart" or not folder.has_checkpoint):
+    checkpoints = Checkpoints(folder.checkpoints, {}, writable=False)
+    if source and (restart_behavior == "restart" or not checkpoints.latest()):
         SavedRun(source)  # raises at once if there is no such run; a resumed run does not need it
     settings = configure_tensorflow(execution=execution) | flags
     components = runner(seed, create_environment, create_agent, create_experience)
@@ -150,6 +147,21 @@ def train(
                 _note_large_numbers(loop, components, progress, create_agent)
                 loop.collect_randomly(warm_up.num_env_steps)
                 return loop.train()
+
+
+def _source(warm_start: str, folder: RunFolder) -> str:
+    """Returns the absolute path of the run whose agent a new run starts with.
+
+    Raises:
+      UserError: If it is the new run itself.
+    """
+    path = pretrained.find(warm_start).absolute()
+    if path.resolve() == folder.path.resolve():
+        raise UserError(
+            "--warm_start names --root_dir itself. A run continues without it; a new run needs "
+            "another --root_dir."
+        )
+    return str(path)
 
 
 def _call_what_training_calls() -> None:
