@@ -1,11 +1,16 @@
 """Trains with a second logical CPU as the GPU: `python two_devices.py CONFIG BINDING...`.
 
-Operations without a requested device run there, as on a GPU. Prints, as JSON, what ran where: the
-devices of each type of operation, and the tensors that were sent from one device to the other.
+Operations without a requested device run there, as on a GPU, also in threads, and only
+deterministic ones may run. Prints, as JSON, what ran where: the devices of each type of operation,
+the tensors that were sent from one device to the other, and the devices of the indices with which
+threads read the rows for a checkpoint.
 """
 
+import concurrent.futures
 import json
+import pathlib
 import sys
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,12 +23,15 @@ def main(config: str, *bindings: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from pipeline import configuration
+    from pipeline.replay import columns
     from pipeline.utils import execution
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
     tf.config.set_logical_device_configuration(cpu, devices)
     execution.accelerator = lambda: f"/{ACCELERATOR}"
+    tf.config.experimental.enable_op_determinism()
+    concurrent.futures.ThreadPoolExecutor = ThreadsOnAccelerator  # type: ignore[misc, assignment]
     from pipeline.training.train_loop import build_bound
 
     configuration.load([config], bindings)
@@ -36,8 +44,30 @@ def main(config: str, *bindings: str) -> dict[str, Any]:
         nodes = list(
             nodes_run(lambda: parts.runner.train(state, tf.constant(2, tf.int64), forever))
         )
+        indices: set[str] = set()
+        columns.gather = noting_indices(columns.gather, indices)
+        with tempfile.TemporaryDirectory() as folder:
+            parts.experience.save(pathlib.Path(folder))
     parts.close()
-    return {"devices": devices_of(nodes), "sent": sent(nodes)}
+    return {"devices": devices_of(nodes), "sent": sent(nodes), "indices": sorted(indices)}
+
+
+class ThreadsOnAccelerator(concurrent.futures.ThreadPoolExecutor):
+    """Threads in which operations without a requested device run on the accelerator."""
+
+    def __init__(self, max_workers: int | None = None, thread_name_prefix: str = ""):
+        import tensorflow as tf
+
+        device = tf.device(f"/{ACCELERATOR}")
+        super().__init__(max_workers, thread_name_prefix, device.__enter__)
+
+
+def noting_indices(gather, devices: set[str]):
+    def noted(variable, indices):
+        devices.add(name_of(indices.device))
+        return gather(variable, indices)
+
+    return noted
 
 
 def nodes_run(call) -> Iterable[Any]:

@@ -17,6 +17,7 @@ from pipeline.replay.replay_buffer import DISCOUNT, NEXT_STEP_TYPE, STEP_TYPE, R
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST
 
 _JSON = "block.json"
 _MAX_DRAWS = 100
@@ -83,7 +84,7 @@ class BlockReplayBuffer(ReplayBuffer):
             columns.create_column(tf.TensorSpec(shape, leaf.dtype), block_size)
             for shape, leaf in zip(shapes, leaves, strict=True)
         ]
-        with tf.device("/CPU:0"):
+        with tf.device(HOST):
             self._taken = tf.Variable(tf.constant(block_size, tf.int64), trainable=False)
 
     def next_batch(self) -> tuple[trajectory.Trajectory, tf.Tensor, tf.Tensor]:

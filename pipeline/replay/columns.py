@@ -13,6 +13,8 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
+from pipeline.utils.execution import HOST
+
 _BLOCK_ROWS = 10_000  # Rows that `bad_columns` reads at a time.
 
 
@@ -48,7 +50,7 @@ def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
     The pages of a large variable occupy no physical memory until a row is written to them.
     """
     shape = [num_rows, *spec.shape]
-    with tf.device("/CPU:0"):
+    with tf.device(HOST):
         return tf.Variable(
             lambda: tf.raw_ops.Empty(shape=shape, dtype=spec.dtype),
             trainable=False,
@@ -58,14 +60,16 @@ def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
 
 def gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
     """Returns rows of `variable` at `indices` (int64, any shape): [*indices.shape, *row shape]."""
-    return tf.raw_ops.ResourceGather(
-        resource=variable.handle, indices=indices, dtype=variable.dtype
-    )
+    with tf.device(HOST):
+        return tf.raw_ops.ResourceGather(
+            resource=variable.handle, indices=indices, dtype=variable.dtype
+        )
 
 
 def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
     """Writes `rows` [*indices.shape, *row shape] to `variable` at `indices` (int64)."""
-    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
+    with tf.device(HOST):
+        tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
 
 
 def bad_columns(

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.replay import columns
+from pipeline.utils.execution import HOST
 
 _SEGMENT_BYTES = 32 * 2**20
 _FRAME_BYTES = 1_024  # uint8 rows of at least this size are images, which zlib compresses well
@@ -56,7 +57,8 @@ class _Segment(NamedTuple):
     def keys(self) -> tf.Tensor:
         """Returns the indices of the segment's rows in the variable, int64."""
         first = self.stream * self.column.capacity
-        return tf.range(first + self.start, first + self.stop, dtype=tf.int64)
+        with tf.device(HOST):  # On a GPU, a thread can get another thread's bounds.
+            return tf.range(first + self.start, first + self.stop, dtype=tf.int64)
 
     def path(self, folder: pathlib.Path) -> pathlib.Path:
         """Returns the path of the segment's file in `folder`."""
@@ -160,7 +162,7 @@ def _read(segment: _Segment, folder: pathlib.Path) -> None:
         rows = np.frombuffer(plain, variable.dtype.as_numpy_dtype).reshape(shape)
     except (OSError, zlib.error, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
-    columns.scatter(variable, segment.keys, tf.constant(rows))
+    columns.scatter(variable, segment.keys, rows)
 
 
 def _decompress(data: bytes, size: int) -> bytes:

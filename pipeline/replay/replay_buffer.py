@@ -22,6 +22,7 @@ from pipeline.replay.size_checks import check_capacity, iteration_sizes
 from pipeline.utils import files
 from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST
 
 # Indices into the flattened columns of a Trajectory.
 STEP_TYPE, OBSERVATION, NEXT_STEP_TYPE, REWARD, DISCOUNT = 0, 1, -3, -2, -1
@@ -106,7 +107,7 @@ class ReplayBuffer:
             zero_frame = tf.zeros(leaves[OBSERVATION].shape, tf.uint8)
             zero_row = tf.constant(self._zero_row, tf.int64)
             columns.scatter(self._columns[OBSERVATION], zero_row, zero_frame)
-        with tf.device("/CPU:0"):
+        with tf.device(HOST):
             # Rows ever written to each stream. Row p is at p % stream_capacity of its ring.
             self._positions = tf.Variable(tf.zeros([self._num_envs], tf.int64), trainable=False)
             self._batches = tf.Variable(tf.constant(0, tf.int64), trainable=False)

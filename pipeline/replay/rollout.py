@@ -18,6 +18,7 @@ from pipeline.replay import columns
 from pipeline.replay.size_checks import check_minibatches
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
+from pipeline.utils.execution import HOST
 
 _JSON = "rollout.json"
 
@@ -73,7 +74,7 @@ class Rollout:
         self._key = stream_key(seed, "rollout")
         self._collected = self._create_columns(data_spec)
         self._prepared = self._create_columns(training_spec)
-        with tf.device("/CPU:0"):
+        with tf.device(HOST):
             # Rows of each stream collected so far, rollouts begun so far, and minibatches returned
             # since `begin`.
             self._positions = tf.Variable(tf.zeros([num_envs], tf.int64), trainable=False)

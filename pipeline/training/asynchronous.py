@@ -50,6 +50,7 @@ from pipeline.training.components import (
 from pipeline.training.iteration import Chunk, Halted, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST
 
 Outcome = tuple[LoopState, list[Exception]]
 
@@ -221,7 +222,8 @@ def _attempt(
       The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
       off, and the error.
     """
-    limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+    with tf.device(HOST):  # A thread does not inherit it.
+        limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
     try:
         return chunk(state, *limits), None
     except Exception as error:

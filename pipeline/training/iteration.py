@@ -24,7 +24,7 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
-from pipeline.utils.execution import HOST, accelerator
+from pipeline.utils.execution import HOST, accelerator, timestamp
 
 
 class LoopState(NamedTuple):
@@ -287,11 +287,11 @@ class Iterations(Updates):
 
         With `verify`, as in the warm-up, the experience checks that it can return the same rows.
         """
-        started = tf.timestamp()
+        started = timestamp()
         with tf.control_dependencies([started]):
             carry, rows = self._driver.run(policy, state.carry, self.collect_steps)
         with tf.control_dependencies([carry.time_step.step_type]):
-            seconds = tf.timestamp() - started
+            seconds = timestamp() - started
         self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
         self.observe(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)

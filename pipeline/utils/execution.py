@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+import os
+import pathlib
+import sys
+import time
 
 import tensorflow as tf
 
 #: Device of environments, replay buffers, counters and statistics.
 HOST = "/CPU:0"
+
+NVIDIA_DRIVER = pathlib.Path("/dev/nvidiactl")
+_UNUSED_GPU = (
+    "warning: TensorFlow cannot use the GPU of this machine, so networks and updates run on the "
+    "CPU. `make install GPU=1` installs CUDA; with TF_CPP_MIN_LOG_LEVEL=0, TensorFlow prints what "
+    "it misses. With configure_tensorflow.use_gpu = False, this warning disappears."
+)
 
 
 def accelerator() -> str:
@@ -34,6 +45,8 @@ def configure_gpu(use_gpu: bool) -> str:
     if tf.config.get_visible_devices("GPU") != gpus:
         tf.config.set_visible_devices(gpus, "GPU")
     if not gpus:
+        if use_gpu and NVIDIA_DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            print(_UNUSED_GPU, file=sys.stderr, flush=True)
         return "CPU"
     tf.config.experimental.set_memory_growth(gpus[0], True)
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -41,6 +54,17 @@ def configure_gpu(use_gpu: bool) -> str:
     name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
     build = tf.sysconfig.get_build_info()
     return f"{name}, CUDA {build['cuda_version']}, cuDNN {build['cudnn_version']}"
+
+
+def timestamp() -> tf.Tensor:
+    """Returns the time in seconds, float64 [], also where `tf.timestamp` raises an error.
+
+    TensorFlow has no deterministic operation for the time, and only deterministic ones may run on a
+    GPU (see `configure_gpu`). Python reads the clock there.
+    """
+    if accelerator() == HOST:
+        return tf.timestamp()
+    return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
 
 
 class Execution(enum.Enum):

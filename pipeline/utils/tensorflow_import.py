@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import os
+import pathlib
 import subprocess
 import sys
 import types
@@ -49,6 +51,7 @@ def import_tensorflow(onednn: bool | None = None) -> None:
     """
     if importlib.util.find_spec("tf_agents") is None:
         raise UserError(NO_TF_AGENTS_MESSAGE)
+    _load_cusolver()
     if "tensorflow" not in sys.modules:
         os.environ.setdefault(LEGACY_KERAS, "1")
         if onednn is not None:
@@ -64,6 +67,20 @@ def import_tensorflow(onednn: bool | None = None) -> None:
         _fix_order_of_gradient_sums()
         with _without_garbage_collection():
             _import_tf_agents()
+
+
+def _load_cusolver() -> None:
+    """Loads NVIDIA's cuSOLVER if its Python package is installed.
+
+    TensorFlow 2.21 finds all libraries of CUDA in their packages but this one, and does without a
+    GPU if one is missing. It finds a library that the process has loaded.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    for folder in (nvidia and nvidia.submodule_search_locations) or []:
+        library = pathlib.Path(folder, "cusolver", "lib", "libcusolver.so.11")
+        if library.exists():
+            with contextlib.suppress(OSError):  # TensorFlow tries again, and names what is missing.
+                ctypes.CDLL(str(library))
 
 
 def _fix_order_of_gradient_sums() -> None:

@@ -13,6 +13,7 @@ from tiny_runs import build_components
 from two_devices import ACCELERATOR, HOST
 
 from pipeline.training.components import Components
+from pipeline.utils import execution
 from pipeline.utils.execution import Execution
 
 BINDINGS = {
@@ -42,8 +43,21 @@ def test_networks_and_updates_are_on_the_accelerator_and_all_else_on_the_host(co
     ):
         kinds = [kind for kind in run["devices"] if part in kind]  # includes _FusedConv2D
         assert kinds and all(run["devices"][kind] == [device] for kind in kinds), part
+    assert run["indices"] == ([HOST] if config == "dqn_pong" else [])
     images = [source for source, dtype, name in run["sent"] if dtype == "uint8" and "body" in name]
     assert images == [HOST] * IMAGES[config]
+
+
+@pytest.mark.parametrize("use_gpu, hidden", [(True, False), (False, False), (True, True)])
+def test_a_gpu_that_tensorflow_cannot_use_is_no_secret(
+    use_gpu, hidden, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(execution, "NVIDIA_DRIVER", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert execution.configure_gpu(use_gpu) == "CPU"
+    assert ("`make install GPU=1`" in capsys.readouterr().err) == (use_gpu and not hidden)
 
 
 def built(algorithm: str, jit_compile: bool) -> Components:
@@ -85,9 +99,9 @@ def test_compiled_gradients_are_those_of_the_graph(algorithm, monkeypatch):
         np.testing.assert_allclose(compiled[name], plain[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("execution", [Execution.EAGER, Execution.EXACT_GRAPH])
-def test_exact_bits_do_without_xla(execution):
-    execution.configure()
+@pytest.mark.parametrize("mode", [Execution.EAGER, Execution.EXACT_GRAPH])
+def test_exact_bits_do_without_xla(mode):
+    mode.configure()
     try:
         assert not compiles(built("dqn", jit_compile=True))
     finally:

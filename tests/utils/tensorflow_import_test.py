@@ -1,9 +1,12 @@
 """Tests of the effects of importing TensorFlow and TF-Agents, each in a new process."""
 
+import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 from conftest import ROOT, start_binary, user_environment
 
 from pipeline.utils.tensorflow_import import LEGACY_KERAS
@@ -40,6 +43,18 @@ os.abort()
     ended = run(code, PYTHONPATH=str(tmp_path))
     assert ended.stderr == "the library was compiled to use AVX\0\n"
     assert ended.returncode < 0
+
+
+def test_cusolver_is_loaded_before_tensorflow_looks_for_it(tmp_path):
+    library = tmp_path / "nvidia" / "cusolver" / "lib" / "libcusolver.so.11"
+    library.parent.mkdir(parents=True)
+    any_library = next(pathlib.Path(np.__file__).parent.glob("fft/*.so"))
+    shutil.copyfile(any_library, library)
+    (tmp_path / "tensorflow.py").write_text("print(open('/proc/self/maps').read())\nexit()\n")
+    code = "from pipeline.utils import tensorflow_import as x; x.import_tensorflow()"
+    assert str(library) in run(code, PYTHONPATH=str(tmp_path)).stdout
+    library.write_bytes(b"damaged")
+    assert str(library) not in run(code, PYTHONPATH=str(tmp_path)).stdout
 
 
 def test_importing_says_nothing_and_leaves_no_module_that_poses_as_gym():
