@@ -36,7 +36,7 @@ def configure_gpu(use_gpu: bool) -> str:
 
     Returns:
       Properties of the compute device that affect the exact bits of results: the name of the GPU
-      and the versions of CUDA and cuDNN, or "CPU".
+      and the versions of CUDA and cuDNN for which TensorFlow was built, or "CPU".
 
     Raises:
       RuntimeError: If TensorFlow has already run with other settings.
