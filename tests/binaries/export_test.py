@@ -45,7 +45,7 @@ PLAYED = {
     "ppo_cartpole": (20, 475),
     "ppo_lunarlander_continuous": (20, 200),
     "ppo_lunarlander_tuned": (20, 200),
-    "ppo_pong_fast": (2, 10),
+    "ppo_pong_fast": (1, 10),
     "sac_pendulum": (20, -250),
 }
 

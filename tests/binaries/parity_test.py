@@ -35,7 +35,9 @@ def graph_again():
 # The whole program.
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", pytest.param("ppo", marks=pytest.mark.crash)])
+@pytest.mark.parametrize(
+    "algorithm", ["dqn", *(pytest.param(name, marks=pytest.mark.crash) for name in ("sac", "ppo"))]
+)
 def test_an_eager_run_evaluates_saves_and_resumes_as_an_exact_graph_does(
     algorithm, tmp_path, any_config, capsys
 ):

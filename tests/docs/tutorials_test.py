@@ -33,7 +33,7 @@ def test_the_files_and_commands_of_a_page_work(page, tmp_path):
 def run(command, folder):
     """Runs a command of a page, with less to do.
 
-    Trainings are shortened, to the end of DQN's warm-up; suites have one seed, searches two trials.
+    Trainings are shortened, to the end of DQN's warm-up; suites have one seed, searches one trial.
     """
     python, flag, module, *flags = shlex.split(command)
     assert (python, flag) == ("python", "-m")
@@ -41,7 +41,7 @@ def run(command, folder):
     if module == "pipeline.train" or is_suite:
         flags.append("--gin_bindings=train.num_env_steps = 1_024")
         flags.append("--gin_bindings=train.num_final_episodes = 2")
-    flags += ["--seeds=1"] * is_suite + ["--trials=2"] * (module == "pipeline.tune")
+    flags += ["--seeds=1"] * is_suite + ["--trials=1"] * (module == "pipeline.tune")
     name = module.removeprefix("pipeline.")
     environment = user_environment(PYTHONPATH=str(ROOT))
     ended = run_binary(name, *flags, cwd=folder, env=environment)

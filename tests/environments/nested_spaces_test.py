@@ -53,7 +53,7 @@ def plain(sample):
 
 
 @given(any_spaces)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_sync_and_processes_give_what_the_environment_returned(space):
     for vector_class in (SyncVector, ProcessVector):
         vector = vector_class([lambda: SamplingEnv(space)] * 2)

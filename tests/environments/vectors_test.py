@@ -93,7 +93,7 @@ def outcomes(vector_class, env_class):
 
 
 @given(environments())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_all_vectors_give_the_same_rows_and_messages(env_class):
     expected = outcomes(SyncVector, env_class)
     for vector_class in (in_thread, ProcessVector):

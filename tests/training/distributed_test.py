@@ -201,7 +201,7 @@ def check_streams(buffer, min_truncated):
     assert len(cut) >= min_truncated
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (1, 1)])
+@pytest.mark.parametrize("sizes", [(2, 2), pytest.param((1, 1), marks=pytest.mark.crash)])
 def test_a_run_that_loses_its_collectors_at_a_checkpoint_is_resumed(tmp_path, losing, sizes):
     num_collectors, in_flight = sizes
     settings = {
