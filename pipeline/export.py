@@ -53,7 +53,9 @@ def main(_: Sequence[str]) -> None:
     print("loading TensorFlow ...", flush=True)
     import_tensorflow(configuration.uses_onednn(statements))
     from pipeline import exported_policy
+    from pipeline.utils.execution import configure_gpu
 
+    configure_gpu(False)
     export = exported_policy.load_export(run, _ALLOW_GIN_IMPORTS.value, _FORMAT.value)
     with named_errors(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def main(config: str, *bindings: str) -> dict[str, Any]:
 
 
 class ThreadsOnAccelerator(concurrent.futures.ThreadPoolExecutor):
-    """Threads in which operations without a requested device run on the accelerator."""
+    """Runs operations without a requested device on the accelerator, also in threads."""
 
     def __init__(self, max_workers: int | None = None, thread_name_prefix: str = ""):
         import tensorflow as tf

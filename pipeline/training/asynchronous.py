@@ -222,12 +222,13 @@ def _attempt(
       The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
       off, and the error.
     """
-    with tf.device(HOST):  # A thread does not inherit it.
+    with tf.device(HOST):  # On a GPU, a thread can get another thread's numbers.
         limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
     try:
         return chunk(state, *limits), None
     except Exception as error:
-        return actor.give_up(state), error
+        with tf.device(HOST):
+            return actor.give_up(state), error
 
 
 @gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])

@@ -40,6 +40,7 @@ from pipeline.training.collector_places import CollectorLost, Place
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST, on_device
 
 _STATE = "state.json"
 _LAGS = 100  # messages
@@ -112,7 +113,7 @@ class Collectors:
         self._divergence = ""
         self._lags: deque[int] = deque(maxlen=_LAGS)
         self._learn = {
-            is_random: tf.function(self._iteration_of(is_random), autograph=False)
+            is_random: tf.function(on_device(HOST, self._iteration_of(is_random)), autograph=False)
             for is_random in (False, True)
         }
         self.is_repeatable = in_turns
@@ -151,11 +152,12 @@ class Collectors:
     def _run(
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
     ) -> LoopState:
-        for _ in range(int(max_iterations)):
-            losses = ordered_sum(list(state.loss_sums.values()))
-            if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
-                break
-            state = self._iterate(state, is_random)
+        with tf.device(HOST):
+            for _ in range(int(max_iterations)):
+                losses = ordered_sum(list(state.loss_sums.values()))
+                if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
+                    break
+                state = self._iterate(state, is_random)
         return state
 
     def _iterate(self, state: LoopState, is_random: bool) -> LoopState:

@@ -5,7 +5,7 @@ An iteration consists of `collect` and then `update`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
-from pipeline.utils.execution import HOST, accelerator, timestamp
+from pipeline.utils.execution import HOST, accelerator, on_device, timestamp
 
 
 class LoopState(NamedTuple):
@@ -161,23 +161,25 @@ class Updates:
 
     def observe(self, rows: Trajectory) -> None:
         """Passes collected rows to `agent.observe`."""
-        _accelerated(self.agent.observe)(rows)
+        on_device(accelerator(), self.agent.observe)(rows)
 
     def begin_updates(self, state: LoopState) -> None:
         """Prepares the collected rows for the agent. Call it before `experience.next_batch`."""
         final_time_step = state.carry.time_step
-        self.experience.begin(_accelerated(lambda rows: self.agent.prepare(rows, final_time_step)))
+        self.experience.begin(
+            on_device(accelerator(), lambda rows: self.agent.prepare(rows, final_time_step))
+        )
 
     def end_updates(self) -> None:
         """Passes the collected rows to `agent.finish`. Call it after the last batch."""
-        self.experience.end(_accelerated(self.agent.finish))
+        self.experience.end(on_device(accelerator(), self.agent.finish))
 
     def _learn(self, batch: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         return self.agent.train(batch, weights)
 
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         batch, weights, _ = self.experience.next_batch()
-        losses = _accelerated(self._learn)(batch, weights).extra
+        losses = on_device(accelerator(), self._learn)(batch, weights).extra
         return {
             name: total + tf.cast(losses[name], tf.float64) for name, total in loss_sums.items()
         }
@@ -295,13 +297,3 @@ class Iterations(Updates):
         self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
         self.observe(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)
-
-
-def _accelerated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with its operations on the accelerator."""
-
-    def on_accelerator(*args: Any) -> Any:
-        with tf.device(accelerator()):
-            return function(*args)
-
-    return on_accelerator

@@ -28,6 +28,7 @@ from pipeline.training.collector import (
 )
 from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import device_name
 from pipeline.utils.ray_connection import connect, last_line
 
 
@@ -50,7 +51,7 @@ def _actor_class() -> Any:
             from pipeline.training.train_loop import bound
 
             configuration.apply(statements)
-            configure_tensorflow()
+            self._device = configure_tensorflow()["device"]
             factories = bound("create_environment"), bound("create_agent")
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
@@ -60,7 +61,7 @@ def _actor_class() -> Any:
             from pipeline.checkpointing.exactness import traits
             from pipeline.runs.source_revision import source_sha256
 
-            return socket.gethostname(), source_sha256(), traits()
+            return socket.gethostname(), source_sha256(), traits() | {"device": self._device}
 
         def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
@@ -163,7 +164,8 @@ class OverRay:
         self._waiting = _Waits()
         self.watched: Sequence[Watched] = (self._waiting,)
         self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
-        self._source, self._traits = source_revision.source_sha256(), exactness.traits()
+        self._source = source_revision.source_sha256()
+        self._traits = exactness.traits() | {"device": device_name()}
         connect(address)
         try:
             missing = self._missing_cpus()

@@ -7,17 +7,23 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.framework import config
+
+T = TypeVar("T")
 
 #: Device of environments, replay buffers, counters and statistics.
 HOST = "/CPU:0"
 
-NVIDIA_DRIVER = pathlib.Path("/dev/nvidiactl")
+# The second file is that of Windows' subsystem for Linux.
+NVIDIA_DRIVER = [pathlib.Path("/dev/nvidiactl"), pathlib.Path("/usr/lib/wsl/lib/libcuda.so.1")]
 _UNUSED_GPU = (
     "warning: TensorFlow cannot use the GPU of this machine, so networks and updates run on the "
     "CPU. `make install GPU=1` installs CUDA; with TF_CPP_MIN_LOG_LEVEL=0, TensorFlow prints what "
-    "it misses. With configure_tensorflow.use_gpu = False, this warning disappears."
+    "is missing. With configure_tensorflow.use_gpu = False, this warning disappears."
 )
 
 
@@ -35,8 +41,7 @@ def configure_gpu(use_gpu: bool) -> str:
       use_gpu: Whether to use a GPU if there is one.
 
     Returns:
-      Properties of the compute device that affect the exact bits of results: the name of the GPU
-      and the versions of CUDA and cuDNN for which TensorFlow was built, or "CPU".
+      The `device_name` from then on.
 
     Raises:
       RuntimeError: If TensorFlow has already run with other settings.
@@ -45,24 +50,47 @@ def configure_gpu(use_gpu: bool) -> str:
     if tf.config.get_visible_devices("GPU") != gpus:
         tf.config.set_visible_devices(gpus, "GPU")
     if not gpus:
-        if use_gpu and NVIDIA_DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if use_gpu and not is_hidden and any(path.exists() for path in NVIDIA_DRIVER):
             print(_UNUSED_GPU, file=sys.stderr, flush=True)
-        return "CPU"
+        return device_name()
     tf.config.experimental.set_memory_growth(gpus[0], True)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.experimental.enable_op_determinism()
+    return device_name()
+
+
+def device_name() -> str:
+    """Returns properties of the compute device that affect the exact bits of results.
+
+    These are the name of the GPU and the versions of CUDA and cuDNN for which TensorFlow was built,
+    or "CPU".
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "CPU"
     name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
     build = tf.sysconfig.get_build_info()
     return f"{name}, CUDA {build['cuda_version']}, cuDNN {build['cudnn_version']}"
 
 
+def on_device(device: str, function: Callable[..., T]) -> Callable[..., T]:
+    """Returns `function` with its operations on `device`, except where it requests another one."""
+
+    def placed(*args: Any) -> T:
+        with tf.device(device):
+            return function(*args)
+
+    return placed
+
+
 def timestamp() -> tf.Tensor:
     """Returns the time in seconds, float64 [], also where `tf.timestamp` raises an error.
 
-    TensorFlow has no deterministic operation for the time, and only deterministic ones may run on a
-    GPU (see `configure_gpu`). Python reads the clock there.
+    TensorFlow has no deterministic operation for the time. Where only deterministic ones may run,
+    as on a GPU (see `configure_gpu`), Python reads the clock.
     """
-    if accelerator() == HOST:
+    if not config.is_op_determinism_enabled():
         return tf.timestamp()
     return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
 

@@ -39,7 +39,7 @@ def import_tensorflow(onednn: bool | None = None) -> None:
     From then on, gradients are summed in a fixed order.
 
     Call it before importing any module of this package that uses TensorFlow. Environment variables
-    that the user has set take precedence. After a successful call, further calls do nothing.
+    that the user has set take precedence. After a successful call, further calls change nothing.
 
     Args:
       onednn: Whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which

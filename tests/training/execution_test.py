@@ -52,10 +52,9 @@ def test_networks_and_updates_are_on_the_accelerator_and_all_else_on_the_host(co
 def test_a_gpu_that_tensorflow_cannot_use_is_no_secret(
     use_gpu, hidden, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(execution, "NVIDIA_DRIVER", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(execution, "NVIDIA_DRIVER", [tmp_path])
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if hidden else "0")
     assert execution.configure_gpu(use_gpu) == "CPU"
     assert ("`make install GPU=1`" in capsys.readouterr().err) == (use_gpu and not hidden)
 
