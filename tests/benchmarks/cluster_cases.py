@@ -79,6 +79,7 @@ def test_a_suite_is_trained_on_the_nodes(nodes, tmp_path):
     assert not list(tmp_path.glob(".cluster-*"))
 
 
+@pytest.mark.crash
 def test_as_many_runs_train_as_fit_and_a_stop_lets_them_write_checkpoints(nodes, tmp_path):
     suite = Suite(nodes.address, tmp_path, make_suite(2, PATIENCE))
     wait_for(lambda: len(process_ids(tmp_path)) == 2)
