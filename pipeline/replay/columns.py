@@ -60,16 +60,14 @@ def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
 
 def gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
     """Returns rows of `variable` at `indices` (int64, any shape): [*indices.shape, *row shape]."""
-    with tf.device(HOST):
-        return tf.raw_ops.ResourceGather(
-            resource=variable.handle, indices=indices, dtype=variable.dtype
-        )
+    return tf.raw_ops.ResourceGather(
+        resource=variable.handle, indices=indices, dtype=variable.dtype
+    )
 
 
 def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
     """Writes `rows` [*indices.shape, *row shape] to `variable` at `indices` (int64)."""
-    with tf.device(HOST):
-        tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
+    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=rows)
 
 
 def bad_columns(

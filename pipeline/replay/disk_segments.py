@@ -16,7 +16,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.replay import columns
-from pipeline.utils.execution import HOST
+from pipeline.utils.execution import HOST, on_device
 
 _SEGMENT_BYTES = 32 * 2**20
 _FRAME_BYTES = 1_024  # uint8 rows of at least this size are images, which zlib compresses well
@@ -57,8 +57,7 @@ class _Segment(NamedTuple):
     def keys(self) -> tf.Tensor:
         """Returns the indices of the segment's rows in the variable, int64."""
         first = self.stream * self.column.capacity
-        with tf.device(HOST):  # On a GPU, a thread can get another thread's bounds.
-            return tf.range(first + self.start, first + self.stop, dtype=tf.int64)
+        return tf.range(first + self.start, first + self.stop, dtype=tf.int64)
 
     def path(self, folder: pathlib.Path) -> pathlib.Path:
         """Returns the path of the segment's file in `folder`."""
@@ -91,9 +90,7 @@ def save(
             return
         _write(segment, folder)
 
-    with futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, _segments(columns, positions)):
-            pass
+    _in_threads(write, columns, positions)
 
 
 def restore(folder: pathlib.Path, columns: Sequence[Column], positions: np.ndarray) -> None:
@@ -102,8 +99,18 @@ def restore(folder: pathlib.Path, columns: Sequence[Column], positions: np.ndarr
     Raises:
       ValueError: If a file is missing or damaged, or holds other rows.
     """
+    _in_threads(lambda segment: _read(segment, folder), columns, positions)
+
+
+def _in_threads(
+    function: Callable[[_Segment], None], columns: Sequence[Column], positions: np.ndarray
+) -> None:
+    """Calls the function with each segment.
+
+    The threads work on the host: on a GPU, they can get each other's numbers.
+    """
     with futures.ThreadPoolExecutor() as pool:
-        for _ in pool.map(lambda segment: _read(segment, folder), _segments(columns, positions)):
+        for _ in pool.map(on_device(HOST, function), _segments(columns, positions)):
             pass
 
 
@@ -162,7 +169,7 @@ def _read(segment: _Segment, folder: pathlib.Path) -> None:
         rows = np.frombuffer(plain, variable.dtype.as_numpy_dtype).reshape(shape)
     except (OSError, zlib.error, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from error
-    columns.scatter(variable, segment.keys, rows)
+    columns.scatter(variable, segment.keys, tf.constant(rows))
 
 
 def _decompress(data: bytes, size: int) -> bytes:

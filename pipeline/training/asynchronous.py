@@ -50,7 +50,7 @@ from pipeline.training.components import (
 from pipeline.training.iteration import Chunk, Halted, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import HOST
+from pipeline.utils.execution import HOST, on_device
 
 Outcome = tuple[LoopState, list[Exception]]
 
@@ -107,9 +107,11 @@ class Actors:
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
         self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}
-        self.train: Chunk = functools.partial(self._run, [actor.train for actor in actors])
-        self.collect_randomly: Chunk = functools.partial(
-            self._run, [actor.collect_randomly for actor in actors]
+        self.train: Chunk = on_device(
+            HOST, functools.partial(self._run, [actor.train for actor in actors])
+        )
+        self.collect_randomly: Chunk = on_device(
+            HOST, functools.partial(self._run, [actor.collect_randomly for actor in actors])
         )
         self.actors = actors
         self._env_steps = env_steps
@@ -183,8 +185,10 @@ class Actors:
         before = states[0].carry.statistics
         carry = states[0].carry._replace(statistics=with_empty_window(before))
         states = [states[0]._replace(carry=carry), *states[1:]]
+        # Threads do not inherit the device, and on a GPU they can get each other's numbers.
+        attempt = on_device(HOST, _attempt)
         calls = [
-            self._threads.submit(_attempt, actor, chunk, state, _NO_LIMIT, until)
+            self._threads.submit(attempt, actor, chunk, state, _NO_LIMIT, until)
             for actor, chunk, state in zip(self.actors, chunks, states, strict=True)
         ]
         outcomes = [call.result() for call in calls]
@@ -222,13 +226,11 @@ def _attempt(
       The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
       off, and the error.
     """
-    with tf.device(HOST):  # On a GPU, a thread can get another thread's numbers.
-        limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+    limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
     try:
         return chunk(state, *limits), None
     except Exception as error:
-        with tf.device(HOST):
-            return actor.give_up(state), error
+        return actor.give_up(state), error
 
 
 @gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -122,8 +123,8 @@ class Collectors:
         self.collect_steps = num_steps * self._together
         order = "turns" if in_turns else "ready"
         self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
-        self.train: Chunk = lambda *arguments: self._run(False, *arguments)
-        self.collect_randomly: Chunk = lambda *arguments: self._run(True, *arguments)
+        self.train: Chunk = on_device(HOST, functools.partial(self._run, False))
+        self.collect_randomly: Chunk = on_device(HOST, functools.partial(self._run, True))
 
     @property
     def drivers(self) -> Sequence[CollectDriver]:
@@ -152,12 +153,11 @@ class Collectors:
     def _run(
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
     ) -> LoopState:
-        with tf.device(HOST):
-            for _ in range(int(max_iterations)):
-                losses = ordered_sum(list(state.loss_sums.values()))
-                if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
-                    break
-                state = self._iterate(state, is_random)
+        for _ in range(int(max_iterations)):
+            losses = ordered_sum(list(state.loss_sums.values()))
+            if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
+                break
+            state = self._iterate(state, is_random)
         return state
 
     def _iterate(self, state: LoopState, is_random: bool) -> LoopState:

@@ -21,7 +21,7 @@ from pipeline.replay import Experience
 from pipeline.training.iteration import Iterations, Runner
 from pipeline.utils.constraints import NonNegativeInt, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu
+from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu, device_name
 
 EVALUATION = "evaluation"  # gin scope and random stream of evaluation
 
@@ -63,7 +63,7 @@ def configure_tensorflow(
             threading.set_intra_op_parallelism_threads(intra_op)
         if threading.get_inter_op_parallelism_threads() != inter_op:
             threading.set_inter_op_parallelism_threads(inter_op)
-        device = configure_gpu(use_gpu)
+        configure_gpu(use_gpu)
     except RuntimeError as error:
         raise UserError(
             f"configure_tensorflow({intra_op=}, {inter_op=}, {use_gpu=}) comes too late: "
@@ -73,7 +73,7 @@ def configure_tensorflow(
     execution.configure()
     return {
         "execution": execution.value,
-        "device": device,
+        "device": device_name(),
         "threads": {"intra_op": intra_op, "inter_op": inter_op},
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
     }

@@ -51,7 +51,7 @@ def _actor_class() -> Any:
             from pipeline.training.train_loop import bound
 
             configuration.apply(statements)
-            self._device = configure_tensorflow()["device"]
+            configure_tensorflow()
             factories = bound("create_environment"), bound("create_agent")
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
@@ -60,8 +60,9 @@ def _actor_class() -> Any:
 
             from pipeline.checkpointing.exactness import traits
             from pipeline.runs.source_revision import source_sha256
+            from pipeline.utils.execution import device_name
 
-            return socket.gethostname(), source_sha256(), traits() | {"device": self._device}
+            return socket.gethostname(), source_sha256(), traits() | {"device": device_name()}
 
         def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf

@@ -32,7 +32,7 @@ def accelerator() -> str:
     return "/GPU:0" if tf.config.get_visible_devices("GPU") else HOST
 
 
-def configure_gpu(use_gpu: bool) -> str:
+def configure_gpu(use_gpu: bool) -> None:
     """Configures the first GPU for full float32 precision, determinism and memory growth.
 
     Call it before the first operation runs. Other GPUs are not used.
@@ -40,24 +40,19 @@ def configure_gpu(use_gpu: bool) -> str:
     Args:
       use_gpu: Whether to use a GPU if there is one.
 
-    Returns:
-      The `device_name` from then on.
-
     Raises:
       RuntimeError: If TensorFlow has already run with other settings.
     """
     gpus = tf.config.list_physical_devices("GPU")[:1] if use_gpu else []
     if tf.config.get_visible_devices("GPU") != gpus:
         tf.config.set_visible_devices(gpus, "GPU")
-    if not gpus:
-        is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if use_gpu and not is_hidden and any(path.exists() for path in NVIDIA_DRIVER):
-            print(_UNUSED_GPU, file=sys.stderr, flush=True)
-        return device_name()
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    tf.config.experimental.enable_op_determinism()
-    return device_name()
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if gpus:
+        tf.config.experimental.set_memory_growth(gpus[0], True)
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        tf.config.experimental.enable_op_determinism()
+    elif use_gpu and not is_hidden and any(path.exists() for path in NVIDIA_DRIVER):
+        print(_UNUSED_GPU, file=sys.stderr, flush=True)
 
 
 def device_name() -> str:
