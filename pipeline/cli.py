@@ -113,7 +113,7 @@ def expendable_output() -> Iterator[None]:
 
 
 def _discard(file: TextIO) -> None:
-    """Discards what is left in the file's buffer, which Python would write at exit, and fail."""
+    """Discards what is left in the file's buffer, which Python would fail to write at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 

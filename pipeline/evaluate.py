@@ -31,7 +31,7 @@ _PRETRAINED = flags.DEFINE_string(
 _NUM_EPISODES = flags.DEFINE_integer(
     "num_episodes", None, "Number of episodes; by default 100, or none with --video.", lower_bound=1
 )
-_VIDEO = cli.define_path("video", None, "Record an episode, one more than those, as this MP4 file.")
+_VIDEO = cli.define_path("video", None, "Also record one additional episode as this MP4 file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )
@@ -171,12 +171,12 @@ def _record(
 def _play(
     evaluator: Evaluator, num_episodes: int, stop: StopSignal, progress: Progress
 ) -> dict[str, Any] | None:
-    def look_around(episodes: int) -> bool:
+    def on_progress(episodes: int) -> bool:
         steps = {"episode_steps": evaluator.episode_steps}
         progress.update(steps, EVALUATING, (episodes, num_episodes))
         return stop.requested
 
-    return evaluator.run(num_episodes, 0, look_around)
+    return evaluator.run(num_episodes, 0, on_progress)
 
 
 def _summary(name: str, returns: list[float], env_steps: int) -> str:

@@ -68,9 +68,9 @@ def _compare_updates() -> None:
     builders = list(map(bound, BUILDERS))
     configure_tensorflow()
     # `train.runner` is ignored: for asynchronous actors, the synchronous form is compared.
-    parts = build(_SEED.value, *builders)
-    with contextlib.closing(parts):
-        updates = Updates(parts, _NUM_UPDATES.value)
+    components = build(_SEED.value, *builders)
+    with contextlib.closing(components):
+        updates = Updates(components, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)
     configuration.warn_of_ignored()

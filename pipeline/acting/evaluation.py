@@ -45,6 +45,12 @@ class Evaluator:
     episodes that are unfinished at the end do not count (Mnih et al. 2015). This favours short
     episodes, especially if `num_env_steps` allows few episodes. The mean of no episodes is 0, as in
     the program published with that paper.
+
+    Attributes:
+      environment: Environment in which the episodes are played.
+      policy: Policy that is evaluated.
+      shares_environment: Whether the environment is that of training.
+      max_episode_steps: Environment steps after which an episode is truncated, or None.
     """
 
     def __init__(
@@ -85,11 +91,11 @@ class Evaluator:
         check_arguments(Evaluator, locals())
         self.shares_environment = shares_environment
         self.max_episode_steps = max_episode_steps
-        self._environment = environment
-        self._policy = policy if greedy else stochastic_policy
+        self.environment = environment
+        self.policy = policy if greedy else stochastic_policy
         if epsilon is not None:
             _check_epsilon(epsilon, greedy, policy)
-            self._policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
+            self.policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
         self._num_env_steps = num_env_steps
         # Overrides the binding of training, because evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
@@ -97,18 +103,8 @@ class Evaluator:
         self._tally = self._new_tally(0)
 
     def _play_steps(self, carry: Carry):
-        carry, rows = self._driver.run(self._policy, carry, STEPS_PER_CALL)
+        carry, rows = self._driver.run(self.policy, carry, STEPS_PER_CALL)
         return carry, rows.step_type, rows.next_step_type, rows.reward
-
-    @property
-    def environment(self) -> VectorEnvironment:
-        """Returns the environment in which the episodes are played."""
-        return self._environment
-
-    @property
-    def policy(self) -> tf_policy.TFPolicy:
-        """Returns the policy that is evaluated."""
-        return self._policy
 
     @property
     def episode_steps(self) -> int:
@@ -123,7 +119,7 @@ class Evaluator:
         return num_episodes if self._num_env_steps is None else self._num_env_steps
 
     def run(
-        self, num_episodes: int, index: int, look_around: Callable[[int], bool] = lambda _: False
+        self, num_episodes: int, index: int, on_progress: Callable[[int], bool] = lambda _: False
     ) -> dict[str, Any] | None:
         """Plays `num_episodes` episodes, or `num_env_steps` environment steps if that is set.
 
@@ -132,7 +128,7 @@ class Evaluator:
             `num_env_steps`.
           index: Number of this evaluation. The random draws of the environments and of the policy
             depend on it and on the seed.
-          look_around: Function that is called every 32 vector steps with the progress, in the unit
+          on_progress: Function that is called every 32 vector steps with the progress, in the unit
             of `length`. If it returns True, the evaluation stops.
 
         Returns:
@@ -144,39 +140,39 @@ class Evaluator:
           UserError: If the environment fails.
         """
         tally = self._tally = self._new_tally(num_episodes)
-        truncated_before = self._environment.episodes.truncations
+        truncated_before = self.environment.episodes.truncations
         number = index + (_SHARED if self.shares_environment else 0)
-        with self._environment.episodes.unrecorded(number, self.max_episode_steps):
-            if not self._play_all(tally, index, look_around):
+        with self.environment.episodes.unrecorded(number, self.max_episode_steps):
+            if not self._play_all(tally, index, on_progress):
                 return None
-            returns = tally.returns(self._environment.episodes.own_returns)
-        truncated = self._environment.episodes.truncations - truncated_before
+            returns = tally.returns(self.environment.episodes.own_returns)
+        truncated = self.environment.episodes.truncations - truncated_before
         return summarize(returns) | ({"truncated": truncated} if truncated else {})
 
     def _play_all(
-        self, tally: EpisodeTally, index: int, look_around: Callable[[int], bool]
+        self, tally: EpisodeTally, index: int, on_progress: Callable[[int], bool]
     ) -> bool:
         """Plays until the tally is complete; returns False if interrupted."""
-        with named_failures(self._environment):
-            carry = initial_carry(self._environment, self._policy)
+        with named_failures(self.environment):
+            carry = initial_carry(self.environment, self.policy)
         carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
         while not tally.complete:
-            if look_around(tally.done):
+            if on_progress(tally.done):
                 return False
-            with named_failures(self._environment):
+            with named_failures(self.environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
         return True
 
     def _new_tally(self, num_episodes: int) -> EpisodeTally:
-        num_envs = self._environment.batch_size
+        num_envs = self.environment.batch_size
         if self._num_env_steps is not None:
             return _StepTally(_shares(self._num_env_steps, num_envs))
         return EpisodeTally(_shares(num_episodes, num_envs))
 
     def close(self) -> None:
         """Closes the environments."""
-        self._environment.close()
+        self.environment.close()
 
 
 def _shares(total: int, num_envs: int) -> np.ndarray:
@@ -292,7 +288,7 @@ def record_video(
     policy: tf_policy.TFPolicy,
     path: pathlib.Path,
     seed: int,
-    look_around: Callable[[int], bool] = lambda _: False,
+    on_progress: Callable[[int], bool] = lambda _: False,
     max_episode_steps: int | None = None,
 ) -> float | None:
     """Plays one episode and writes it as an H.264 MP4 file, which browsers can play.
@@ -302,7 +298,7 @@ def record_video(
       policy: Any policy with the environment's specs.
       path: File to write. It appears only once it is complete.
       seed: Seed of the policy's random draws.
-      look_around: Function that is called at every environment step with the number of steps taken
+      on_progress: Function that is called at every environment step with the number of steps taken
         so far. If it returns True, the recording stops.
       max_episode_steps: Steps after which the episode is truncated; None for no limit.
 
@@ -316,7 +312,7 @@ def record_video(
     unrecorded = environment.episodes.unrecorded(0, max_episode_steps)
     try:
         with unrecorded, named_failures(environment):
-            episode_return = _film(environment, policy, temporary, seed, look_around)
+            episode_return = _film(environment, policy, temporary, seed, on_progress)
         if episode_return is not None:
             temporary.replace(path)
     except OSError as error:
@@ -332,7 +328,7 @@ def _film(
     policy: tf_policy.TFPolicy,
     path: pathlib.Path,
     seed: int,
-    look_around: Callable[[int], bool],
+    on_progress: Callable[[int], bool],
 ) -> float | None:
     driver = CollectDriver(environment, seed=seed, reward_range=None)
     step = tf.function(lambda carry: driver.run(policy, carry, 1)[0], autograph=False)
@@ -349,7 +345,7 @@ def _film(
     ) as writer:
         writer.append_data(_even(first_frame))
         while int(carry.statistics.episodes) == 0:
-            if look_around(int(carry.vector_steps)):
+            if on_progress(int(carry.vector_steps)):
                 return None
             carry = step(carry)
             frame = environment.render()

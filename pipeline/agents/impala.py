@@ -105,7 +105,7 @@ def create_impala_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: If a value is out of its range or is not one of the choices.
+      UserError: If a value is out of its range.
     """
     check_arguments(create_impala_agent, locals())
     del num_envs, seed

@@ -42,8 +42,8 @@ class OnPolicyAgent(Agent):
 
     Advantages bootstrap with the value of the state after the last row. Where an
     episode was truncated, they bootstrap with the value of its final observation. Rows with a
-    return of zero are kept. Reward normalisation is scaled by returns, not by rewards (Engstrom et
-    al. 2020).
+    return of zero are kept. With reward normalisation, rewards are divided by the standard
+    deviation of returns, not of rewards (Engstrom et al. 2020).
     """
 
     def __init__(

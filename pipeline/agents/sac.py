@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al. 2018, "Algorithms and Applications") for continuous actions.
+"""Implements soft actor-critic (Haarnoja et al. 2018) for continuous actions.
 
 The agent is TF-Agents' `SacAgent` with other losses. The original losses include boundary rows,
 draw from stateful random ops and evaluate the actor three times per update. Here each loss is a
@@ -61,7 +61,7 @@ def _module_of(variable: tf.Variable) -> tf.Module:
 
 
 class SacAgent(Agent, sac_agent.SacAgent):
-    """SAC agent; see `create_sac_agent`."""
+    """Implements SAC; see `create_sac_agent`."""
 
     loss_names = ("critic_loss", "actor_loss", "entropy", "alpha", "q_mean")
 

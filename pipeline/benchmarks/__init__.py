@@ -12,7 +12,7 @@ run_flags.py           flags of the programs that start many runs
 train_process.py       the process that trains a run on this machine
 die_with_parent.py     ends a process together with the process that started it
 cluster.py             chooses the nodes of a Ray cluster
-node_probe.py          what a node says of itself
+node_probe.py          properties of a node
 ray_process.py         the process that trains a run on a node
 
 The report:

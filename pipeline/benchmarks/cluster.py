@@ -32,7 +32,7 @@ from pipeline.utils.ray_connection import connect, last_line
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _RETRY_SECONDS = 10.0  # between checks of a node on which a run was lost
 _REMIND_SECONDS = 60.0
-_LOOK_SECONDS = 1.0  # between looks at the nodes, which many waiting runs ask for
+_LOOK_SECONDS = 1.0  # between checks of the nodes, which every waiting run asks for
 _TRAIN = ("-m", "pipeline.train")
 
 
@@ -76,6 +76,12 @@ class Node(NamedTuple):
     gpus: float
     memory: float
     traits: Mapping[str, str]
+
+    @property
+    def resources(self) -> str:
+        """Returns the resources in words."""
+        memory = f"{self.memory / 2**30:.1f} GiB of free memory"
+        return f"{self.cpus:g} CPUs, {self.gpus:g} GPUs, {memory}"
 
 
 def examine(folder: str, file: str, lock: str, own: str) -> Probe:
@@ -156,10 +162,10 @@ class Cluster:
                 (self._folder / self._file).touch()
                 self._lock_file = self._lock.open("a")
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX)
-            self._look_around()
+            self._examine_nodes()
             while self._probes:
                 time.sleep(0.1)
-                self._look_around()
+                self._examine_nodes()
             if not self._nodes:
                 raise UserError(
                     "no node of the cluster can train; the lines above say why. Nodes without "
@@ -186,7 +192,7 @@ class Cluster:
             self._say(f"node {self._nodes[node_id].name} gets no further run until it answers")
             self._examine(node_id)
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._look_around()
+            self._examine_nodes()
         self._running = [process for process in self._running if process not in ended]
         used = Counter(process.node_id for process in self._running)
         usable = [node for node in self._nodes.values() if node.id not in self._probes]
@@ -212,7 +218,7 @@ class Cluster:
         gpus = self._options["num_gpus"]
         if not gpus:
             return room
-        # A share of a GPU is of one GPU.
+        # A fraction of a GPU cannot span two GPUs.
         return min(room, int(node.gpus) * int(1 / gpus) if gpus < 1 else int(node.gpus // gpus))
 
     def _suits(self, node: Node, run: Run) -> bool:
@@ -230,7 +236,7 @@ class Cluster:
                 "on any node)"
             )
 
-    def _look_around(self) -> None:
+    def _examine_nodes(self) -> None:
         """Examines nodes that have joined, and forgets those that have left."""
         self._looked_at = time.monotonic()
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -291,39 +297,43 @@ class Cluster:
         resources = node["Resources"]
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         memory = min(answer.free_memory, resources.get("memory", 0.0))
-        has = f"{cpus:g} CPUs, {gpus:g} GPUs, {memory / 2**30:.1f} GiB of free memory"
-        wrote = (self._folder / f"{self._file}-{node_id}").exists()
         found = Node(node_id, name, cpus, gpus, memory, answer.traits)
-        if not answer.sees_file or not wrote:
-            why = f"it does not share {self._folder} with this machine. Mount the same folder there"
-        elif not answer.is_locked_out:
-            why = (
-                f"locks in {self._folder} have no effect there, so that two processes could train "
-                "in one folder. Use a file system with locks, such as NFS 4 or Lustre"
-            )
-        elif answer.source_sha256 != source_revision.source_sha256():
-            why = "it has another revision of this package. Install the same revision there"
-        elif known:
-            return True
-        elif not self._room_of(found):
-            need = self._options
-            why = (
-                f"it has {has}, but a run needs {need['num_cpus']:g}, {need['num_gpus']:g} and "
-                f"{need.get('memory', 0.0) / 2**30:g}. Decrease --cpus_per_run, --gpus_per_run or "
-                "--memory_per_run"
-            )
-        else:
+        if why := self._why_refused(answer, found, known is not None):
+            self._refuse(node_id, name, why)
+        elif not known:
             self._nodes[node_id] = found
-            self._say(f"node {name}: {has}; parallel runs: {self._room_of(found)}")
+            self._say(f"node {name}: {found.resources}; parallel runs: {self._room_of(found)}")
             if answer.niceness > 0:
                 self._say(
                     f"node {name}: its runs have low priority (nice {answer.niceness}). Set "
                     "RAY_worker_niceness=0 in the environment in which you run ray start"
                 )
             self._say_what_differs(found)
-            return True
-        self._refuse(node_id, name, why)
         return True
+
+    def _why_refused(self, answer: Probe, node: Node, is_known: bool) -> str:
+        """Returns why a node cannot train, and the fix; "" if it can.
+
+        The memory of a known node is not examined again, because runs use it.
+        """
+        folder = self._folder
+        if not answer.sees_file or not (folder / f"{self._file}-{node.id}").exists():
+            return f"it does not share {folder} with this machine. Mount the same folder there"
+        if not answer.is_locked_out:
+            return (
+                f"locks in {folder} have no effect there, so that two processes could train "
+                "in one folder. Use a file system with locks, such as NFS 4 or Lustre"
+            )
+        if answer.source_sha256 != source_revision.source_sha256():
+            return "it has another revision of this package. Install the same revision there"
+        if is_known or self._room_of(node):
+            return ""
+        need = self._options
+        return (
+            f"it has {node.resources}, but a run needs {need['num_cpus']:g}, {need['num_gpus']:g} "
+            f"and {need.get('memory', 0.0) / 2**30:g}. Decrease --cpus_per_run, --gpus_per_run or "
+            "--memory_per_run"
+        )
 
     def _say_what_differs(self, node: Node) -> None:
         """Says if runs cannot move bit for bit between a node and those before it."""

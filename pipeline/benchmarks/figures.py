@@ -300,6 +300,11 @@ def panel() -> Iterator[tuple[Canvas, Axes]]:
         yield canvas, canvas.add_subplot()
 
 
+def inline(drawn: Sequence[Figure]) -> str:
+    """Returns the HTML element that contains all figures."""
+    return f'<div class="figures">\n{"".join(figure.html() for figure in drawn)}</div>\n'
+
+
 def inline_svg(canvas: Canvas, name: str) -> str:
     """Returns the `<svg>` of a panel with a legend below it; `name` makes its ids unique."""
     canvas.legend(loc="outside lower center", ncols=2, columnspacing=1.2, handlelength=1.8)

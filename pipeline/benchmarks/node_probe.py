@@ -1,4 +1,4 @@
-"""Prints what a machine says of itself, as JSON, in the process that a run would have there.
+"""Prints properties of a machine as JSON, in the process that a run would have there.
 
     python -m pipeline.benchmarks.node_probe FOLDER FILE LOCK OWN
 

@@ -115,7 +115,7 @@ class RayTrainProcess:
         options: dict[str, Any],
         say: Callable[[str], None],
         folder: str,
-        train: Sequence[str] = ("-m", "pipeline.train"),
+        train: Sequence[str],
     ):
         """Starts the process.
 

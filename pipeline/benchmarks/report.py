@@ -107,7 +107,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     drawn = {group.key: _Drawn(group) for suite in suites for group in suite.groups}
     written = {
         _MARKDOWN: _text(suites, drawn, _in_words),
-        _HTML: page.render(_text(suites, drawn, _inline)),
+        _HTML: page.render(_text(suites, drawn, figures.inline)),
     }
     for name, text in written.items():
         write_text(output_dir / name, text)
@@ -165,10 +165,6 @@ Show = Callable[[Sequence[Figure]], str]
 def _in_words(drawn: Sequence[Figure]) -> str:
     lines = [f"- {escaped(f'{figure.title}. {figure.description}')}" for figure in drawn]
     return "\n".join([f"Drawn in [{_HTML}]({_HTML}):", "", *lines, ""])
-
-
-def _inline(drawn: Sequence[Figure]) -> str:
-    return f'<div class="figures">\n{"".join(figure.html() for figure in drawn)}</div>\n'
 
 
 def _text(suites: Sequence[_SuiteRecords], drawn: dict[str, _Drawn], show: Show) -> str:

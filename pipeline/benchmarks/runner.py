@@ -95,11 +95,11 @@ class _Runner:
         self._start = start
         self._waiting: deque[Run] = deque()
         self._running: list[Process] = []
-        self._losses = Losses()
+        self._losses = Losses(display.message)
         self._most_running = 0
 
     def run(self) -> Outcome:
-        self._waiting.extend(run for run in self._runs if not self._is_over(run))
+        self._waiting.extend(run for run in self._runs if not self._record_if_over(run))
         over = len(self._runs) - len(self._waiting)
         left = len(self._waiting)
         self._display.message(
@@ -118,7 +118,7 @@ class _Runner:
                 process.wait()
         return self._outcome()
 
-    def _is_over(self, run: Run) -> bool:
+    def _record_if_over(self, run: Run) -> bool:
         """Returns True if a run has ended; records the end if it was not recorded."""
         if self._folder.is_finished(run):
             return True
@@ -144,7 +144,7 @@ class _Runner:
         for process in [x for x in self._running if x.poll() is not None]:
             self._running.remove(process)
             record = self._end_of(process.run)
-            if record is None and (process.was_stopped() or self._goes_on_elsewhere(process)):
+            if record is None and self._goes_on(process):
                 self._waiting.append(process.run)
             else:
                 record = record or records.failed(process.run, self._error(process))
@@ -158,14 +158,9 @@ class _Runner:
         error = process.error()
         return f"{error}\n{self._losses.reason(process.run)}" if process.is_lost else error
 
-    def _goes_on_elsewhere(self, process: Process) -> bool:
-        if not process.is_lost or not self._losses.may_go_on(process.run):
-            return False
-        reason = process.error().splitlines()[0]
-        self._display.message(
-            f"{process.run.name}: {reason}. The run will be restarted from its newest checkpoint."
-        )
-        return True
+    def _goes_on(self, process: Process) -> bool:
+        is_stopped = process.was_stopped()
+        return is_stopped or (process.is_lost and self._losses.count(process))
 
     def _start_next(self) -> None:
         """Starts the first run that waits; if there is no room for it, puts it at the end."""

@@ -49,12 +49,12 @@ def measure(seconds: float) -> str:
       A text with one line per stage.
     """
     with tempfile.TemporaryDirectory() as folder:
-        parts = build_components()
+        components = build_components()
         try:
-            stages = all_stages(parts, WarmUp().num_env_steps, pathlib.Path(folder))
+            stages = all_stages(components, WarmUp().num_env_steps, pathlib.Path(folder))
             answers = {name: stage(seconds) for name, stage in stages.items()}
         finally:
-            parts.close()
+            components.close()
     rates = {name: (x["count"] / x["seconds"], x["unit"]) for name, x in answers.items()}
     return "\n".join(f"{name:12} {rate:12,.1f} {unit}/s" for name, (rate, unit) in rates.items())
 
@@ -66,23 +66,23 @@ def build_components() -> Components:
 
 
 def all_stages(
-    parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
+    components: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
 ) -> dict[str, Stage]:
     """Warms up a run and returns its stages by name.
 
     Asynchronous actors have no stages that run alone, only "training".
 
     Args:
-      parts: Components of the run.
+      components: Components of the run.
       warm_up: Environment steps that are stored in a replay buffer before anything is timed.
       output_dir: Folder for the logs of the training.
       steps_per_update: Increase of the agent's train step counter per call of its `train`.
     """
-    training = Training(parts, warm_up, output_dir, steps_per_update)
+    training = Training(components, warm_up, output_dir, steps_per_update)
     training(_WARM_UP_SECONDS)
-    if not isinstance(parts.runner, Iterations):
+    if not isinstance(components.runner, Iterations):
         return {"training": training}
-    stages = Stages(parts, parts.runner)
+    stages = Stages(components, components.runner)
     return {
         "environment": stages.environment(),
         "collect": stages.collect(),
@@ -96,17 +96,21 @@ class Training:
     """Times the loop of `pipeline.train` with its logs, a few seconds per call."""
 
     def __init__(
-        self, parts: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
+        self,
+        components: Components,
+        warm_up: int,
+        output_dir: pathlib.Path,
+        steps_per_update: int = 1,
     ):
         """Warms up the run. The arguments are those of `all_stages`."""
-        self._parts = parts
+        self._components = components
         self._steps_per_update = steps_per_update
         folder = RunFolder(output_dir / "run")
         folder.open("fail", _SEED)
         plan = Plan(_FOREVER, _LOG_INTERVAL, 0, 0, 1, 1)  # neither evaluations nor checkpoints
         silent = Progress(_FOREVER, console=Console(file=io.StringIO()))
-        self._loop = HostLoop(parts, plan, folder, silent, StopSignal())
-        self._loop.collect_randomly(warm_up if parts.experience.keeps_rows else 0)
+        self._loop = HostLoop(components, plan, folder, silent, StopSignal())
+        self._loop.collect_randomly(warm_up if components.experience.keeps_rows else 0)
 
     def __call__(self, seconds: float) -> Answer:
         steps, updates = self._loop.env_steps, self._updates()
@@ -122,7 +126,7 @@ class Training:
         }
 
     def _updates(self) -> int:
-        return int(self._parts.agent.train_step_counter) // self._steps_per_update
+        return int(self._components.agent.train_step_counter) // self._steps_per_update
 
 
 def repeated(body: Callable[[Any], Any], state: Any, times: tf.Tensor) -> Any:
@@ -188,18 +192,20 @@ class Stages:
     These are too few to affect the times.
     """
 
-    def __init__(self, parts: Components, runner: Iterations):
+    def __init__(self, components: Components, runner: Iterations):
         """Builds the separate environments.
 
         Args:
-          parts: Components of the run.
+          components: Components of the run.
           runner: Runner of the run.
         """
-        self._agent, self._experience = parts.agent, parts.experience
+        self._agent, self._experience = components.agent, components.experience
         environment = bound("create_environment")(stream_key(_SEED, "stages"))
         driver = CollectDriver(environment, seed=_SEED)
         self._environment = environment
-        self._iterations = Iterations(parts.agent, parts.experience, driver, parts.env_steps)
+        self._iterations = Iterations(
+            components.agent, components.experience, driver, components.env_steps
+        )
         self._state = self._iterations.initial_state()
 
     def environment(self) -> Stage:

@@ -133,7 +133,7 @@ class LocalProcess:
 
 
 class TrainProcess(LocalProcess):
-    """`Process` on this machine."""
+    """Implements `Process` on this machine."""
 
     is_lost = False
 
@@ -161,8 +161,13 @@ class Losses:
     them is counted from 0 again by every command, which gives a failed run another chance.
     """
 
-    def __init__(self) -> None:
-        """Initializes the object without reading anything."""
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """Initializes the object without reading anything.
+
+        Args:
+          say: Prints a message to the user.
+        """
+        self._say = say
         self._counts: dict[pathlib.Path, int] = {}
         self._since_checkpoint: Counter[tuple[pathlib.Path, tuple[str, ...]]] = Counter()
 
@@ -175,19 +180,27 @@ class Losses:
             self._counts[run.folder] = stored.get("losses", 0)
         return self._counts[run.folder]
 
-    def may_go_on(self, run: Run) -> bool:
-        """Counts a loss; returns False if there were too many without a new checkpoint.
+    def count(self, process: Process) -> bool:
+        """Counts the loss of a process and announces that its run will be restarted.
+
+        Returns:
+          False if there were too many losses without a new checkpoint. Nothing is announced then.
 
         Raises:
           WriteError: If the count cannot be written to the run's folder.
         """
+        run = process.run
         checkpoints = (run.folder / "checkpoints").glob("step-*")
         key = run.folder, tuple(sorted(path.name for path in checkpoints))
         self._counts[run.folder] = self[run] + 1
         if (run.folder / "run.json").is_file():  # a run refuses a folder with other files alone
             write_json(run.folder / _LOSSES, {"losses": self[run]})
         self._since_checkpoint[key] += 1
-        return self._since_checkpoint[key] <= _MOST_LOSSES
+        if self._since_checkpoint[key] > _MOST_LOSSES:
+            return False
+        reason = process.error().splitlines()[0]
+        self._say(f"{run.name}: {reason}. The run will be restarted from its newest checkpoint.")
+        return True
 
     def reason(self, run: Run) -> str:
         """Returns a sentence about a run that was lost too often."""

@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def traits() -> dict[str, str]:
-    """Returns what changes the exact results of a run from machine to machine, but for threads."""
+    """Returns what changes the exact results of a run from machine to machine, except threads."""
     return {
         **{f"version of {name}": version for name, version in versions().items()},
         "processor's instructions": " ".join(_instructions()),
@@ -59,7 +59,7 @@ def saved_traits(checkpoint: pathlib.Path) -> dict[str, str] | None:
     """Returns the `traits` of the machine that wrote a checkpoint; None if they are not known."""
     try:
         saved = files.read_object(checkpoint / "circumstances" / _FILE)
-    except (OSError, ValueError):
+    except ValueError:
         return None  # A resume examines the checkpoint, and reports what is damaged.
     return {name: str(saved.get(name)) for name in traits()}
 

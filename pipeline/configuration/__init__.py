@@ -4,7 +4,11 @@ This package imports neither TensorFlow nor anything that does, so that `--list_
 error messages appear at once.
 """
 
-from pipeline.configuration.explanation import explain_call_error, needs_file
+from pipeline.configuration.explanation import (
+    explain_call_error,
+    missing_file_message,
+    operative_config,
+)
 from pipeline.configuration.loading import (
     applied,
     apply,
@@ -14,7 +18,6 @@ from pipeline.configuration.loading import (
     ignored,
     in_force,
     load,
-    operative_config,
     preserved,
     read,
     uses_onednn,
@@ -33,7 +36,7 @@ __all__ = [
     "in_force",
     "list_configs",
     "load",
-    "needs_file",
+    "missing_file_message",
     "operative_config",
     "preserved",
     "read",

@@ -100,7 +100,8 @@ def ignored(origins: Origins, is_complete: bool) -> str | None:
 def operative_config() -> str:
     """Returns every value that the configurables called so far have received, as gin text.
 
-    TF-Agents' own configurables are left out, because `pipeline.configuration.load` refuses them.
+    `pipeline.configuration.load` can read this text. TF-Agents' own configurables, which it
+    refuses, are left out.
     """
     return gin_config._config_str(_operative())
 
@@ -198,14 +199,14 @@ def explain_call_error(error: BaseException) -> str | None:
     if missing is None:
         return None
     names = [f"{missing[1]}.{name.strip(chr(39))}" for name in missing[2].split(", ")]
-    if text := next(filter(None, map(needs_file, names)), None):
+    if text := next(filter(None, map(missing_file_message, names)), None):
         return text
     flags = " ".join(f'{COMMAND_LINE}="{name}={_example(name)}"' for name in names)
     have = "have no values" if len(names) > 1 else "has no value"
     return f"{' and '.join(names)} {have}: add {flags}"
 
 
-def needs_file(parameter: str) -> str | None:
+def missing_file_message(parameter: str) -> str | None:
     """Returns a message that a parameter of `train` is not bound, with the shipped parts that do.
 
     It is None if no shipped part binds the parameter to a function. The function alone would be

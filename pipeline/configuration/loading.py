@@ -162,14 +162,6 @@ def in_force(scope: str, selector: str) -> dict[str, Any]:
     return defaults(selector) | gin.get_bindings(name, resolve_references=False)
 
 
-def operative_config() -> str:
-    """Returns the values that the configurables called so far have received, as gin text.
-
-    `load` can read this text.
-    """
-    return explanation.operative_config()
-
-
 def explain() -> str:
     """Returns all values with their places, grouped by configurable.
 

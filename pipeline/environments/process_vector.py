@@ -40,17 +40,21 @@ class ProcessVector:
 
     Results, checks and messages are those of `SyncVector`. The processes may have children. They
     end when this process ends.
+
+    Attributes:
+      num_envs: Number of environments.
+      processes: Process of every environment.
     """
 
     thread = 0
 
     def __init__(self, makes: Sequence[Callable[[], gymnasium.Env]]):
         """Starts the processes, which build their environments."""
-        self._processes: list[BaseProcess] = []
+        self.processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         # Without it, Python would wait at its end for processes that were never closed.
         self._finalizer = multiprocessing.util.Finalize(
-            self, _kill, args=(self._processes,), exitpriority=10
+            self, _kill, args=(self.processes,), exitpriority=10
         )
         for make in makes:
             connection, of_child = _CONTEXT.Pipe()
@@ -59,9 +63,9 @@ class ProcessVector:
             )
             process.start()
             of_child.close()
-            self._processes.append(process)
+            self.processes.append(process)
             self._connections.append(connection)
-        self.num_envs = len(self._processes)
+        self.num_envs = len(self.processes)
         self._asked = [0] * self.num_envs  # number of the last question to each process
         try:
             self.description = shared_description(self._receive(range(self.num_envs)))
@@ -69,11 +73,6 @@ class ProcessVector:
             self._finalizer()
             raise
         self._observation = new_observations(self.description.observation_space, self.num_envs)
-
-    @property
-    def processes(self) -> Sequence[BaseProcess]:
-        """Returns the process of every environment."""
-        return self._processes
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
@@ -111,12 +110,12 @@ class ProcessVector:
 
     def close(self) -> None:
         """Closes all environments and ends their processes, also if one raises."""
-        alive = [index for index, process in enumerate(self._processes) if process.is_alive()]
+        alive = [index for index, process in enumerate(self.processes) if process.is_alive()]
         deadline = time.monotonic() + _CLOSE_SECONDS
         try:
             self._ask(alive, "close", [None] * len(alive), deadline)
         finally:
-            for process in self._processes:  # which end their own children
+            for process in self.processes:  # which end their own children
                 process.join(max(0.0, deadline - time.monotonic()))
             self._finalizer()
 
@@ -151,8 +150,8 @@ class ProcessVector:
         Args:
           indices: Numbers of the processes.
           observation: Arrays [N, ...] that observations are copied to, if any are sent.
-          deadline: Time (`time.monotonic`) until which answers are awaited; None for no limit. It
-            is no error if there is none then.
+          deadline: Time (`time.monotonic`) at which to stop waiting; None for no limit. A missing
+            answer is then not an error.
         """
         answers: list[Any] = []
         errors: list[Exception] = []
@@ -189,8 +188,8 @@ class ProcessVector:
         return None
 
     def _died(self, index: int) -> ProcessDied:
-        self._processes[index].join(timeout=1.0)
-        code = self._processes[index].exitcode
+        self.processes[index].join(timeout=1.0)
+        code = self.processes[index].exitcode
         return ProcessDied(
             f"the process of environment {index} has died (exit code {code}), perhaps because it "
             "ran out of memory"

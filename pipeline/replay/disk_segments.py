@@ -107,7 +107,8 @@ def _in_threads(
 ) -> None:
     """Calls the function with each segment.
 
-    The threads work on the host: on a GPU, they can get each other's numbers.
+    The threads work on the host: on a GPU, a thread can read the values of a tensor that another
+    thread has created.
     """
     with futures.ThreadPoolExecutor() as pool:
         for _ in pool.map(on_device(HOST, function), _segments(columns, positions)):

@@ -25,7 +25,7 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST
 
 # Indices into the flattened columns of a Trajectory.
-STEP_TYPE, OBSERVATION, NEXT_STEP_TYPE, REWARD, DISCOUNT = 0, 1, -3, -2, -1
+STEP_TYPE, OBSERVATION, NEXT_STEP_TYPE, DISCOUNT = 0, 1, -3, -1
 
 _JSON = "replay_buffer.json"
 
@@ -44,6 +44,10 @@ class ReplayBuffer:
     A sequence of T rows may start at any row whose T - 1 successors are stored and whose older
     frames are not overwritten. It may span several episodes: the learner masks the rows beyond a
     boundary row (`pipeline.ops.returns`).
+
+    Attributes:
+      collect_steps: Vector steps collected in an iteration.
+      num_batches: Batches sampled in an iteration.
     """
 
     keeps_rows = True
@@ -90,8 +94,8 @@ class ReplayBuffer:
         self._stored_spec = columns.newest_frame_spec(data_spec) if self._stack > 1 else data_spec
         self._names = columns.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
-        self._collect_steps, self._num_batches = iteration_sizes(env_steps_per_update, num_envs)
-        needs = {"sequence": sequence_length, "iteration": self._collect_steps}
+        self.collect_steps, self.num_batches = iteration_sizes(env_steps_per_update, num_envs)
+        needs = {"sequence": sequence_length, "iteration": self.collect_steps}
         check_capacity(capacity, num_envs, needs, self._stack - 1, self._stored_spec)
         self._stream_capacity = capacity // num_envs
         self._create_variables()
@@ -113,16 +117,6 @@ class ReplayBuffer:
             self._batches = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             # True as long as every compared stack was rebuilt correctly.
             self._stacks_hold = tf.Variable(True, trainable=False)
-
-    @property
-    def collect_steps(self) -> int:
-        """Returns the number of vector steps collected in an iteration."""
-        return self._collect_steps
-
-    @property
-    def num_batches(self) -> int:
-        """Returns the number of batches sampled in an iteration."""
-        return self._num_batches
 
     @property
     def longest_addition(self) -> int:

@@ -30,6 +30,10 @@ class Rollout:
     See `pipeline.replay.experience` for the memory layout. In an epoch every row is returned once,
     as a sequence of one row. The minibatches are gathered in the graph (Schulman et al. 2017,
     "Proximal policy optimization algorithms", algorithm 1).
+
+    Attributes:
+      collect_steps: Vector steps collected in an iteration, `num_steps`.
+      num_batches: Minibatches in an iteration.
     """
 
     keeps_rows = False
@@ -65,11 +69,11 @@ class Rollout:
         """
         del sequence_length
         check_arguments(Rollout, locals())
-        self._num_envs, self._num_steps, self._num_epochs = num_envs, num_steps, num_epochs
+        self._num_envs, self.collect_steps, self._num_epochs = num_envs, num_steps, num_epochs
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
         check_minibatches(num_steps, num_envs, minibatch_size)
-        self._num_batches = num_epochs * (self._num_rows // minibatch_size)
+        self.num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec
         self._key = stream_key(seed, "rollout")
         self._collected = self._create_columns(data_spec)
@@ -81,21 +85,11 @@ class Rollout:
             self._rollouts = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             self._minibatch = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             # Keys of every minibatch of every epoch.
-            order = tf.zeros([self._num_batches, minibatch_size], tf.int64)
+            order = tf.zeros([self.num_batches, minibatch_size], tf.int64)
             self._order = tf.Variable(order, trainable=False)
 
     def _create_columns(self, spec: trajectory.Trajectory) -> list[tf.Variable]:
         return [columns.create_column(leaf, self._num_rows) for leaf in tf.nest.flatten(spec)]
-
-    @property
-    def collect_steps(self) -> int:
-        """Returns the number of vector steps collected in an iteration."""
-        return self._num_steps
-
-    @property
-    def num_batches(self) -> int:
-        """Returns the number of minibatches in an iteration."""
-        return self._num_batches
 
     @property
     def size(self) -> tf.Tensor:
@@ -123,8 +117,9 @@ class Rollout:
         Raises:
           tf.errors.InvalidArgumentError: If a stream does not have `num_steps` rows.
         """
-        message = f"Rollout.begin needs Rollout.num_steps = {self._num_steps} rows of each stream"
-        tf.debugging.assert_equal(self._positions, tf.constant(self._num_steps, tf.int64), message)
+        num_steps = self.collect_steps
+        message = f"Rollout.begin needs Rollout.num_steps = {num_steps} rows of each stream"
+        tf.debugging.assert_equal(self._positions, tf.constant(num_steps, tf.int64), message)
         training_rows = prepare(self._rows())
         tf.nest.assert_same_structure(training_rows, self._training_spec)
         for column, leaf in zip(self._prepared, tf.nest.flatten(training_rows), strict=True):
@@ -133,7 +128,7 @@ class Rollout:
         self._minibatch.assign(0)
 
     def _rows(self) -> trajectory.Trajectory:
-        shape = [self._num_steps, self._num_envs]
+        shape = [self.collect_steps, self._num_envs]
         leaves = [tf.reshape(column, [*shape, *column.shape[1:]]) for column in self._collected]
         return tf.nest.pack_sequence_as(self._data_spec, leaves)
 

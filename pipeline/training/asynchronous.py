@@ -185,7 +185,8 @@ class Actors:
         before = states[0].carry.statistics
         carry = states[0].carry._replace(statistics=with_empty_window(before))
         states = [states[0]._replace(carry=carry), *states[1:]]
-        # Threads do not inherit the device, and on a GPU they can get each other's numbers.
+        # Threads do not inherit the device. On a GPU, a thread can read the values of a tensor that
+        # another thread has created.
         attempt = on_device(HOST, _attempt)
         calls = [
             self._threads.submit(attempt, actor, chunk, state, _NO_LIMIT, until)

@@ -122,7 +122,7 @@ def weights(agent: Agent) -> list[tf.Variable]:
 class Collector:
     """Collects messages with its own environments and a copy of the policy.
 
-    `save` writes all of its state.
+    `save` returns all of its state.
     """
 
     def __init__(
@@ -198,20 +198,18 @@ class Collector:
         kept = statistics.last_returns[: len(statistics.last_returns) - len(returns)]
         return statistics._replace(last_returns=np.concatenate([kept, returns]))
 
-    @property
-    def divergence(self) -> str:
-        """Returns why the last `restore` could not continue the episodes, or "" if it did."""
-        return self.environment.divergence
+    def save(self) -> dict[str, bytes]:
+        """Returns the files that `restore` needs, by their relative paths."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for part in ("environment", "carry"):
+                (folder / part).mkdir()
+            self.environment.save(folder / "environment")
+            self._tensors().save(folder / "carry")
+            return files_in(folder)
 
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes what `restore` needs into the empty `folder`."""
-        for name in ("environment", "carry"):
-            (folder / name).mkdir()
-        self.environment.save(folder / "environment")
-        self._tensors().save(folder / "carry")
-
-    def restore_files(self, saved: dict[str, bytes]) -> str:
-        """Restores what `packed(save)` returned.
+    def restore(self, saved: dict[str, bytes]) -> str:
+        """Reads what `save` returned. If the episodes cannot be continued, new ones begin.
 
         Returns:
           Why the episodes cannot be continued, or "" if they can.
@@ -221,20 +219,13 @@ class Collector:
         """
         with tempfile.TemporaryDirectory() as name:
             unpack(saved, pathlib.Path(name))
-            self.restore(pathlib.Path(name))
-        return self.divergence
-
-    def restore(self, folder: pathlib.Path) -> None:
-        """Reads what `save` wrote. If the episodes cannot be continued, new ones begin.
-
-        Raises:
-          ValueError: If the saved state does not fit this collector.
-        """
-        self.environment.restore(folder / "environment")
-        self._tensors().restore(folder / "carry")
-        if self.divergence:
+            self.environment.restore(pathlib.Path(name) / "environment")
+            self._tensors().restore(pathlib.Path(name) / "carry")
+        divergence = self.environment.divergence
+        if divergence:
             self.environment.episodes.abandon()
             self._carry = interrupt_episodes(self._carry)
+        return divergence
 
     def _tensors(self) -> Tensors:
         def replace(carry: Carry) -> None:
@@ -247,13 +238,6 @@ class Collector:
         self.environment.close()
 
 
-def packed(save: Callable[[pathlib.Path], None]) -> dict[str, bytes]:
-    """Returns the files that `save` writes into a folder, by their relative paths."""
-    with tempfile.TemporaryDirectory() as name:
-        save(pathlib.Path(name))
-        return files_in(pathlib.Path(name))
-
-
 def files_in(folder: pathlib.Path) -> dict[str, bytes]:
     """Returns the files in a folder by their relative paths."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
@@ -261,7 +245,7 @@ def files_in(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def unpack(files: dict[str, bytes], folder: pathlib.Path) -> None:
-    """Writes the files that `packed` returned."""
+    """Writes files by their relative paths, as `files_in` returns them."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.environments.watchdog import Watched
-from pipeline.training.collector import Collector, Message, Order, packed
+from pipeline.training.collector import Collector, Message, Order
 
 
 class CollectorLost(Exception):
@@ -124,11 +124,11 @@ class InProcess:
 
     def save(self, number: int) -> dict[str, bytes]:
         """Returns the files of a collector."""
-        return packed(self._collectors[number].save)
+        return self._collectors[number].save()
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
         """Restores a collector; see `Place.restore`."""
-        return self._collectors[number].restore_files(saved)
+        return self._collectors[number].restore(saved)
 
     def failure_message(self) -> str:
         """Returns what environments raised, one line for each, or "" if none raised."""

@@ -61,6 +61,9 @@ class Collectors:
 
     It is also the run's `TrainingEnvironment`: the collectors' files and the messages that are
     under way are its part of a checkpoint.
+
+    Attributes:
+      divergence: Why the last `restore` could not continue some episodes, or "" if it did.
     """
 
     at_once = 1
@@ -97,7 +100,7 @@ class Collectors:
         self._in_flight = in_flight
         self._num_envs = spaces.num_envs  # of a collector
         # An on-policy agent learns from a message of every collector, others from one at a time.
-        self._together = num_collectors if is_on_policy(agent, experience) else 1
+        self._messages_per_iteration = num_collectors if is_on_policy(agent, experience) else 1
         self._repeats = (
             num_steps // (experience.collect_steps * num_collectors) if experience.keeps_rows else 1
         )
@@ -111,7 +114,7 @@ class Collectors:
         self._version = 0
         self._known = [-1] * num_collectors
         self._sent: tuple[int, list[np.ndarray]] = -1, []
-        self._divergence = ""
+        self.divergence = ""
         self._lags: deque[int] = deque(maxlen=_LAGS)
         self._learn = {
             is_random: tf.function(on_device(HOST, self._iteration_of(is_random)), autograph=False)
@@ -120,7 +123,7 @@ class Collectors:
         self.is_repeatable = in_turns
         self.observation_space, self.action_space, _ = spaces
         self.batch_size = num_collectors * spaces.num_envs
-        self.collect_steps = num_steps * self._together
+        self.collect_steps = num_steps * self._messages_per_iteration
         order = "turns" if in_turns else "ready"
         self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
         self.train: Chunk = on_device(HOST, functools.partial(self._run, False))
@@ -201,7 +204,7 @@ class Collectors:
             steps = self._num_steps * tf.cast(has_collected, tf.int64)
             state = state._replace(
                 carry=carry._replace(
-                    time_step=time_step,  # that the rows lead to
+                    time_step=time_step,  # after the last row
                     vector_steps=carry.vector_steps + steps,
                     statistics=_added(carry.statistics, streams, statistics),
                 )
@@ -223,7 +226,7 @@ class Collectors:
     ) -> tuple[LoopState, dict[int, Message]]:
         """Waits for the messages of an iteration; returns them by their collectors' numbers."""
         messages: dict[int, Message] = {}
-        while len(messages) < self._together:
+        while len(messages) < self._messages_per_iteration:
             self._fill(is_random, messages)
             try:
                 number = self._next if self.is_repeatable else self._first()
@@ -337,11 +340,6 @@ class Collectors:
         """Returns the seconds that environments took; of parallel collectors, the mean."""
         return self._place.seconds
 
-    @property
-    def divergence(self) -> str:
-        """Returns why the last `restore` could not continue some episodes, or "" if it did."""
-        return self._divergence
-
     def failure_message(self) -> str:
         """Returns what environments raised, one line for each, or "" if none raised."""
         return self._place.failure_message()
@@ -401,7 +399,7 @@ class Collectors:
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:
                 arrived[-1] = _truncated(newest)
-            self._divergence = self._divergence or divergence
+            self.divergence = self.divergence or divergence
         self._next, self._version = int(state["next"]), int(state["version"])
         self._lost_steps = int(state["lost_steps"])
         self._lags = deque(map(int, state["lags"]), _LAGS)

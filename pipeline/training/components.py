@@ -221,14 +221,14 @@ def build_evaluator(
         run only one simulator. Each evaluation then truncates the training episodes.
 
     Raises:
-      UserError: If `share_environment` is True and the actors are asynchronous, or the environment
-        that is built for evaluation has other spaces.
+      UserError: If `share_environment` is True without `may_share`, or the environment that is
+        built for evaluation has other spaces.
     """
     check_arguments(build_evaluator, locals())
     if share_environment and not may_share:
         raise UserError(
-            "build_evaluator.share_environment = True is not supported with asynchronous actors, "
-            "because each actor has its own environment. Bind it to False."
+            "build_evaluator.share_environment = True needs the default train.runner, which trains "
+            "in one environment. Bind it to False."
         )
     if not share_environment:
         trained = environment.observation_space, environment.action_space
@@ -261,5 +261,5 @@ def build_evaluation_environment(
             f"{error}\nThe error occurred while the evaluation environment was built. If a process "
             "can run only one such simulator, bind gymnasium_environment.vectorization_mode = "
             '"async" to give each environment its own process. If the machine can run only one, '
-            "bind build_evaluator.share_environment = True."
+            "bind build_evaluator.share_environment = True, which needs the default train.runner."
         ) from error

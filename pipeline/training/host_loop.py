@@ -1,4 +1,4 @@
-"""The part of training that runs in Python: graph calls, and logs, evaluations and checkpoints.
+"""Runs the part of training that is in Python: graph calls, logs, evaluations, checkpoints.
 
 All of these depend on counters alone, never on the clock. For example, an evaluation is due at the
 first iteration that crosses a multiple of its interval. The counts of the last log, evaluation and
@@ -257,7 +257,7 @@ class HostLoop:
                 yield
             except Halted as halted:
                 self._set_state(halted.state)
-                self._check_losses()  # environments refuse what weights that are NaN do
+                self._check_losses()  # environments may reject actions of NaN weights
                 try:
                     self._save()
                 except UserError as error:
@@ -311,13 +311,13 @@ class HostLoop:
     def _play(self, num_episodes: int, index: int) -> dict[str, Any]:
         length = self._components.evaluator.length(num_episodes)
 
-        def look_around(done: int) -> bool:
+        def on_progress(done: int) -> bool:
             steps = {"episode_steps": self._components.evaluator.episode_steps}
             self._progress.update(steps, EVALUATING, (done, length))
             return self._stop.requested
 
         with hinting(self._resume_hint):
-            result = self._components.evaluator.run(num_episodes, index, look_around)
+            result = self._components.evaluator.run(num_episodes, index, on_progress)
         if self._components.evaluator.shares_environment:
             self._set_state(self._runner.begin_new_episodes(self.state))
         self._check_stop()

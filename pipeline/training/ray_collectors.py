@@ -1,4 +1,4 @@
-"""Collectors in processes of a Ray cluster; imported only if they are asked for."""
+"""Implements collectors in processes of a Ray cluster; imported only if they are asked for."""
 
 from __future__ import annotations
 
@@ -77,12 +77,10 @@ def _actor_class() -> Any:
             return tf.nest.flatten(split), is_split, environment.seconds - before
 
         def save(self) -> dict[str, bytes]:
-            from pipeline.training.collector import packed
-
-            return packed(self._collector.save)
+            return self._collector.save()
 
         def restore(self, saved: dict[str, bytes]) -> str:
-            return self._collector.restore_files(saved)
+            return self._collector.restore(saved)
 
     return CollectorActor
 
@@ -123,7 +121,7 @@ class _Waits:
 
 
 class OverRay:
-    """`Place` in actors of a Ray cluster, one for each collector."""
+    """Implements `Place` with actors of a Ray cluster, one for each collector."""
 
     drivers: Sequence[CollectDriver] = ()
 
@@ -354,7 +352,7 @@ class OverRay:
             cause = error.cause
             if isinstance(cause, ValueError | UserError):
                 raise type(cause)(*cause.args) from error
-            if isinstance(cause, OSError):  # A full disk there is waited for like one here.
+            if isinstance(cause, OSError):  # A full disk is retried, as on this machine.
                 where = f"on the machine of collector {number}"
                 raise OSError(cause.errno, f"{cause.strerror} ({where})") from error
             raise UserError(f"collector {number} failed: {last_line(error)}") from error

@@ -188,7 +188,7 @@ def bound(name: str) -> Callable[..., Any]:
     """
     bindings = gin.get_bindings(train)
     if name not in bindings:
-        raise UserError(configuration.needs_file(f"train.{name}"))
+        raise UserError(configuration.missing_file_message(f"train.{name}"))
     return bindings[name]
 
 

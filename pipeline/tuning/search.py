@@ -50,7 +50,9 @@ class Search(NamedTuple):
       name: Name of the gin file, without its suffix.
       config: Shipped config or path of a gin file that every trial trains.
       num_env_steps: Budget of a run in environment steps.
-      parameters: Distribution of each parameter, by the name that a binding would have.
+      parameters: Distribution of each parameter, by the name that a binding would have:
+        ("uniform", low, high), ("log_uniform", low, high), ("int", low, high),
+        ("log_int", low, high) or ("choice", value, ...).
       bindings: Gin statements for every run. Parameters override them.
       sampler: "tpe" (Bergstra et al. 2011, "Algorithms for hyper-parameter optimization"; as in
         Optuna, with the parameters taken together), "random" or "grid".
@@ -230,23 +232,7 @@ def search(
     num_concurrent: PositiveInt = 4,
     seed: NonNegativeInt = 1,
 ) -> Search:
-    """Builds the search that gin's bindings describe.
-
-    Args:
-      name: Name of the search.
-      config: Shipped config or path of a gin file that every trial trains.
-      num_env_steps: Budget of a run in environment steps.
-      parameters: Dict from the name of a parameter to its distribution: ("uniform", low, high),
-        ("log_uniform", low, high), ("int", low, high), ("log_int", low, high) or
-        ("choice", value, ...).
-      bindings: Gin statements for every run.
-      sampler: "tpe", "random" or "grid".
-      num_seeds: Seeds of a trial.
-      rungs: Environment steps at which trials are compared.
-      reduction: 1 of every `reduction` trials continues after a rung.
-      num_concurrent: Number of trials that can be in progress at the same time. The parameters of
-        trial n depend on the results of trials 0 to n - num_concurrent.
-      seed: Seed of the suggestions.
+    """Builds the search that gin's bindings describe; see `Search` for the parameters.
 
     Raises:
       UserError: If a value is invalid.

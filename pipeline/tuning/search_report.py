@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline import configuration
 from pipeline.benchmarks import formatting, page
-from pipeline.benchmarks.figures import SERIES, Figure, inline_svg, panel
+from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
 from pipeline.configuration.statements import shipped_folder
 from pipeline.tuning.halving import Trial, trained_steps
@@ -60,14 +60,7 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     figures = list(_figures(search, trials))
     written = {
         _MARKDOWN: _text(search, trials, best, ""),
-        _HTML: page.render(
-            _text(
-                search,
-                trials,
-                best,
-                f'<div class="figures">\n{"".join(x.html() for x in figures)}</div>\n',
-            )
-        ),
+        _HTML: page.render(_text(search, trials, best, inline(figures))),
         _BEST: _best_gin(search, best, len(trials), output_dir),
     }
     for name, text in written.items():

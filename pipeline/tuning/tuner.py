@@ -97,7 +97,7 @@ class _Tuner:
         self._display = display
         self._running: dict[pathlib.Path, Process] = {}
         self._runs: dict[int, list[Run]] = {}  # by trial
-        self._losses = Losses()
+        self._losses = Losses(display.message)
 
     def _check(self) -> None:
         """Checks the config and the rungs before anything is trained."""
@@ -142,7 +142,7 @@ class _Tuner:
                     left.append(job)
                     break  # later trials depend on this one
                 self._begin(job.number)
-            if not self._is_done(job, ended):
+            if not self._advance(job, ended):
                 left.append(job)
         return left
 
@@ -151,7 +151,7 @@ class _Tuner:
         seen = told(self._search, trials, number, self._num_trials)
         self._folder.put(Trial(number, self._search.suggest(number, seen)))
 
-    def _is_done(self, job: Job, ended: dict[pathlib.Path, Process]) -> bool:
+    def _advance(self, job: Job, ended: dict[pathlib.Path, Process]) -> bool:
         """Does what can be done for a job now; returns True if its result is recorded."""
         returns = []
         for run in self._runs_of(job.number):
@@ -217,12 +217,7 @@ class _Tuner:
         code, error = process.poll() or 0, process.error()
         # A shared file system may show the results of a run that has finished only later.
         is_no_failure = code <= 0 or process.is_lost
-        if is_no_failure and self._losses.may_go_on(process.run):
-            reason = error.splitlines()[0]
-            self._display.message(
-                f"{process.run.name}: {reason}. The run will be restarted from its newest "
-                "checkpoint."
-            )
+        if is_no_failure and self._losses.count(process):
             return ""
         has_results = any(trial.returns for trial in self._folder.trials.values())
         has_begun = (process.run.folder / "run.json").exists()

@@ -132,7 +132,7 @@ def counts(value: Any, *shape: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _is_locked(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     """Tries to lock a file; returns True if this process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +170,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
         while True:
             make_folder(folder)
             file = path.open("w")
-            if _is_locked(file) and _is_at(file, path):
+            if _try_lock(file) and _is_at(file, path):
                 return file
             file.close()
             if time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from pipeline.utils.errors import WriteError
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds
 
 
-@gin.configurable(denylist=["say", "look_around"])
+@gin.configurable(denylist=["say", "check_stop"])
 class Patience:
     """Retries failed writes. The wait doubles after each failure, up to 60 s.
 
@@ -24,7 +24,7 @@ class Patience:
     def __init__(
         self,
         say: Callable[[str], None],
-        look_around: Callable[[], None],
+        check_stop: Callable[[], None],
         *,
         give_up_after: NonNegative = 600.0,
     ):
@@ -32,7 +32,7 @@ class Patience:
 
         Args:
           say: Function that shows a message to the user.
-          look_around: Function that is called while `insist` waits. Whatever it raises ends the
+          check_stop: Function that is called while `insist` waits. Whatever it raises ends the
             wait.
           give_up_after: Seconds from the first failure until giving up; 0 gives up at once.
 
@@ -41,7 +41,7 @@ class Patience:
         """
         check_arguments(Patience, locals())
         self._say = say
-        self._look_around = look_around
+        self._check_stop = check_stop
         self._give_up_after = give_up_after
         self._failing_since: float | None = None
         self._next_try = 0.0
@@ -84,7 +84,7 @@ class Patience:
         self._next_try = 0.0
         while not self.attempt(write):
             while time.monotonic() < self._next_try:
-                self._look_around()
+                self._check_stop()
                 time.sleep(0.1)
 
     @property

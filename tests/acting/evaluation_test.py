@@ -262,11 +262,11 @@ def test_a_budget_of_steps_can_be_interrupted():
     evaluation = evaluator(environment(ScriptedEnv([(7, "terminated")])), num_env_steps=10_000)
     seen = []
 
-    def look_around(steps):
+    def on_progress(steps):
         seen.append(steps)
         return steps > 60
 
-    assert evaluation.run(5, 0, look_around) is None
+    assert evaluation.run(5, 0, on_progress) is None
     assert seen == [0, 28, 56, 84]  # 32 vector steps per call, 4 of them boundaries
     assert evaluation.length(5) == 10_000
     assert evaluator(environment(LuckyEnv())).length(5) == 5
@@ -275,15 +275,15 @@ def test_a_budget_of_steps_can_be_interrupted():
 # Interruption.
 
 
-def test_look_around_sees_episodes_and_interrupts():
+def test_on_progress_sees_episodes_and_interrupts():
     seen = []
 
-    def look_around(episodes):
+    def on_progress(episodes):
         seen.append(episodes)
         return episodes >= 12
 
     env = environment(ScriptedEnv([(7, "terminated")]))
-    assert evaluator(env).run(1000, 0, look_around) is None
+    assert evaluator(env).run(1000, 0, on_progress) is None
     # A call takes 32 vector steps: four episodes of 7 steps, each with a boundary row.
     assert seen == [0, 4, 8, 12]
 

@@ -104,7 +104,7 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run.parts.evaluator,
         "run",
-        lambda episodes, index, look_around: {"return_mean": next(means), "returns": []},
+        lambda episodes, index, on_progress: {"return_mean": next(means), "returns": []},
     )
     run.train()
     assert run.best.return_mean == 7.0
@@ -139,7 +139,7 @@ def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_pa
     run.progress.hook = lambda record, phase: seen.update(run.checkpoints)
     with file_sizes_limited() as set_limit:
 
-        def evaluate(num_episodes, index, look_around):
+        def evaluate(num_episodes, index, on_progress):
             if index in limits:
                 set_limit(limits[index])
             return {"return_mean": next(means), "returns": []}

@@ -93,5 +93,5 @@ def test_processes_are_one_way_out(tmp_path):
 
 
 def test_actors_do_not_share(tmp_path):
-    with pytest.raises(UserError, match="not supported with asynchronous actors"):
+    with pytest.raises(UserError, match="needs the default train.runner"):
         Run(tmp_path / "run", PLAN, "a3c", build_evaluator__share_environment=True)

@@ -102,12 +102,12 @@ def test_other_errors_are_not_waited_out(disk):
 def test_insisting_waits_and_looks_around(disk):
     looks = []
 
-    def look_around():
+    def check_stop():
         looks.append(disk.clock.now)
         disk.is_full = disk.clock.now < 105.0
 
     disk.is_full = True
-    Patience(disk.said.append, look_around).insist(disk.write)
+    Patience(disk.said.append, check_stop).insist(disk.write)
     assert disk.tries == pytest.approx([0, 1, 3, 7], abs=0.3)
     assert len(looks) > 50
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.trajectories import Trajectory
 
-from pipeline.agents.agent import Agent
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.environment_errors import named_failures
 from pipeline.training.components import Components
@@ -40,19 +39,6 @@ class _Batch(NamedTuple):
     env_steps: tf.Tensor
 
 
-class _Snapshot:
-    """Stores a copy of all variables of an agent: weights, optimizer slots and counters."""
-
-    def __init__(self, agent: Agent):
-        self._variables = Variables(agent=agent)
-        self._folder = tempfile.TemporaryDirectory()
-        self._variables.save(pathlib.Path(self._folder.name))
-
-    def restore(self) -> None:
-        """Restores the values that the agent had when this snapshot was created."""
-        self._variables.restore(pathlib.Path(self._folder.name))
-
-
 class Updates:
     """Runs the first updates of an agent, on data collected by its initial policy.
 
@@ -60,21 +46,23 @@ class Updates:
     depend on the updates before it.
     """
 
-    def __init__(self, parts: Components, num_updates: int):
+    def __init__(self, components: Components, num_updates: int):
         """Collects the batches, after a warm-up if there is one.
 
         Args:
-          parts: Newly built components, which this changes.
+          components: Newly built components, which this changes.
           num_updates: Number of updates, at least 1.
 
         Raises:
           UserError: If an environment fails, or if the warm-up does not fit the experience.
         """
-        with named_failures(parts.environment):
-            self.batches = _collect_batches(parts, num_updates)
-        self._agent = parts.agent
-        self._env_steps = parts.env_steps
-        self._initial = _Snapshot(parts.agent)
+        with named_failures(components.environment):
+            self.batches = _collect_batches(components, num_updates)
+        self._agent = components.agent
+        self._env_steps = components.env_steps
+        self._variables = Variables(agent=components.agent)
+        self._initial = tempfile.TemporaryDirectory()
+        self._variables.save(pathlib.Path(self._initial.name))
         self.apply = tf.function(self._apply, autograph=False)
 
     def _apply(self, batch: _Batch) -> tf_agent.LossInfo:
@@ -84,7 +72,7 @@ class Updates:
 
     def restore(self) -> None:
         """Restores the state before the first update."""
-        self._initial.restore()
+        self._variables.restore(pathlib.Path(self._initial.name))
 
     def weights(self) -> Weights:
         """Returns a copy of the trained variables as they are now."""
@@ -144,8 +132,8 @@ def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]
         Execution.GRAPH.configure()
 
 
-def _collect_batches(parts: Components, num_updates: int) -> list[_Batch]:
-    runner, experience = parts.runner, parts.experience
+def _collect_batches(components: Components, num_updates: int) -> list[_Batch]:
+    runner, experience = components.runner, components.experience
     assert isinstance(runner, Iterations)
     warm_up = WarmUp()
     warm_up.check_fits(experience)
@@ -156,8 +144,8 @@ def _collect_batches(parts: Components, num_updates: int) -> list[_Batch]:
     experience.check_ready()
     batches: list[_Batch] = []
     while len(batches) < num_updates:
-        parts.env_steps.assign(state.carry.statistics.env_steps)
-        state = runner.collect(state, parts.agent.collect_policy)
+        components.env_steps.assign(state.carry.statistics.env_steps)
+        state = runner.collect(state, components.agent.collect_policy)
         runner.begin_updates(state)
         for _ in range(experience.num_batches):
             rows, weights, _ = experience.next_batch()
