@@ -265,7 +265,9 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
                     "True (PPO, A2C, IMPALA, TRPO), or normalize_observations = True of "
                     "create_dqn_agent, create_nstep_q_agent or create_sac_agent"
                 )
-    if np.abs(rows.reward).max(initial=0) > _LARGE:
+    if not np.isfinite(rows.reward).all():
+        yield "rewards contain NaN or infinity, which stops training. Fix the environment"
+    elif np.abs(rows.reward).max(initial=0) > _LARGE:
         yield (
             f"rewards reach {np.abs(rows.reward).max():.3g}. Bind normalize_returns = True of "
             "create_ppo_agent, create_a2c_agent or create_trpo_agent, or scale the rewards with a "

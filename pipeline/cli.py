@@ -42,7 +42,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             _discard(sys.stdout)
             return 128 + signal.SIGPIPE
         except errors.UserError as error:
-            _fail(configuration.explain_call_error(error) or str(error))
+            _fail(configuration.explain_call_error(error) or str(error), error.exit_code)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except Exception as error:
@@ -84,12 +84,12 @@ def _unrecognized(name: str) -> str:
     return f"unknown flag --{name}; {hint}"
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, code: int = errors.USER_ERROR_CODE) -> NoReturn:
     in_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     label = "\x1b[1;31merror:\x1b[0m" if in_colour else "error:"
     with contextlib.suppress(OSError):  # On a full disk, the exit code still reports the failure.
         print(f"{label} {message}", file=sys.stderr, flush=True)
-    sys.exit(errors.USER_ERROR_CODE)
+    sys.exit(code)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ class EpisodeStatistics(NamedTuple):
     """Returns and lengths of episodes, as tensors that a graph loop carries.
 
     Attributes:
-      episode_return: [N] float32, sum of the undiscounted raw rewards of each unfinished episode.
+      episode_return: [N] float64, sum of the undiscounted raw rewards of each unfinished episode.
       episode_length: [N] int64, environment steps of each unfinished episode.
       last_returns: [100] float32, returns of the last 100 finished episodes, newest last; NaN in
         unused places.
@@ -41,7 +41,7 @@ class EpisodeStatistics(NamedTuple):
 def initial_statistics(num_envs: int) -> EpisodeStatistics:
     """Returns the statistics of `num_envs` environments (N) before their first step."""
     return EpisodeStatistics(
-        episode_return=tf.zeros([num_envs], tf.float32),
+        episode_return=tf.zeros([num_envs], tf.float64),
         episode_length=tf.zeros([num_envs], tf.int64),
         last_returns=tf.fill([WINDOW], tf.constant(math.nan, tf.float32)),
         last_lengths=tf.zeros([WINDOW], tf.int64),
@@ -59,7 +59,8 @@ def update_statistics(
 ) -> EpisodeStatistics:
     """Returns the statistics updated with new rows.
 
-    The result does not depend on how the rows are divided among calls. An episode ends with the row
+    The result does not depend on how the rows are divided among calls, except for the rounding of
+    sums of float64. An episode ends with the row
     that leads to a LAST step. Boundary rows (LAST to FIRST) are ignored. Finished episodes join the
     window in order of time, then of environment.
 
@@ -81,8 +82,9 @@ def update_statistics(
 
 def _within_episodes(statistics: EpisodeStatistics, reward: tf.Tensor) -> EpisodeStatistics:
     num_rows = tf.shape(reward, out_type=tf.int64)[0]
+    added = tf.reduce_sum(tf.cast(reward, tf.float64), axis=0)
     return statistics._replace(
-        episode_return=statistics.episode_return + tf.reduce_sum(reward, axis=0),
+        episode_return=statistics.episode_return + added,
         episode_length=statistics.episode_length + num_rows,
         env_steps=statistics.env_steps + tf.size(reward, out_type=tf.int64),
     )
@@ -114,7 +116,7 @@ def _across_episodes(
             num_envs * (num_rows + 1),
         )
 
-    returns = sums(statistics.episode_return, reward)
+    returns = sums(statistics.episode_return, tf.cast(reward, tf.float64))
     lengths = sums(statistics.episode_length, tf.ones_like(reward, tf.int64))
     finished = tf.boolean_mask(ids, ended)  # row-major: by time, then by environment
     of_finished = tf.gather(returns, finished)
@@ -122,10 +124,10 @@ def _across_episodes(
     return EpisodeStatistics(
         episode_return=tf.gather(returns, current),
         episode_length=tf.gather(lengths, current),
-        last_returns=_append(statistics.last_returns, of_finished),
+        last_returns=_append(statistics.last_returns, tf.cast(of_finished, tf.float32)),
         last_lengths=_append(statistics.last_lengths, tf.gather(lengths, finished)),
         episodes=statistics.episodes + tf.size(finished, out_type=tf.int64),
-        return_sum=statistics.return_sum + tf.reduce_sum(tf.cast(of_finished, tf.float64)),
+        return_sum=statistics.return_sum + tf.reduce_sum(of_finished),
         env_steps=statistics.env_steps + tf.math.count_nonzero(counts),
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import gin
@@ -23,6 +23,8 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError
+
+T = TypeVar("T")
 
 STEPS_PER_CALL = 32  # vector steps; few enough to respond to Ctrl-C, enough to be fast
 
@@ -140,13 +142,13 @@ class Evaluator:
           UserError: If the environment fails.
         """
         tally = self._tally = self._new_tally(num_episodes)
-        truncated_before = self.environment.episodes.truncations
         number = index + (_SHARED if self.shares_environment else 0)
-        with self.environment.episodes.unrecorded(number, self.max_episode_steps):
+        episodes = self.environment.episodes
+        with episodes.unrecorded(number, self.max_episode_steps):
             if not self._play_all(tally, index, on_progress):
                 return None
-            returns = tally.returns(self.environment.episodes.own_returns)
-        truncated = self.environment.episodes.truncations - truncated_before
+            returns = tally.returns(episodes.own_returns)
+            truncated = sum(x for of_env in tally.counted(episodes.endings) for x in of_env)
         return summarize(returns) | ({"truncated": truncated} if truncated else {})
 
     def _play_all(
@@ -232,15 +234,24 @@ class EpisodeTally:
           own_returns: Number of the environment and return of episodes, in the order of time. They
             replace the sums of rewards of environments in which all episodes have one.
         """
-        own: list[list[float]] = [[] for _ in self._returns]
-        for env, value in own_returns:
-            own[env].append(float(value))
-        counted = [r[:q] for r, q in zip(self._returns, self._quota, strict=True)]
+        summed = [r[:q] for r, q in zip(self._returns, self._quota, strict=True)]
         return [
             x
-            for summed, recorded in zip(counted, own, strict=True)
-            for x in (recorded[: len(summed)] if len(recorded) >= len(summed) else summed)
+            for of_env, own in zip(summed, self.counted(own_returns), strict=True)
+            for x in (own if len(own) == len(of_env) else of_env)
         ]
+
+    def counted(self, values: Iterable[tuple[int, T]]) -> list[list[T]]:
+        """Returns the values of the episodes that count, of each environment.
+
+        Args:
+          values: Number of the environment and value of each episode, in the order of time.
+        """
+        of_envs: list[list[T]] = [[] for _ in self._returns]
+        for env, value in values:
+            if len(of_envs[env]) < min(len(self._returns[env]), self._quota[env]):
+                of_envs[env].append(value)
+        return of_envs
 
 
 class _StepTally(EpisodeTally):
@@ -313,6 +324,8 @@ def record_video(
     try:
         with unrecorded, named_failures(environment):
             episode_return = _film(environment, policy, temporary, seed, on_progress)
+            if episode_return is not None and environment.episodes.own_returns:
+                _, episode_return = environment.episodes.own_returns[-1]
         if episode_return is not None:
             temporary.replace(path)
     except OSError as error:

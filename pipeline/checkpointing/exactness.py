@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pipeline import configuration
 from pipeline.configuration.statements import Binding, Source, scan
 from pipeline.utils import files
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RetryableError, UserError
 
 _FILE = "circumstances.json"
 _PACKAGES = (
@@ -197,7 +197,7 @@ class Circumstances:
         Call it after everything that the operative configuration lists has been built.
 
         Raises:
-          UserError: If they differ, and `exactness` does not allow that.
+          RetryableError: If they differ, and `exactness` does not allow that.
           ValueError: If the file contains something else.
         """
         saved = files.read_object(folder / _FILE)
@@ -212,7 +212,7 @@ class Circumstances:
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
-            raise UserError(
+            raise RetryableError(
                 f"{self._folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was "
                 "started, pass --allow_inexact_resume to resume it anyway and record this in "
                 f"run.json, or begin a new run with its agent: --warm_start={self._folder}."

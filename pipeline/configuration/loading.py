@@ -237,8 +237,23 @@ def _check_macros(bindings: Iterable[Binding]) -> None:
             hint = suggest(name, defined)
             raise UserError(f"{origin}: the macro %{name} is not defined.{hint}")
     for name, binding in defined.items():
+        _check_circle(name, defined)
         if binding.origin == COMMAND_LINE and name not in used:
             raise UserError(_unused_macro(name))
+
+
+def _check_circle(name: str, defined: Mapping[str, Binding], above: Sequence[str] = ()) -> None:
+    """Checks that the value of a macro does not use the macro itself, directly or indirectly.
+
+    Raises:
+      UserError: If it does.
+    """
+    if name in above:
+        circle = " -> ".join(f"%{macro}" for macro in (*above[above.index(name) :], name))
+        raise UserError(f"{defined[name].origin}: the macros are circular: {circle}.")
+    for leaf in leaves(defined[name].value) if name in defined else ():
+        if isinstance(leaf, Macro):
+            _check_circle(leaf.name, defined, (*above, name))
 
 
 def _unused_macro(name: str) -> str:

@@ -46,10 +46,12 @@ class Episodes:
       log: Actions since each environment's anchor.
       name: Name of the environment in messages.
       resets: Number of resets of all environments so far.
-      truncations: Number of episodes that were truncated by the limit of `unrecorded`.
+      endings: Number of the environment, and whether the limit of `unrecorded` truncated it, for
+        each episode that has ended within `unrecorded`.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
       own_returns: Number of the environment and return of the last 100 episodes (of all episodes
         within `unrecorded`) of environments that record their returns themselves.
+      own_return_sum: Sum of these returns over all episodes.
       error: Exception that an environment raised last, or None.
       seconds: Time spent in steps and resets so far.
       calls: Number of calls into the vector so far.
@@ -77,8 +79,9 @@ class Episodes:
         self.name = name
         self.resets = 0
         self._max_steps: int | None = None
-        self.truncations = 0
+        self.endings: list[tuple[int, bool]] = []
         self.own_returns: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self.own_return_sum = 0.0
         self._returns_so_far: dict[int, float] = {}
         self.divergence = ""
         self.error: BaseException | None = None
@@ -110,15 +113,15 @@ class Episodes:
           number: Number of their first reset, counted from 0, which determines their seeds.
           max_steps: Steps after which an episode is truncated; None for no limit.
         """
-        resets, own_returns = self.resets, self.own_returns
+        resets, own_returns, own_return_sum = self.resets, self.own_returns, self.own_return_sum
         self.resets, self._max_steps, self._is_recorded = number, max_steps, False
-        self.own_returns = deque()
+        self.own_returns, self.endings = deque(), []
         self.abandon()
         try:
             yield
         finally:
             self.resets, self._max_steps, self._is_recorded = resets, None, True
-            self.own_returns = own_returns
+            self.own_returns, self.own_return_sum = own_returns, own_return_sum
             self.abandon()
 
     def abandon(self) -> None:
@@ -156,6 +159,7 @@ class Episodes:
             "resets": self.resets,
             "rows": rows,
             "own_returns": list(self.own_returns),
+            "own_return_sum": self.own_return_sum,
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self.log.save(folder)
@@ -170,7 +174,7 @@ class Episodes:
           ValueError: If `folder` holds no such state, or the state of another environment.
         """
         identity = self._identity()
-        names = *identity, "seed", "resets", "rows", "own_returns"
+        names = *identity, "seed", "resets", "rows", "own_returns", "own_return_sum"
         state = files.read_object(folder / _STATE_FILE, *names)
         if type(state["seed"]) is not int:
             raise ValueError(
@@ -181,8 +185,9 @@ class Episodes:
             raise ValueError(f"the checkpoint's environment is {saved}, but this is {identity}")
         try:
             own_returns = [(int(index), float(value)) for index, value in state["own_returns"]]
+            own_return_sum = float(state["own_return_sum"])
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the returns in {_STATE_FILE} are not pairs of numbers") from error
+            raise ValueError(f"the returns in {_STATE_FILE} are not numbers") from error
         self.log.restore(folder)
         self._check_actions()
         self._seed, self.resets = state["seed"], int(files.counts(state["resets"]))
@@ -190,6 +195,7 @@ class Episodes:
         self.divergence = "" if state["rows"] is None else self._repeat(state["rows"])
         self.own_returns.clear()  # from the repeated steps
         self.own_returns.extend(own_returns)
+        self.own_return_sum = own_return_sum
 
     def close(self) -> None:
         """Frees what the environments hold (processes, windows); warns if that fails."""
@@ -307,11 +313,12 @@ class Episodes:
             rows = self._reset_some(self._is_overdue, rows)
         self._lengths = np.where(rows[0] == ts.StepType.FIRST, 0, self._lengths + 1)
         self._is_overdue = ~self._last & (self._lengths >= self._max_steps)
+        self._last = self._last | self._is_overdue
+        ended = np.flatnonzero(self._last).tolist()
+        self.endings.extend((index, bool(self._is_overdue[index])) for index in ended)
         if not self._is_overdue.any():
             return rows
-        self.truncations += int(self._is_overdue.sum())
         self._add_own_returns(self._is_overdue)
-        self._last = self._last | self._is_overdue
         return np.where(self._is_overdue, np.int32(ts.StepType.LAST), rows[0]), *rows[1:]
 
     def _advance(self, action: np.ndarray, live: np.ndarray | None = None) -> Rows:
@@ -335,9 +342,10 @@ class Episodes:
         return step_type, reward, discount, *observation
 
     def _add_own_returns(self, ends: np.ndarray) -> None:
-        if returns := self._returns_so_far:
-            ended = np.flatnonzero(ends).tolist()
-            self.own_returns.extend((index, returns[index]) for index in ended if index in returns)
+        for index in np.flatnonzero(ends).tolist() if self._returns_so_far else ():
+            if index in self._returns_so_far:
+                self.own_returns.append((index, self._returns_so_far[index]))
+                self.own_return_sum += self._returns_so_far[index]
 
     def _reset_all(self) -> Rows:
         try:

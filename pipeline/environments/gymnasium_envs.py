@@ -157,7 +157,7 @@ def _make(
     # The ALE registers its ids only when it is imported.
     full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
     with _worded_errors(name), gin.config_scope(scope):
-        env = gymnasium.make(full_name, **kwargs)
+        env = gymnasium.make(full_name, **_copied(kwargs))
         for wrapper_name, wrapper in wrappers:
             try:
                 env = wrapper(env)
@@ -166,6 +166,11 @@ def _make(
             except Exception as error:
                 message = f"gymnasium_environment.wrappers: {wrapper_name} raised {describe(error)}"
                 raise UserError(message) from error
+            if not isinstance(env, gymnasium.Env):
+                raise UserError(
+                    f"gymnasium_environment.wrappers: {wrapper_name} returned {env!r:.80}, but it "
+                    "must return the wrapped environment."
+                )
         _refuse_statistics(env)
         return env
 
@@ -203,7 +208,7 @@ def _wrapper(wrapper: Wrapper) -> Callable[[gymnasium.Env], gymnasium.Env]:
     path, kwargs = (wrapper, {}) if isinstance(wrapper, str) else wrapper
     module, _, attribute = path.partition(":")
     try:
-        return functools.partial(getattr(importlib.import_module(module), attribute), **kwargs)
+        loaded = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"gymnasium_environment.wrappers: {path!r} cannot be loaded: {error}. Write"
@@ -215,6 +220,16 @@ def _wrapper(wrapper: Wrapper) -> Callable[[gymnasium.Env], gymnasium.Env]:
         raise UserError(
             f"gymnasium_environment.wrappers: {path!r} raised {describe(error)}"
         ) from error
+    return lambda env: loaded(env, **_copied(kwargs))
+
+
+def _copied(value: Any) -> Any:
+    """Copies gin's dicts, lists, tuples and sets, so that no two environments share one."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(_copied, value))
+    return value
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
+import random
 import signal
 import sys
 import threading
@@ -56,10 +57,10 @@ class ProcessVector:
         self._finalizer = multiprocessing.util.Finalize(
             self, _kill, args=(self.processes,), exitpriority=10
         )
-        for make in makes:
+        for index, make in enumerate(makes):
             connection, of_child = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_serve, args=(of_child, make, os.getpid()), name="environment"
+                target=_serve, args=(of_child, make, os.getpid(), index), name="environment"
             )
             process.start()
             of_child.close()
@@ -213,8 +214,13 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
         process.join()
 
 
-def _serve(connection: Connection, make: Callable[[], gymnasium.Env], parent: int) -> None:
+def _serve(
+    connection: Connection, make: Callable[[], gymnasium.Env], parent: int, index: int
+) -> None:
     """Runs an environment in its process: answers one message after the other."""
+    # Forked processes would otherwise draw the same numbers from Python's and NumPy's generators.
+    random.seed(random.getrandbits(64) + index)
+    np.random.seed((int(np.random.randint(2**32, dtype=np.uint64)) + index) % 2**32)
     asked = [0]  # A list, because the watching thread reads the number of the current message.
     threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.

@@ -73,7 +73,9 @@ def _shortest(bound: np.ndarray) -> Any:
 
     Infinite numbers become text, because JSON has no infinity.
     """
-    are_equal = bound.size and (bound == bound.flat[0]).all()
+    if not bound.size:
+        return 0
+    are_equal = (bound == bound.flat[0]).all()
     return _without_infinity(bound.flat[0].item() if are_equal else bound.tolist())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
-from pipeline.environments.vectors import Arrays, Description, frames_per_second
+from pipeline.environments.vectors import Arrays, Description, frames_per_second, store
 from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
@@ -36,12 +37,15 @@ class SingleEnv:
         """Builds the environment with `make`.
 
         Raises:
-          UserError: If its constructor calls sys.exit().
+          UserError: If its constructor calls sys.exit(), or it does not define its spaces.
         """
         try:
             self.env = make()
         except SystemExit as error:
             raise UserError("the constructor of the environment called sys.exit().") from error
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(self.env, name, None), gymnasium.Space):
+                raise self._fault(f"the environment has no {name} of type gymnasium.Space")
         self._arrays = specs.arrays(self.env.observation_space)
         self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
         # Most observations are a single array of numbers, which need no loop.
@@ -137,8 +141,7 @@ class SingleEnv:
     def _notes(self) -> list[str]:
         """Returns notes about behaviour that may surprise users."""
         notes = [
-            f"agents do not see {leaf.name}, because a {type(leaf.space).__name__} space is not "
-            "numeric"
+            f"agents do not see {leaf.name}: its space ({type(leaf.space).__name__}) has no numbers"
             for leaf in specs.omitted(self.env.observation_space)
         ]
         layers = saved_states.layers(self.env)
@@ -157,7 +160,7 @@ class SingleEnv:
         except SystemExit as error:
             raise self._fault("reset() called sys.exit()") from error
         except TypeError as error:
-            if "unexpected keyword argument" in str(error):
+            if seed and "unexpected keyword argument 'seed'" in str(error):
                 raise self._fault(f"reset() does not accept a seed; {_RESET}") from error
             raise
         if not (isinstance(results, tuple) and len(results) == 2):
@@ -181,24 +184,8 @@ class SingleEnv:
                 raise self._fault(f"{leaf.name} is {part}, which is not in its space {leaf.space}")
 
     def _store_array(self, leaf: specs.Leaf, received: Any, array: np.ndarray) -> None:
-        """Copies an array and checks that it has the space's shape and kind of numbers."""
-        if np.shape(received) != array.shape:
-            raise self._fault(
-                f"{leaf.name} has the shape {np.shape(received)}, but its space is {leaf.space}"
-            )
-        given = np.asarray(received)
-        if given.dtype == array.dtype or {given.dtype.kind, array.dtype.kind} == {"f"}:
-            array[...] = given
-            return
-        # Whole numbers and truth values are stored if they stay the same.
-        if given.dtype.kind in "uib":
-            with np.errstate(over="ignore"):
-                array[...] = given.astype(array.dtype)
-        if given.dtype.kind not in "uib" or not np.array_equal(array, given):
-            raise self._fault(
-                f"{leaf.name} has the dtype {given.dtype}, whose values cannot be stored in its "
-                f"space {leaf.space} without a change"
-            )
+        if fault := store(leaf, received, array):
+            raise self._fault(fault)
 
     def _source(self) -> str:
         env_class = type(self.env.unwrapped)
@@ -230,7 +217,8 @@ def shared_description(descriptions: Sequence[Description]) -> Description:
 
 
 def _is_raised_by_gymnasium(error: Exception) -> bool:
-    return "gymnasium" in traceback.extract_tb(error.__traceback__)[-1].filename
+    folder = os.path.dirname(gymnasium.__file__)
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(folder + os.sep)
 
 
 def describe(error: Exception) -> str:

@@ -36,9 +36,9 @@ class Leaf(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        """Returns True if it is an array of numbers."""
+        """Returns True if it is an array of at least one number."""
         arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-        return isinstance(self.space, arrays)
+        return isinstance(self.space, arrays) and 0 not in (self.space.shape or ())
 
     @property
     def name(self) -> str:
@@ -127,8 +127,8 @@ def observation_spec(space: gymnasium.Space, environment: str) -> Any:
     if not parts:
         raise UserError(
             f"{environment}: the observation space {space} is not supported. Supported spaces are "
-            "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Convert it "
-            "with a wrapper (gymnasium_environment.wrappers)."
+            "Box, Discrete, MultiDiscrete and MultiBinary with at least one number, and Dict and "
+            "Tuple of these. Convert it with a wrapper (gymnasium_environment.wrappers)."
         )
     specs = [_array_spec(leaf, environment) for leaf in parts]
     return tf.nest.pack_sequence_as(_nest(space, only_arrays=True), specs)
@@ -196,16 +196,17 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
     Raises:
       UserError: If the space is of another kind, or has too many actions.
     """
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+    is_empty = 0 in (space.shape or ())
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_empty:
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         return tensor_spec.BoundedTensorSpec(space.shape, tf.float32, low, high, "action")
     choices = _choices(space)
-    if choices is None:
+    if choices is None or is_empty:
         raise UserError(
             f"{environment}: the action space {space} is not supported. Supported spaces are "
-            "Discrete, MultiDiscrete, MultiBinary, and Box of floats or integers. Convert it with "
-            "a wrapper (gymnasium_environment.wrappers)."
+            "Discrete, MultiDiscrete, MultiBinary, and Box of floats or integers, with at least "
+            "one number. Convert it with a wrapper (gymnasium_environment.wrappers)."
         )
     _, counts = choices
     _check_number(np.sum(counts), f"{environment}: the action space {space}")

@@ -46,10 +46,10 @@ class SyncVector:
         indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
         reward, terminated, truncated, own_returns = gather(
             self.num_envs,
-            (
+            [  # not a generator, in which a StopIteration would become another error
                 (i, self.envs[i].step(actions[i], [array[i, ...] for array in observation]))
                 for i in indices
-            ),
+            ],
         )
         is_last = terminated | truncated
         return Outcome(observation, reward, self._discount(terminated), is_last, own_returns)

@@ -89,6 +89,38 @@ def gather(num_envs: int, results: Iterable[tuple[int, Any]]) -> Results:
     return Results(reward, terminated, truncated, own_returns)
 
 
+def store(leaf: specs.Leaf, received: Any, array: np.ndarray) -> str:
+    """Copies what an environment has returned into an array of its space.
+
+    Args:
+      leaf: Part of the observation.
+      received: Its value, which may be a list or have another dtype.
+      array: The array to write to, with the dtype of the space.
+
+    Returns:
+      Why the value does not fit, or "" if it does.
+    """
+    if np.shape(received) != array.shape:
+        return (
+            f"{leaf.name} has the shape {np.shape(received)} instead of {array.shape}; its space "
+            f"is {leaf.space}"
+        )
+    given = np.asarray(received)
+    if given.dtype == array.dtype or {given.dtype.kind, array.dtype.kind} == {"f"}:
+        array[...] = given
+        return ""
+    # Whole numbers and truth values are stored if they stay the same.
+    if given.dtype.kind in "uib":
+        with np.errstate(over="ignore"):
+            array[...] = given.astype(array.dtype)
+    if given.dtype.kind not in "uib" or not np.array_equal(array, given):
+        return (
+            f"{leaf.name} has the dtype {given.dtype}, whose values cannot be stored in its space "
+            f"{leaf.space} without a change"
+        )
+    return ""
+
+
 class Vector(Protocol):
     """N environments that are reset and stepped together.
 
@@ -186,15 +218,17 @@ class GymnasiumVector:
         options = None if mask is None else {"reset_mask": mask}
         observation, info = self.vector_env.reset(seed=self._seeds(seeds, mask), options=options)
         self._on_reset(info)
-        return [leaf.of(observation) for leaf in self._arrays]
+        return self._checked(observation)
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
         """Steps all environments; see `Vector.step`."""
         observation, reward, terminated, truncated, info = self.vector_env.step(actions)
-        is_last = terminated | truncated
+        terminated = np.asarray(terminated, np.bool_)
+        is_last = terminated | np.asarray(truncated, np.bool_)
         discount = self._discount(terminated, is_last, info)
-        observations = [leaf.of(observation) for leaf in self._arrays]
-        return Outcome(observations, reward.astype(np.float32), discount, is_last)
+        return Outcome(
+            self._checked(observation), np.asarray(reward, np.float32), discount, is_last
+        )
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""
@@ -211,6 +245,24 @@ class GymnasiumVector:
     def close(self) -> None:
         """Closes the vector environment."""
         self.vector_env.close()
+
+    def _checked(self, observation: Any) -> Arrays:
+        """Returns the arrays of an observation, converted to the dtypes of the space if necessary.
+
+        Raises:
+          UserError: If an array has another shape, or numbers that the space cannot hold.
+        """
+        checked = []
+        new = new_observations(self.vector_env.single_observation_space, self.num_envs)
+        for leaf, array in zip(self._arrays, new, strict=True):
+            received = leaf.of(observation)
+            if getattr(received, "dtype", None) == array.dtype and received.shape == array.shape:
+                array = received
+            elif fault := store(leaf, received, array):
+                env_class = type(self.vector_env.unwrapped).__qualname__
+                raise UserError(f"{fault}. Change the vector environment {env_class}.")
+            checked.append(array)
+        return checked
 
     def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:
         """Returns the seeds in the form that the vector environment's `reset` takes."""

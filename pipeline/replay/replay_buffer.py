@@ -76,7 +76,8 @@ class ReplayBuffer:
           training_spec: Not used, because rows are returned as they were collected.
           capacity: Rows stored over all streams. Each stream has `capacity // num_envs`.
           batch_size: Number of sequences in a batch.
-          env_steps_per_update: Number of environment steps collected for each batch.
+          env_steps_per_update: Number of environment steps collected for each batch. The vector
+            step that resets an environment counts, too.
           store_single_frames: Whether to store only the newest frame of a stack of frames.
 
         Raises:

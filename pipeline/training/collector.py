@@ -192,11 +192,17 @@ class Collector:
 
     def _with_own_returns(self, statistics: EpisodeStatistics) -> EpisodeStatistics:
         """Returns the statistics with the returns that the environments have recorded, if any."""
-        own = self.environment.episodes.own_returns
-        returns = np.array([value for _, value in own], np.float32)
-        own.clear()
+        episodes = self.environment.episodes
+        if not episodes.own_returns:
+            return statistics
+        returns = np.array([value for _, value in episodes.own_returns], np.float32)
         kept = statistics.last_returns[: len(statistics.last_returns) - len(returns)]
-        return statistics._replace(last_returns=np.concatenate([kept, returns]))
+        return_sum = np.float64(episodes.own_return_sum)
+        episodes.own_returns.clear()
+        episodes.own_return_sum = 0.0
+        return statistics._replace(
+            last_returns=np.concatenate([kept, returns]), return_sum=return_sum
+        )
 
     def save(self) -> dict[str, bytes]:
         """Returns the files that `restore` needs, by their relative paths."""

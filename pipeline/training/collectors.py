@@ -40,7 +40,7 @@ from pipeline.training.collector import (
 from pipeline.training.collector_places import CollectorLost, Place
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RetryableError
 from pipeline.utils.execution import HOST, on_device
 
 _STATE = "state.json"
@@ -437,9 +437,9 @@ def is_on_policy(agent: Agent, experience: Experience) -> bool:
     return not experience.keeps_rows and not agent.learns_off_policy
 
 
-def _fatal(lost: CollectorLost, why: str = "") -> UserError:
+def _fatal(lost: CollectorLost, why: str = "") -> RetryableError:
     """Returns the error that ends a run whose collector was lost."""
-    return UserError(f"{lost}.{why} Run the same command again to resume the run.")
+    return RetryableError(f"{lost}.{why} Run the same command again to resume the run.")
 
 
 def _joined(nests: Sequence[Any], axis: int) -> Any:

@@ -200,8 +200,9 @@ class HostLoop:
         state, count = self.state, int(self.state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._components.env_steps
-        of_drivers = [driver.environment.episodes.own_returns for driver in self._runner.drivers]
-        own = [value for own_returns in of_drivers for _, value in own_returns]
+        of_drivers = [driver.environment.episodes for driver in self._runner.drivers]
+        own = [value for episodes in of_drivers for _, value in episodes.own_returns]
+        own_sum = sum(episodes.own_return_sum for episodes in of_drivers)
         return metrics_record(
             state.carry.statistics,
             updates=int(self._components.agent.train_step_counter),
@@ -214,7 +215,7 @@ class HostLoop:
             },
             **self._calls.shares(state),
             **self._runner.measurements(),
-            **({"return_mean_100": float(np.mean(own))} if own else {}),
+            **({"return_mean_100": float(np.mean(own)), "return_sum": own_sum} if own else {}),
         )
 
     def close(self) -> None:

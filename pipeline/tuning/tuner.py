@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.benchmarks import train_process
@@ -16,7 +16,7 @@ from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told, trained_steps
 from pipeline.tuning.search import Search
 from pipeline.tuning.search_folder import SearchFolder
-from pipeline.utils.errors import USER_ERROR_CODE, UserError
+from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.shutdown import StopSignal
 
@@ -60,8 +60,10 @@ def tune(
       The trials so far.
 
     Raises:
-      UserError: If another search uses the folder or is in it, if the configuration is wrong, or if
-        the disk is full or not writable. All processes are stopped before the error is raised.
+      UserError: If another search uses the folder or is in it, or if the configuration is wrong.
+      RetryableError: If a disk is full or not writable, or a run cannot be resumed exactly on this
+        machine. The same command continues the search later or elsewhere. All processes are
+        stopped before an error is raised.
     """
     if search.sampler == "grid" and num_trials > search.grid_size:
         raise UserError(
@@ -97,13 +99,14 @@ class _Tuner:
         self._display = display
         self._running: dict[pathlib.Path, Process] = {}
         self._runs: dict[int, list[Run]] = {}  # by trial
+        self._has_begun = False
         self._losses = Losses(display.message)
 
     def _check(self) -> None:
         """Checks the config and the rungs before anything is trained."""
         parameters = self._search.suggest(0, [])
         (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
-        _check_interval(run.settings.get(_EVAL_INTERVAL, "10_000"), self._search.rungs)
+        _check_interval(run.settings, self._search.rungs)
         settings = {k: v for k, v in run.settings.items() if k not in self._search.parameters}
         self._folder.check_settings(settings)
 
@@ -128,31 +131,42 @@ class _Tuner:
                 process.wait()
 
     def _step(self) -> list[Job]:
-        """Notes results, stops and starts processes; returns the jobs that are not done."""
+        """Notes results, stops and starts processes; returns the jobs that can be done now."""
         if self._stop.requested:
             for process in self._running.values():
                 process.stop()
         ended = {path: x for path, x in self._running.items() if x.poll() is not None}
         for path in ended:
             del self._running[path]
-        left = []
-        for job in list(ready_jobs(self._search, self._folder.trials, self._num_trials)):
+        for job in self._ready_jobs():
             if job.number not in self._folder.trials:
-                if self._stop.requested or len(self._running) >= self._workers:
-                    left.append(job)
+                if not self._has_room:
                     break  # later trials depend on this one
                 self._begin(job.number)
-            if not self._advance(job, ended):
-                left.append(job)
-        return left
+            self._advance(job, ended)
+        return self._ready_jobs()
+
+    def _ready_jobs(self) -> list[Job]:
+        return list(ready_jobs(self._search, self._folder.trials, self._num_trials))
+
+    @property
+    def _has_room(self) -> bool:
+        """Returns True if another process may be started.
+
+        The first one runs alone until its run has begun, so that a wrong config ends the search
+        whatever the number of workers.
+        """
+        self._has_begun = self._has_begun or self._folder.has_begun
+        workers = self._workers if self._has_begun else 1
+        return len(self._running) < workers and not self._stop.requested
 
     def _begin(self, number: int) -> None:
         trials = self._folder.trials
         seen = told(self._search, trials, number, self._num_trials)
         self._folder.put(Trial(number, self._search.suggest(number, seen)))
 
-    def _advance(self, job: Job, ended: dict[pathlib.Path, Process]) -> bool:
-        """Does what can be done for a job now; returns True if its result is recorded."""
+    def _advance(self, job: Job, ended: dict[pathlib.Path, Process]) -> None:
+        """Does what can be done for a job now; records its result if it is known."""
         returns = []
         for run in self._runs_of(job.number):
             value = self._return_at(run, job.rung)
@@ -162,8 +176,8 @@ class _Tuner:
                     self._running[run.folder].stop()
             elif run.folder in ended and (reason := self._failure(ended[run.folder])):
                 self._fail(job, f"seed {run.seed}: {reason}")
-                return True
-            elif self._can_start(run):
+                return
+            elif run.folder not in self._running and self._has_room:
                 try:
                     process = self._start(run)
                 except OSError as error:
@@ -171,7 +185,7 @@ class _Tuner:
                 if process is not None:
                     self._running[run.folder] = process
         if len(returns) < self._search.num_seeds:
-            return False
+            return
         trial = self._folder.trials[job.number]
         trial = trial._replace(returns=(*trial.returns, tuple(returns)))
         self._folder.put(trial)
@@ -179,11 +193,6 @@ class _Tuner:
             f"trial {job.number}: {trial.value(job.rung):,.1f} after "
             f"{self._search.ends[job.rung]:,} steps with {in_words(trial)}"
         )
-        return True
-
-    def _can_start(self, run: Run) -> bool:
-        is_free = len(self._running) < self._workers and run.folder not in self._running
-        return is_free and not self._stop.requested
 
     def _runs_of(self, number: int) -> list[Run]:
         if number not in self._runs:
@@ -211,7 +220,11 @@ class _Tuner:
         return value
 
     def _failure(self, process: Process) -> str:
-        """Returns why a process failed; "" if it was stopped or is to be started again."""
+        """Returns why a process failed; "" if it was stopped or is to be started again.
+
+        Raises:
+          UserError: If no trial can be trained, or the cause of the failure is not the trial.
+        """
         if process.was_stopped():
             return ""
         code, error = process.poll() or 0, process.error()
@@ -219,10 +232,10 @@ class _Tuner:
         is_no_failure = code <= 0 or process.is_lost
         if is_no_failure and self._losses.count(process):
             return ""
-        has_results = any(trial.returns for trial in self._folder.trials.values())
-        has_begun = (process.run.folder / "run.json").exists()
-        if code == USER_ERROR_CODE and not has_results and not has_begun:
+        if code == USER_ERROR_CODE and not self._folder.has_begun:
             raise UserError(f"the trials cannot be trained:\n{error}")
+        if code == RETRY_CODE:
+            raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
         if is_no_failure:
             error += f"\n{self._losses.reason(process.run)}"
         return error
@@ -261,27 +274,30 @@ class _Tuner:
         return sum(max(train_process.env_steps(run) - last, 0) for run in running)
 
 
-def _check_interval(eval_interval: str, rungs: Sequence[int]) -> None:
+def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
     """Checks that the run is evaluated at every rung.
 
     Args:
-      eval_interval: Value that is bound to `train.eval_interval`, as text.
+      settings: Values that the run binds, as text, by name.
       rungs: Environment steps of the rungs.
 
     Raises:
       UserError: If it is not.
     """
+    value = settings.get(_EVAL_INTERVAL, "10_000")
+    for _ in settings:  # macros may be values of macros
+        value = settings.get(value.removeprefix("%"), value)
+    try:
+        interval = int(float(value))
+    except ValueError:  # The run will refuse it.
+        return
     if not rungs:
         return
-    try:
-        interval = int(float(eval_interval))
-    except ValueError:
-        interval = 0
     advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
     if not interval:
         raise UserError(
             "search.rungs: trials are compared by evaluations during training, but "
-            f"{_EVAL_INTERVAL} = {eval_interval} makes none: {advice}"
+            f"{_EVAL_INTERVAL} = {interval} makes none: {advice}"
         )
     if off := [rung for rung in rungs if rung % interval]:
         raise UserError(

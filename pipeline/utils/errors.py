@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 USER_ERROR_CODE = 2  # Exit code of a process that ends with a UserError.
+RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 
 
 class UserError(Exception):
@@ -13,12 +14,21 @@ class UserError(Exception):
     message names what is wrong (the binding, file, space, game, ...) and how to fix it.
     """
 
+    exit_code = USER_ERROR_CODE
 
-class WriteError(UserError):
-    """Error for a file that cannot be written now, for example because the disk is full.
 
-    A later attempt may succeed.
+class RetryableError(UserError):
+    """Error whose cause is outside of the run, such as another process or another machine.
+
+    Nothing is wrong with the run: the same command may succeed later or elsewhere. The process
+    exits with code 75.
     """
+
+    exit_code = RETRY_CODE
+
+
+class WriteError(RetryableError):
+    """Error for a file that cannot be written now, for example because the disk is full."""
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.errors import RetryableError, UserError, WriteError
 
 _LOCK_SECONDS = 1.0
 
@@ -161,7 +161,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
       flag: Command-line flag that names the folder.
 
     Raises:
-      UserError: If another process holds the lock, or the folder cannot be created or written to.
+      RetryableError: If another process holds the lock, or the folder cannot be written to.
     """
     folder = path.parent
     # A child that a killed process was just starting may hold its lock for a moment.
@@ -174,21 +174,23 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
                 return file
             file.close()
             if time.monotonic() > deadline:
-                raise UserError(f"{busy} {folder}. Wait for it, stop it, or choose another {flag}.")
+                raise RetryableError(
+                    f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."
+                )
             time.sleep(0.02)
 
 
 @contextlib.contextmanager
 def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
-    """Converts an OSError within the context to a UserError that names `flag` and `folder`.
+    """Converts an OSError within the context to a WriteError that names `flag` and `folder`.
 
     Raises:
-      UserError: If the folder cannot be written to.
+      WriteError: If the folder cannot be written to.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+        raise WriteError(f"cannot write to {flag}={folder}: {error.strerror}") from error
 
 
 def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:

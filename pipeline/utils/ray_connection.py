@@ -7,7 +7,7 @@ import socket
 
 import ray
 
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RetryableError
 
 _CONNECT_SECONDS = 10.0
 
@@ -19,14 +19,14 @@ def connect(address: str) -> None:
       address: Address of the cluster, as `ray.init` takes it.
 
     Raises:
-      UserError: If no cluster answers there.
+      RetryableError: If no cluster answers there.
     """
     try:
         _check_address(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(
+        raise RetryableError(
             f"--ray_address={address}: cannot connect to a Ray cluster ({reason}). If none is "
             "running, start one with: ray start --head. Otherwise, check the address, the version "
             "of Ray and, if the cluster uses a token, RAY_AUTH_MODE=token here."

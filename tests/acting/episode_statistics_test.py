@@ -56,7 +56,7 @@ class NaiveStatistics:
         tf.TensorSpec([None, None], tf.int32),
         tf.TensorSpec([None, None], tf.float32),
         episode_statistics.EpisodeStatistics(
-            tf.TensorSpec([None], tf.float32),
+            tf.TensorSpec([None], tf.float64),
             tf.TensorSpec([None], tf.int64),
             tf.TensorSpec([100], tf.float32),
             tf.TensorSpec([100], tf.int64),
@@ -362,3 +362,13 @@ def all_records(folder: pathlib.Path) -> list[tuple[int, float]]:
             event = tf.compat.v1.Event.FromString(data)
             records.extend((event.step, value.simple_value) for value in event.summary.value)
     return records
+
+
+def test_returns_of_long_episodes_are_not_rounded() -> None:
+    statistics = episode_statistics.initial_statistics(1)
+    statistics = statistics._replace(episode_return=tf.constant([1e8], tf.float64))
+    for last in (MID, LAST):
+        statistics = update(
+            tf.fill([1, 1], MID), tf.fill([1, 1], last), tf.constant([[0.5]]), statistics
+        )
+    assert statistics.return_sum.numpy() == 1e8 + 1.0

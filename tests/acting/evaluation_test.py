@@ -235,6 +235,15 @@ def test_epsilon_needs_a_greedy_choice():
         )
 
 
+def test_truncated_episodes_are_counted_if_they_count():
+    env = environment(*[ScriptedEnv([(50, "terminated")]) for _ in range(4)])
+    assert evaluator(env, max_episode_steps=5).run(2, 0)["truncated"] == 2
+    env = environment(ScriptedEnv([(3, "terminated"), (50, "terminated")]))
+    assert evaluator(env, max_episode_steps=5).run(3, 0)["truncated"] == 1
+    env = environment(ScriptedEnv([(3, "terminated"), (50, "terminated")]))
+    assert "truncated" not in evaluator(env, max_episode_steps=5).run(1, 0)
+
+
 # A budget of steps instead of episodes.
 
 
@@ -316,6 +325,13 @@ def test_video_shows_every_step_of_one_episode(tmp_path):
     np.testing.assert_allclose(red, 20 * np.arange(10), atol=6)
     assert (about["codec"], about["fps"]) == ("h264", 10)
     assert [file.name for file in tmp_path.iterdir()] == ["episode.mp4"]
+
+
+def test_the_return_of_a_video_is_that_of_the_environment(tmp_path):
+    scripted = VisibleEnv([(3, "terminated")])
+    recorded = gymnasium.wrappers.RecordEpisodeStatistics(scripted)
+    env = environment(gymnasium.wrappers.TransformReward(recorded, lambda reward: 0.0))
+    assert record_video(env, random_policy(env), tmp_path / "episode.mp4", seed=1) == 1 + 2 + 3
 
 
 def test_interrupted_video_is_not_written(tmp_path):

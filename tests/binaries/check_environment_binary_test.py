@@ -70,6 +70,14 @@ class MaskedEnv(SaneEnv):
         MaskedEnv.number -= 1
 
 
+class NanEnv(SaneEnv):
+    """Returns rewards that are not numbers."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, np.nan, *rest
+
+
 class BrokenEnv(SaneEnv):
     """Fails in `reset`."""
 
@@ -85,6 +93,7 @@ class StuckEnv(SaneEnv):
             time.sleep(1)
 
 
+gymnasium.register("Nan-v0", entry_point=f"{__name__}:NanEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
 gymnasium.register("Stuck-v0", entry_point=f"{__name__}:StuckEnv")
 gymnasium.register("Masked-v0", entry_point=f"{__name__}:MaskedEnv")
@@ -135,6 +144,7 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
                 "the actions have no finite bounds",
             ],
         ),
+        ("Nan", [], ["advice * rewards contain NaN or infinity, which stops training"]),
         (
             "Masked",
             [],

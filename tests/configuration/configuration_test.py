@@ -352,7 +352,6 @@ def test_a_macro_s_value_is_of_the_kind_too():
     )
     assert "a tuple of whole" in message_of("make_crate.sizes = (1, %N)", "N = %M", "M = 0.5")
     configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = 2", "make_crate.sizes = (%Q,)"])
-    configuration.load([], ["make_crate.price = %P", "P = %Q", "Q = %P"])  # gin reports the cycle
 
 
 def test_what_belongs_to_tf_agents_is_refused():
@@ -378,6 +377,11 @@ def test_unknown_macro():
     assert "the macro %SIZ is not defined. Nearest: SIZE." in message_of(
         "make_basket.size = %SIZ", "SIZE = 3", "make_fruit.count = %SIZE"
     )
+
+
+def test_circular_macros():
+    message = message_of("SIZE = %OTHER", "OTHER = (1, %SIZE)", "make_fruit.count = %SIZE")
+    assert "the macros are circular: %SIZE -> %OTHER -> %SIZE" in message
 
 
 def test_a_constant_is_not_an_unknown_macro():

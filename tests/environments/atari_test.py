@@ -64,7 +64,7 @@ def test_each_environment_is_reset_with_a_seed_of_its_own(monkeypatch):
 
     def reset(seed, options):
         given.append(seed)
-        return np.zeros(3), {}
+        return np.zeros((3, 4, 84, 84), np.uint8), {}
 
     monkeypatch.setattr(vector.vector_env, "reset", reset)
     vector.reset([11, 12, 13], np.array([False, True, True]))

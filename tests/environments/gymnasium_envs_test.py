@@ -20,11 +20,21 @@ class Wrap(gymnasium.Wrapper):
 
 gymnasium.register("Corridor-v3", entry_point="corridor:Corridor", max_episode_steps=5)
 
+def forgetful(env):
+    gymnasium.Wrapper(env)
+
+class Marked(gymnasium.Wrapper):
+    def __init__(self, env, marks):
+        super().__init__(env)
+        marks.append(1)
+        env.get_wrapper_attr("marks").extend(marks)
+
 class Corridor(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 9, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, package=None, render_mode=None):
+    def __init__(self, package=None, render_mode=None, marks=()):
+        self.marks = marks
         if package == "none":
             raise LookupError("no such floor")
         if package == "type":
@@ -99,6 +109,29 @@ def test_an_async_environment_whose_process_has_died_unnoticed_can_be_closed():
     process.join()
     environment.close()
     assert not any(process.is_alive() for process in environment.episodes.vector.processes)
+
+
+def test_environments_do_not_share_the_objects_of_a_binding(corridor):
+    marks = [[0], [7]]
+    environment = gymnasium_environment(
+        1,
+        name=corridor,
+        num_envs=3,
+        kwargs={"marks": marks},
+        wrappers=(("corridor:Marked", {"marks": []}),),
+        own_thread=False,
+    )
+    environment.reset()
+    found = [env.env.get_wrapper_attr("marks") for env in environment.episodes.vector.envs]
+    assert found == [[[0], [7], 1]] * 3
+    assert marks == [[0], [7]]
+    found[0][0].append(5)
+    assert found[1] == [[0], [7], 1]
+
+
+def test_a_wrapper_that_returns_nothing_is_named(corridor):
+    with pytest.raises(UserError, match="'corridor:forgetful' returned None, but it must return"):
+        gymnasium_environment(1, name=corridor, wrappers=("corridor:forgetful",))
 
 
 def test_async_gives_what_sync_gives():

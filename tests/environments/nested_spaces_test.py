@@ -98,14 +98,17 @@ def test_a_restored_environment_goes_on(tmp_path):
         tf.nest.map_structure(np.testing.assert_array_equal, one.step(actions), other.step(actions))
 
 
-def test_texts_are_left_out_with_a_note():
-    space = Tuple([Text(5), Dict(mission=Text(9), position=Box(0, 1, (2,)))])
+def test_texts_and_empty_arrays_are_left_out_with_a_note():
+    space = Tuple(
+        [Text(5), Dict(mission=Text(9), none=Box(0, 1, (0, 2)), position=Box(0, 1, (2,)))]
+    )
     env = environment(SamplingEnv(space))
     assert [*env.observation_spec()[0]] == ["position"]
     assert env.reset().observation[0]["position"].shape == (1, 2)
-    assert [note.split(",")[0] for note in env.notes] == [
+    assert [note.split(":")[0] for note in env.notes] == [
         "agents do not see observation[0]",
         "agents do not see observation[1]['mission']",
+        "agents do not see observation[1]['none']",
     ]
 
 

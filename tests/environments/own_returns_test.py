@@ -24,6 +24,13 @@ gymnasium.register("ScaledWalk-v0", entry_point=lambda **kwargs: scaled(Walk(**k
 SCALED = {"gymnasium_environment__name": "ScaledWalk-v0"}
 
 
+def assert_is_sum(record):
+    """Checks that the sum of returns is that of all finished episodes, of 7 or 11 steps."""
+    assert record["return_sum"] % 3 == 0
+    assert 0 <= record["env_steps"] - record["return_sum"] / 3 < 11 * 4
+    assert 7 <= record["return_sum"] / 3 / record["episodes"] <= 11
+
+
 def test_messages_of_collectors_have_the_returns_of_the_environment(tmp_path, monkeypatch):
     files = ["agents/dqn", "environments/gymnasium", "runners/distributed"]
     monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
@@ -33,6 +40,7 @@ def test_messages_of_collectors_have_the_returns_of_the_environment(tmp_path, mo
     last = run.metrics[-1]
     assert last["episodes"] > 10
     assert last["return_mean_100"] == pytest.approx(3 * last["episode_length_mean_100"])
+    assert_is_sum(last)
     run.close()
 
 
@@ -99,3 +107,4 @@ def test_logs_and_evaluations_have_the_returns_of_the_environment(tmp_path):
     last = twin.metrics[-1]
     assert 21 < last["return_mean_100"] < 33
     assert last["return_mean_100"] == pytest.approx(3 * last["episode_length_mean_100"])
+    assert_is_sum(last)

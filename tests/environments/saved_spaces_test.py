@@ -29,6 +29,7 @@ def test_a_space_is_the_same_afterwards(space):
         Box(0, 1, (2,), np.dtype("bool")),  # type: ignore[arg-type]
         Box(0, 2**63 - 1, (1,), np.int64),
         Box(0, 255, (0,), np.uint8),
+        Box(0, 255, (0, 2), np.uint8),
         Discrete(5, start=2, dtype=np.uint8),
     ],
 )

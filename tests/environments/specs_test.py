@@ -161,6 +161,9 @@ def test_an_action_of_another_shape_is_refused():
     [
         ("observation", Text(9)),
         ("observation", Dict(a=Text(9))),
+        ("observation", Box(0, 1, (0,))),
+        ("action", Box(0, 1, (0,))),
+        ("action", Box(0, 1, (2, 0), np.int64)),
         ("action", Dict(a=Discrete(2))),
         ("action", Text(9)),
     ],

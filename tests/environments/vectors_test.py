@@ -3,16 +3,19 @@
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import sqlite3
 import sys
 import threading
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_environments import PlainEnv
@@ -23,6 +26,7 @@ from pipeline.environments.process_vector import ProcessDied, ProcessVector
 from pipeline.environments.single_env import describe
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.thread_vector import ThreadVector
+from pipeline.environments.vectors import GymnasiumVector
 from pipeline.utils.errors import UserError
 
 
@@ -426,3 +430,76 @@ def test_an_environment_that_hangs_in_close_does_not_hold_the_program(monkeypatc
     vector = in_thread([ClingingEnv])
     with pytest.raises(TimeoutError, match="has not returned after 0.2 s"):
         vector.close()
+
+
+@each_vector
+def test_environments_draw_different_numbers_from_the_generators_of_a_process(vector_class):
+    class GlobalEnv(PlainEnv):
+        def observe(self):
+            return np.array([random.random(), *np.random.random(2)], np.float32)
+
+    (first,), _ = run(vector_class([GlobalEnv] * 3), num_envs=3)
+    assert len(np.unique(first)) == 9
+
+
+@each_vector
+def test_an_unexpected_keyword_elsewhere_is_not_taken_for_a_reset_without_a_seed(vector_class):
+    class TypoEnv(PlainEnv):
+        def observe(self):
+            return self.np_random.uniform(0, 1, shape=3)  # type: ignore[call-overload]
+
+    with pytest.raises(Exception, match="unexpected keyword argument 'shape'") as error:
+        run(vector_class([TypoEnv]), num_envs=1)
+    assert "does not accept a seed" not in str(error.value)
+
+
+@each_vector
+def test_the_end_of_an_iterator_is_named(vector_class):
+    class DataEnv(PlainEnv):
+        def step(self, action):
+            return next(iter(()))
+
+    with pytest.raises(Exception) as error:
+        run(vector_class([DataEnv]), num_envs=1)
+    assert re.match(rf"StopIteration: +\({__file__}:\d+, in step\)", describe(error.value))
+
+
+@each_vector
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("value", [None, (3,)])
+def test_a_missing_space_is_named(vector_class, name, value):
+    class NoSpaceEnv(PlainEnv):
+        pass
+
+    setattr(NoSpaceEnv, name, value)
+    with pytest.raises(UserError, match=f"the environment has no {name} of type gymnasium.Space"):
+        vector_class([NoSpaceEnv])
+
+
+class ListedEnvs(gymnasium.vector.VectorEnv):
+    """Returns results of other types than those of its spaces."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    num_envs = 2
+    single_observation_space = Box(-1, 1, (3,), np.float32)
+    single_action_space = gymnasium.spaces.Discrete(2)
+    observation: Any = np.zeros((2, 3))
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation, {}
+
+    def step(self, actions):
+        return self.observation, [1, 2.5], np.array([0, 1]), [False, False], {}
+
+
+def test_results_of_a_vector_environment_are_converted_to_its_spaces():
+    first, (outcome,) = run(GymnasiumVector(ListedEnvs()), num_steps=1)
+    for (observation,) in (first, outcome.observation):
+        assert observation.dtype == np.float32 and observation.shape == (2, 3)
+    assert outcome.reward.tolist() == [1, 2.5] and outcome.reward.dtype == np.float32
+    assert outcome.is_last.tolist() == [False, True] and outcome.is_last.dtype == np.bool_
+    assert outcome.discount.tolist() == [1, 0]
+    env = ListedEnvs()
+    env.observation = np.zeros((3, 3))
+    with pytest.raises(UserError, match=r"has the shape \(3, 3\) instead of \(2, 3\)"):
+        run(GymnasiumVector(env), num_steps=1)

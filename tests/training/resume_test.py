@@ -16,6 +16,8 @@ from run_processes import (
 )
 from tiny_runs import WARM_UP, read_variables
 
+from pipeline.utils.errors import RETRY_CODE
+
 
 def assert_records_go_on(run):
     for records in (run.metrics, run.evaluations):
@@ -124,7 +126,7 @@ def a_second_process_is_refused(tmp_path):
         second = run.at(run.path)
         with second.start() as other:
             second.output = other.communicate(timeout=120)[0]
-        assert other.returncode == 2
+        assert other.returncode == RETRY_CODE
         assert f"error: another process is training in {run.path}." in second.output
         process.send_signal(signal.SIGKILL)
         process.wait()

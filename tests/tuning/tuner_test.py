@@ -8,15 +8,16 @@ import sys
 
 import pytest
 from conftest import ROOT
+from tiny_benchmarks import start_fake
 from tiny_searches import PATIENT, make_search, run
 
 from pipeline import configuration
 from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.configuration.statements import Binding
 from pipeline.tuning import tuner
-from pipeline.tuning.search_folder import SearchFolder, read_search
+from pipeline.tuning.search_folder import SearchFolder, read_search, read_trials
 from pipeline.tuning.search_report import write
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
 from pipeline.utils.shutdown import StopSignal
 
 # Program that runs in its own process, to be killed; its argument is the folder.
@@ -83,6 +84,17 @@ def test_a_stopped_search_goes_on(tmp_path, uninterrupted):
     assert records == (uninterrupted / "trials.jsonl").read_text()
 
 
+def test_results_that_a_killed_search_has_not_recorded_are_found(tmp_path, uninterrupted):
+    folder = tmp_path / "copy"
+    shutil.copytree(uninterrupted, folder)
+    path = folder / "trials.jsonl"
+    records = path.read_text()
+    lines = [json.loads(line) | {"returns": []} for line in records.splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(folder, PATIENT, 6).is_over
+    assert path.read_text() == records
+
+
 def test_more_trials_continue_a_search(tmp_path):
     search = PATIENT._replace(rungs=(), bindings=())
     first = dict(run(tmp_path, search, 2).trials)
@@ -137,23 +149,57 @@ def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     assert "ended by signal 9 (Killed). The run will be restarted" in capsys.readouterr().out
 
 
-def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path):
-    program = "import sys; print('error: no configurable is named x'); sys.exit(2)"
+def ends_with(code, message, *names):
+    """Returns a function that starts a process which fails, for trials of these names, or all."""
+    program = f"import sys; print({message!r}); sys.exit({code})"
+
+    def start(run):
+        if names and run.experiment.name not in names:
+            return start_fake(run)
+        return TrainProcess(run, (sys.executable, "-c", program))
+
+    return start
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path, workers):
+    started = []
+
+    def start(run):
+        started.append(run.name)
+        return ends_with(2, "error: no configurable is named x")(run)
+
     with pytest.raises(UserError, match="no configurable is named x"):
-        tuner.tune(
-            PATIENT,
-            tmp_path,
-            3,
-            1,
-            StopSignal(),
-            start=lambda run: TrainProcess(run, (sys.executable, "-c", program)),
-        )
+        tuner.tune(PATIENT, tmp_path, 3, workers, StopSignal(), start=start)
+    assert len(started) == 1
+    assert not read_trials(tmp_path)[0].error
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_trial_that_cannot_be_trained_fails_alone(tmp_path, workers):
+    search = PATIENT._replace(rungs=(), bindings=())
+    start = ends_with(2, "error: 100 does not divide 256", "trial-001")
+    trials = tuner.tune(search, tmp_path, 3, workers, StopSignal(), start=start).trials
+    assert "does not divide" in str(trials[1].error)
+    assert trials[0].returns and trials[2].returns
+
+
+def test_what_is_no_fault_of_a_trial_ends_the_search_and_fails_no_trial(tmp_path):
+    search = PATIENT._replace(rungs=(), bindings=())
+    start = ends_with(RETRY_CODE, "error: cannot be resumed exactly here", "trial-001")
+    with pytest.raises(RetryableError, match="(?s)trial-001.*cannot be resumed exactly here"):
+        tuner.tune(search, tmp_path, 2, 1, StopSignal(), start=start)
+    assert read_trials(tmp_path)[1].error is None
+    outcome = run(tmp_path, search, 2)
+    assert outcome.is_over and all(trial.returns for trial in outcome.trials.values())
 
 
 def test_rungs_are_where_evaluations_are(tmp_path):
     search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
     with pytest.raises(UserError, match=r"10_500 is not a multiple of train\.eval_interval"):
         run(tmp_path, search, 1)
+    macros = ("INTERVAL = 3_500", "train.eval_interval = %INTERVAL")
+    assert run(tmp_path, search._replace(bindings=macros), 1).is_over
 
 
 def test_too_many_trials_for_a_grid(tmp_path):
@@ -184,6 +230,21 @@ def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
     bound = {x.name: x.value for x in statements if isinstance(x, Binding)}
     assert bound["fake.quality"] == trial.parameters["fake.quality"]
     assert bound["train.num_env_steps"] == 20_000
+
+
+def test_the_best_config_includes_a_config_of_ones_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
+    (tmp_path / "mine.gin").write_text("include 'dqn_cartpole.gin'\n")
+    monkeypatch.chdir(tmp_path)
+    search = PATIENT._replace(rungs=(), bindings=(), config="mine.gin")
+    run(tmp_path / "link" / "search", search, 1)
+    *_, path = write(tmp_path / "link" / "search")
+    statements = configuration.read([str(path)], [])
+    assert any(x.selector == "train" for x in statements if isinstance(x, Binding))
+    monkeypatch.chdir("/")
+    assert [x.name for x in write(tmp_path / "link" / "search")] == ["report.md", "report.html"]
+    assert "best.gin is not written: no gin file" in capsys.readouterr().err
 
 
 def test_the_search_is_read_back(uninterrupted):
