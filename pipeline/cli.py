@@ -1,7 +1,8 @@
 """Starts every binary, and reports a user's mistake as one message on standard error.
 
-Exit codes: 0 for success; 2 for a user's mistake (flags, configuration, files); 128 + n if signal n
-ended or stopped the program; 1 if parts of a benchmark failed, or, with a traceback, for a bug.
+Exit codes: 0 for success; 2 for a user's mistake (flags, configuration, files); 75 for a
+RetryableError; 128 + n if signal n ended or stopped the program; 1 if parts of a benchmark failed,
+or, with a traceback, for a bug.
 """
 
 from __future__ import annotations

@@ -60,9 +60,8 @@ def update_statistics(
     """Returns the statistics updated with new rows.
 
     The result does not depend on how the rows are divided among calls, except for the rounding of
-    sums of float64. An episode ends with the row
-    that leads to a LAST step. Boundary rows (LAST to FIRST) are ignored. Finished episodes join the
-    window in order of time, then of environment.
+    sums of float64. An episode ends with the row that leads to a LAST step. Boundary rows (LAST to
+    FIRST) are ignored. Finished episodes join the window in order of time, then of environment.
 
     Args:
       statistics: Statistics of all previous rows.

@@ -32,7 +32,7 @@ from pipeline.utils.ray_connection import connect, last_line
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _RETRY_SECONDS = 10.0  # between checks of a node on which a run was lost
 _REMIND_SECONDS = 60.0
-_LOOK_SECONDS = 1.0  # between checks of the nodes, which every waiting run asks for
+_EXAMINE_SECONDS = 1.0  # between checks of the nodes, which every waiting run asks for
 _TRAIN = ("-m", "pipeline.train")
 
 
@@ -144,7 +144,7 @@ class Cluster:
         self._refused: set[str] = set()
         self._running: list[RayTrainProcess] = []
         self._reminded: dict[pathlib.Path, float] = {}
-        self._looked_at = 0.0
+        self._examined_at = 0.0
         self._file = f".cluster-{uuid.uuid4().hex}"
         self._lock = self._folder / f"{self._file}.lock"
         self._lock_file: Any = None
@@ -191,7 +191,7 @@ class Cluster:
             # Ray lists a lost node as alive for some time.
             self._say(f"node {self._nodes[node_id].name} gets no further run until it answers")
             self._examine(node_id)
-        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+        if time.monotonic() - self._examined_at >= _EXAMINE_SECONDS:
             self._examine_nodes()
         self._running = [process for process in self._running if process not in ended]
         used = Counter(process.node_id for process in self._running)
@@ -238,7 +238,7 @@ class Cluster:
 
     def _examine_nodes(self) -> None:
         """Examines nodes that have joined, and forgets those that have left."""
-        self._looked_at = time.monotonic()
+        self._examined_at = time.monotonic()
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for node_id in self._nodes.keys() - alive.keys():
             self._say(f"node {self._nodes.pop(node_id).name} has left the cluster")

@@ -159,8 +159,7 @@ class _Runner:
         return f"{error}\n{self._losses.reason(process.run)}" if process.is_lost else error
 
     def _goes_on(self, process: Process) -> bool:
-        is_stopped = process.was_stopped()
-        return is_stopped or (process.is_lost and self._losses.count(process))
+        return process.was_stopped() or (process.is_lost and self._losses.count(process))
 
     def _start_next(self) -> None:
         """Starts the first run that waits; if there is no room for it, puts it at the end."""

@@ -113,6 +113,9 @@ class Exactness(NamedTuple):
 
 DEFAULT_EXACTNESS = Exactness()
 
+# What depends on the machine, rather than on the command.
+_OF_MACHINE = ("version of ", "processor's instructions", "threads.", "device")
+
 
 def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     """Returns the values that differ from a finished run's configuration, one line each.
@@ -197,7 +200,8 @@ class Circumstances:
         Call it after everything that the operative configuration lists has been built.
 
         Raises:
-          RetryableError: If they differ, and `exactness` does not allow that.
+          UserError: If they differ, and `exactness` does not allow that; a RetryableError if
+            another machine might continue the run.
           ValueError: If the file contains something else.
         """
         saved = files.read_object(folder / _FILE)
@@ -212,7 +216,8 @@ class Circumstances:
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
-            raise RetryableError(
+            are_of_machine = all(line.startswith(_OF_MACHINE) for line in self.differences)
+            raise (RetryableError if are_of_machine else UserError)(
                 f"{self._folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was "
                 "started, pass --allow_inexact_resume to resume it anyway and record this in "
                 f"run.json, or begin a new run with its agent: --warm_start={self._folder}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import graphlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -236,24 +237,30 @@ def _check_macros(bindings: Iterable[Binding]) -> None:
         if name not in defined and not gin_config._CONSTANTS.matching_selectors(name):
             hint = suggest(name, defined)
             raise UserError(f"{origin}: the macro %{name} is not defined.{hint}")
+    _check_circles(defined)
     for name, binding in defined.items():
-        _check_circle(name, defined)
         if binding.origin == COMMAND_LINE and name not in used:
             raise UserError(_unused_macro(name))
 
 
-def _check_circle(name: str, defined: Mapping[str, Binding], above: Sequence[str] = ()) -> None:
-    """Checks that the value of a macro does not use the macro itself, directly or indirectly.
+def _check_circles(defined: Mapping[str, Binding]) -> None:
+    """Checks that no macro uses itself, directly or indirectly.
 
     Raises:
-      UserError: If it does.
+      UserError: If one does.
     """
-    if name in above:
-        circle = " -> ".join(f"%{macro}" for macro in (*above[above.index(name) :], name))
-        raise UserError(f"{defined[name].origin}: the macros are circular: {circle}.")
-    for leaf in leaves(defined[name].value) if name in defined else ():
-        if isinstance(leaf, Macro):
-            _check_circle(leaf.name, defined, (*above, name))
+    used = {
+        name: [x.name for x in leaves(binding.value) if isinstance(x, Macro) and x.name in defined]
+        for name, binding in defined.items()
+    }
+    try:
+        graphlib.TopologicalSorter(used).prepare()
+    except graphlib.CycleError as error:
+        circle = error.args[1]
+        macros = " -> ".join(f"%{name}" for name in circle)
+        raise UserError(
+            f"{defined[circle[0]].origin}: the macros are circular: {macros}."
+        ) from None
 
 
 def _unused_macro(name: str) -> str:

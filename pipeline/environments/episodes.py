@@ -47,7 +47,7 @@ class Episodes:
       name: Name of the environment in messages.
       resets: Number of resets of all environments so far.
       endings: Number of the environment, and whether the limit of `unrecorded` truncated it, for
-        each episode that has ended within `unrecorded`.
+        each episode that has ended within `unrecorded`; empty if it has no limit.
       divergence: Why the last `restore` could not continue the episodes, or "" if it did.
       own_returns: Number of the environment and return of the last 100 episodes (of all episodes
         within `unrecorded`) of environments that record their returns themselves.

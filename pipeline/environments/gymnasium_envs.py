@@ -225,11 +225,10 @@ def _wrapper(wrapper: Wrapper) -> Callable[[gymnasium.Env], gymnasium.Env]:
 
 def _copied(value: Any) -> Any:
     """Copies gin's dicts, lists, tuples and sets, so that no two environments share one."""
-    if isinstance(value, dict):
+    kind = type(value)
+    if kind is dict:
         return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return type(value)(map(_copied, value))
-    return value
+    return kind(map(_copied, value)) if kind in (list, tuple, set) else value
 
 
 @contextlib.contextmanager

@@ -57,10 +57,11 @@ class ProcessVector:
         self._finalizer = multiprocessing.util.Finalize(
             self, _kill, args=(self.processes,), exitpriority=10
         )
-        for index, make in enumerate(makes):
+        for make in makes:
             connection, of_child = _CONTEXT.Pipe()
+            seed = int(np.random.randint(2**32, dtype=np.uint64))
             process = _CONTEXT.Process(
-                target=_serve, args=(of_child, make, os.getpid(), index), name="environment"
+                target=_serve, args=(of_child, make, os.getpid(), seed), name="environment"
             )
             process.start()
             of_child.close()
@@ -215,12 +216,12 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
 
 
 def _serve(
-    connection: Connection, make: Callable[[], gymnasium.Env], parent: int, index: int
+    connection: Connection, make: Callable[[], gymnasium.Env], parent: int, seed: int
 ) -> None:
     """Runs an environment in its process: answers one message after the other."""
-    # Forked processes would otherwise draw the same numbers from Python's and NumPy's generators.
-    random.seed(random.getrandbits(64) + index)
-    np.random.seed((int(np.random.randint(2**32, dtype=np.uint64)) + index) % 2**32)
+    # Forked processes would otherwise draw the same numbers from NumPy's global generator.
+    np.random.seed(seed)
+    random.seed(seed)
     asked = [0]  # A list, because the watching thread reads the number of the current message.
     threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
     # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.

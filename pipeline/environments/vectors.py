@@ -252,17 +252,16 @@ class GymnasiumVector:
         Raises:
           UserError: If an array has another shape, or numbers that the space cannot hold.
         """
-        checked = []
-        new = new_observations(self.vector_env.single_observation_space, self.num_envs)
-        for leaf, array in zip(self._arrays, new, strict=True):
-            received = leaf.of(observation)
-            if getattr(received, "dtype", None) == array.dtype and received.shape == array.shape:
-                array = received
-            elif fault := store(leaf, received, array):
+        received = [leaf.of(observation) for leaf in self._arrays]
+        for place, (leaf, given) in enumerate(zip(self._arrays, received, strict=True)):
+            shape, dtype = (self.num_envs, *(leaf.space.shape or ())), leaf.space.dtype
+            if isinstance(given, np.ndarray) and (given.shape, given.dtype) == (shape, dtype):
+                continue
+            received[place] = np.empty(shape, dtype)
+            if fault := store(leaf, given, received[place]):
                 env_class = type(self.vector_env.unwrapped).__qualname__
                 raise UserError(f"{fault}. Change the vector environment {env_class}.")
-            checked.append(array)
-        return checked
+        return received
 
     def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:
         """Returns the seeds in the form that the vector environment's `reset` takes."""

@@ -59,8 +59,9 @@ class SearchFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Returns True if a run of any trial has begun to train."""
-        return any(self._path.glob("*/trial-*/seed-*/run.json"))
+        """Returns True if a run of any trial has begun to train, or a trial has a result."""
+        has_results = any(trial.returns or trial.error for trial in self.trials.values())
+        return has_results or any(self._path.glob("*/trial-*/seed-*/run.json"))
 
     def put(self, trial: Trial) -> None:
         """Writes the record of a trial; it replaces an earlier record of the trial.
@@ -85,8 +86,7 @@ class SearchFolder:
         fields = self._search._asdict()
         now = {f"search.{name}": repr(value) for name, value in fields.items()}
         now |= {**run_settings, "version of optuna": importlib.metadata.version("optuna")}
-        has_results = any(trial.returns or trial.error for trial in self.trials.values())
-        if not has_results and not self.has_begun:
+        if not self.has_begun:
             self.trials = {}
             write_json(self._path / _SEARCH, {"search": fields, "settings": now})
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,11 +61,8 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     written = {
         _MARKDOWN: _text(search, trials, best, ""),
         _HTML: page.render(_text(search, trials, best, inline(figures))),
+        _BEST: _best_gin(search, best, len(trials), output_dir),
     }
-    try:
-        written[_BEST] = _best_gin(search, best, len(trials), output_dir)
-    except UserError as error:  # the config is a relative path, and this is another folder
-        print(f"warning: {_BEST} is not written: {error}", file=sys.stderr)
     for name, text in written.items():
         write_text(output_dir / name, text)
     return [output_dir / name for name in written]
@@ -74,7 +70,12 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
 
 def _best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path) -> str:
     """Returns the configuration of the best trial as a gin file to be written into `folder`."""
-    path = configuration.find_config(search.config)
+    try:
+        path = configuration.find_config(search.config)
+    except UserError as error:
+        raise UserError(
+            f"{error} Run the command in the folder of the search's command."
+        ) from error
     shipped = shipped_folder()
     is_shipped = path.is_relative_to(shipped)
     from_folder = os.path.relpath(path.resolve(), folder.resolve())

@@ -138,7 +138,11 @@ class _Tuner:
         ended = {path: x for path, x in self._running.items() if x.poll() is not None}
         for path in ended:
             del self._running[path]
-        for job in self._ready_jobs():
+        # The first run is alone until it has begun, so that a wrong config ends the search whatever
+        # the number of workers.
+        self._has_begun = self._has_begun or self._folder.has_begun
+        jobs = self._ready_jobs()
+        for job in jobs if self._has_begun else jobs[:1]:
             if job.number not in self._folder.trials:
                 if not self._has_room:
                     break  # later trials depend on this one
@@ -151,12 +155,7 @@ class _Tuner:
 
     @property
     def _has_room(self) -> bool:
-        """Returns True if another process may be started.
-
-        The first one runs alone until its run has begun, so that a wrong config ends the search
-        whatever the number of workers.
-        """
-        self._has_begun = self._has_begun or self._folder.has_begun
+        """Returns True if another process may be started."""
         workers = self._workers if self._has_begun else 1
         return len(self._running) < workers and not self._stop.requested
 

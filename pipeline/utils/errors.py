@@ -10,8 +10,8 @@ RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 class UserError(Exception):
     """Error that the user can fix.
 
-    It is shown as its message alone, without a traceback, and the process exits with code 2. The
-    message names what is wrong (the binding, file, space, game, ...) and how to fix it.
+    It is shown as its message alone, without a traceback, and the process exits with `exit_code`.
+    The message names what is wrong (the binding, file, space, game, ...) and how to fix it.
     """
 
     exit_code = USER_ERROR_CODE

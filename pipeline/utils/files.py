@@ -8,6 +8,7 @@ files can be damaged in more ways than their own readers document.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,9 @@ from typing import IO, Any
 import numpy as np
 
 from pipeline.utils.errors import RetryableError, UserError, WriteError
+
+# Errors of a disk or a file server that may pass; others are mistakes, such as a wrong path.
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 _LOCK_SECONDS = 1.0
 
@@ -182,15 +186,16 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
 
 @contextlib.contextmanager
 def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
-    """Converts an OSError within the context to a WriteError that names `flag` and `folder`.
+    """Converts an OSError within the context to a UserError that names `flag` and `folder`.
 
     Raises:
-      WriteError: If the folder cannot be written to.
+      UserError: If the folder cannot be written to; a WriteError if that may pass.
     """
     try:
         yield
     except OSError as error:
-        raise WriteError(f"cannot write to {flag}={folder}: {error.strerror}") from error
+        kind = WriteError if error.errno in _PASSING else UserError
+        raise kind(f"cannot write to {flag}={folder}: {error.strerror}") from error
 
 
 def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from pipeline import configuration
 from pipeline.checkpointing import exactness as exactness_module
 from pipeline.checkpointing.exactness import Circumstances, Exactness, configured_otherwise
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RetryableError, UserError
 
 ANY = Exactness(allow_inexact=True)
 CONFIG = """
@@ -78,6 +78,8 @@ def test_another_machine_is_told(
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)
     assert any(re.fullmatch(said, line) for line in resumed.differences)
+    with pytest.raises(RetryableError):
+        circumstances(monkeypatch, exactness=Exactness()).restore(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +130,10 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
     circumstances(monkeypatch).save(tmp_path)
     circumstances(monkeypatch, seed=2).restore(tmp_path)
     strict = circumstances(monkeypatch, seed=2, exactness=Exactness())
-    with pytest.raises(UserError, match="^runs/mine cannot be resumed exactly here:\n  seed: 1 in"):
+    said = "^runs/mine cannot be resumed exactly here:\n  seed: 1 in"
+    with pytest.raises(UserError, match=said) as error:
         strict.restore(tmp_path)
+    assert not isinstance(error.value, RetryableError)  # another machine would refuse it, too
     circumstances(monkeypatch, exactness=Exactness()).restore(tmp_path)
     Exactness().check_episodes("the walk drifts")
     with pytest.raises(UserError, match="the walk drifts. .* drop --require_exact_resume"):

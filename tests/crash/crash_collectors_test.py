@@ -13,6 +13,8 @@ from conftest import ROOT, process_commands
 from ray.cluster_utils import Cluster as RayCluster
 from ray_clusters import kill, ray_cluster, wait_for
 
+from pipeline.utils.errors import RETRY_CODE
+
 pytestmark = pytest.mark.crash
 
 FLAGS = {
@@ -78,7 +80,7 @@ def test_the_bits_do_not_depend_on_where_collectors_are(tmp_path, algorithm):
             else:
                 kill_a_node(nodes)
                 _, stderr = process.communicate(timeout=120)
-                assert process.returncode == 2
+                assert process.returncode == RETRY_CODE
                 assert "was lost" in stderr and "Run the same command again" in stderr
             assert digest(folder, algorithm, flag) == here
             assert json.loads((folder / "run.json").read_text())["resumed_at_env_steps"]
@@ -103,7 +105,7 @@ def test_a_collector_that_hangs_ends_the_run_within_its_time(tmp_path):
             _, stderr = process.communicate(timeout=120)
         finally:
             os.kill(hanging[0], signal.SIGCONT)
-        assert process.returncode == 2
+        assert process.returncode == RETRY_CODE
         assert "has not answered for 40 s (distributed_runner.timeout)" in stderr
         assert "Run the same command again" in stderr
 
@@ -114,5 +116,5 @@ def test_a_cluster_with_too_few_processors_is_told_and_ends_in_time(tmp_path):
         flags = f"--ray_address={nodes.address}", seconds
         process = start(tmp_path / "run", "ppo", *flags, stderr=subprocess.PIPE, text=True)
         _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 2
+    assert process.returncode == RETRY_CODE
     assert stderr.count("the Ray cluster has CPUs for 1 of 2 collectors") == 2

@@ -99,7 +99,7 @@ def test_other_errors_are_not_waited_out(disk):
         Patience(disk.said.append, lambda: None).attempt(refuse)
 
 
-def test_insisting_waits_and_looks_around(disk):
+def test_insisting_waits_and_can_be_stopped(disk):
     looks = []
 
     def check_stop():
