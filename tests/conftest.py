@@ -48,7 +48,9 @@ FINISHED_RUN_FLAGS = [
 ]
 
 
-# These start first, so that both test processes are busy to the end.
+# These fork, which takes longer the more memory the test process has gathered.
+FORKING_FILES = ("nested_spaces", "vectors", "exact_restore")
+# These start next, so that both test processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
     *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution", "tutorials"),
@@ -56,7 +58,8 @@ LONGEST_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {f"{name}_test.py": place for place, name in enumerate(LONGEST_FILES)}
+    first = FORKING_FILES + LONGEST_FILES
+    places = {f"{name}_test.py": place for place, name in enumerate(first)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
