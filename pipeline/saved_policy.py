@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -203,10 +203,12 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
     return RestoredAgent(agent, observation_space, action_space, checkpoint)
 
 
-def load_policy(run: SavedRun, allow_gin_imports: bool) -> SavedPolicy:
+def load_policy(
+    run: SavedRun, allow_gin_imports: bool, gin_bindings: Sequence[str] = ()
+) -> SavedPolicy:
     """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`."""
     with configuration.preserved():
-        configuration.apply(run.read_config([], allow_gin_imports))
+        configuration.apply(run.read_config([*gin_bindings], allow_gin_imports))
         restored = restore_agent(run)
     return SavedPolicy(
         restored.agent.policy,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import numpy as np
@@ -22,6 +22,7 @@ from pipeline.utils.constraints import (
     NonNegativeInt,
     PositiveInt,
     Probability,
+    Range,
     check_arguments,
 )
 from pipeline.utils.errors import UserError
@@ -29,6 +30,10 @@ from pipeline.utils.errors import UserError
 # ROMs for two or more players. The ALE's vector environment ends the process on loading them.
 _MULTIPLAYER_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 
+
+# Numbers that the emulator keeps in 32 bits.
+NonNegativeInt32 = Annotated[int, Range(0, 2**31 - 1)]
+PositiveInt32 = Annotated[int, Range(1, 2**31 - 1)]
 
 # In vector steps. A seeded reset reloads the ROM, which takes as long as about 200 steps.
 ANCHOR_INTERVAL = 5_000
@@ -93,14 +98,14 @@ def atari_environment(
     num_envs: PositiveInt = 8,
     repeat_action_probability: Probability = 0.25,
     full_action_space: bool = False,
-    noop_max: NonNegativeInt = 0,
+    noop_max: NonNegativeInt32 = 0,
     use_fire_reset: bool = False,
     zero_discount_on_life_loss: bool = False,
-    frame_skip: PositiveInt = 4,
-    stack_size: PositiveInt = 4,
+    frame_skip: PositiveInt32 = 4,
+    stack_size: PositiveInt32 = 4,
     continuous: bool = False,
     continuous_action_threshold: Probability = 0.5,
-    max_episode_frames: PositiveInt = 108_000,
+    max_episode_frames: PositiveInt32 = 108_000,
     num_threads: NonNegativeInt = 0,
     render: bool = False,
 ) -> VectorEnvironment:

@@ -30,7 +30,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
-from pipeline.networks.layers import check_layers
+from pipeline.networks.layers import check_layers, check_sizes
 from pipeline.ops.masks import mask_out
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (
@@ -82,13 +82,14 @@ def mlp_encoder(
     return layers
 
 
-@gin.configurable
+@gin.configurable(denylist=["sides"])
 def nature_cnn_encoder(
     filters: Sequence[tuple[int, int, int]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     units: Sequence[PositiveInt] = (512,),
     activation: str = "relu",
     kernel_initializer: Initializer = HeUniform,
     first_padding: NonNegativeInt = 0,
+    sides: Sequence[int] | None = None,
 ) -> list[tf.keras.layers.Layer]:
     """Creates the convolutional network of DQN for stacks of frames.
 
@@ -100,9 +101,16 @@ def nature_cnn_encoder(
       activation: Keras name of the activation of all layers.
       kernel_initializer: Initialiser of all kernels.
       first_padding: Zero pixels around each frame; 1 in the program published with the paper.
+      sides: Height and width of a frame in pixels, or None if they are not known. The filters are
+        then not compared with them.
+
+    Raises:
+      UserError: If a value is out of its range, or a filter is larger than its input.
     """
     check_arguments(nature_cnn_encoder, locals())
     check_layers("nature_cnn_encoder", activation, filters)
+    if sides is not None:
+        check_sizes("nature_cnn_encoder", filters, [n + 2 * first_padding for n in sides])
     padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
         FramesToChannels(),
@@ -281,8 +289,28 @@ def create_encoder(
         is None.
 
     Raises:
-      UserError: If `layers` does not create layers that end with one vector per observation.
+      UserError: If `layers` does not create layers for this observation that end with one vector.
     """
+    if layers is None:
+        return _encoder(observation_spec, normalizer, None, of_vectors)
+    try:
+        encoder = _encoder(observation_spec, normalizer, layers, of_vectors)
+        _check_features(encoder, observation_spec)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        name = getattr(layers, "__name__", repr(layers))
+        raise UserError(
+            f"create_encoder.layers = @{name} cannot encode {observation_spec}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return encoder
+
+
+def _encoder(
+    observation_spec: types.NestedTensorSpec,
+    normalizer: ObservationNormalizer | None,
+    layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None,
+    of_vectors: Callable[[], Sequence[tf.keras.layers.Layer]],
+) -> tf.keras.Sequential:
     # A layer that held the normaliser would have its statistics copied to target networks.
     first = [] if normalizer is None else [Apply(lambda observation: normalizer(observation))]
     encoded = without_mask(observation_spec)
@@ -293,10 +321,7 @@ def create_encoder(
     else:
         first += [EncodeArrays([_array_encoder(spec) for spec in tf.nest.flatten(encoded)])]
         chosen = layers() if layers else of_vectors()
-    encoder = tf.keras.Sequential([*first, *chosen, ToFloat()])
-    if layers is not None:
-        _check_features(encoder, observation_spec)
-    return encoder
+    return tf.keras.Sequential([*first, *chosen, ToFloat()])
 
 
 def _array_encoder(spec: tf.TensorSpec) -> tf.keras.Sequential:
@@ -308,7 +333,7 @@ def _array_encoder(spec: tf.TensorSpec) -> tf.keras.Sequential:
 def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | None:
     """Creates the layers for an image or a stack of images; None if `spec` is neither."""
     if is_frame_stack(spec):
-        return nature_cnn_encoder()
+        return nature_cnn_encoder(sides=spec.shape[1:])
     if is_colour_stack(spec):
         return [ColourFramesToChannels(), *small_cnn_encoder(max(spec.shape[1:3]))]
     if is_channels_first(spec):

@@ -42,3 +42,26 @@ def check_layers(
             f"{encoder}.activation = {activation!r}: Keras has no activation of this name. Use "
             "'relu', 'tanh', 'elu', 'gelu', 'selu', 'swish' or another of its activations."
         ) from None
+
+
+def check_sizes(
+    encoder: str, filters: Sequence[tuple[int, int, int]], sides: Sequence[int]
+) -> None:
+    """Checks that each convolution without padding gets an input at least as large as its kernel.
+
+    Args:
+      encoder: Name of the encoder in gin, for error messages.
+      filters: (channels, kernel, stride) of each convolution.
+      sides: Height and width of the image, in pixels.
+
+    Raises:
+      UserError: If an input is too small.
+    """
+    for place, (_, kernel, stride) in enumerate(filters):
+        if kernel > min(sides):
+            height, width = sides
+            raise UserError(
+                f"{encoder}.filters[{place}] has a kernel of {kernel}, but its input has only "
+                f"{height} x {width} pixels. Make the kernels or the strides smaller."
+            )
+        sides = [(side - kernel) // stride + 1 for side in sides]

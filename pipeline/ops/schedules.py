@@ -12,7 +12,7 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
-from pipeline.utils.constraints import Positive, check_arguments
+from pipeline.utils.constraints import ENDS, Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -45,6 +45,7 @@ def linear_schedule(
         fraction = tf.clip_by_value(fraction, 0.0, 1.0)
         return tf.cast((1.0 - fraction) * initial + fraction * final, tf.float32)
 
+    setattr(value, ENDS, (initial, final))  # which the parameter that takes the schedule checks
     return value
 
 

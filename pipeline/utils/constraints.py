@@ -41,13 +41,17 @@ AtLeastOne = Annotated[float, Range(1)]
 Fraction = Annotated[float, Range(0, 1, is_open=True)]
 Probability = Annotated[float, Range(0, 1)]
 
+#: Name of the attribute with both ends of a linear schedule.
+ENDS = "ends"
+
 
 def check_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None
 ) -> None:
     """Checks the arguments of a call against the ranges in the annotations of its parameters.
 
-    Parameters without a range are not checked. Values of schedules are not checked.
+    Parameters without a range are not checked. Of a `linear_schedule`, both ends are checked; they
+    may also be the bound that the range itself leaves out, for example a learning rate of 0.
 
     Args:
       function: Function that is called.
@@ -75,6 +79,8 @@ def check(name: str, value: object, annotation: Any) -> None:
     if value is None and types.NoneType in members:
         return
     if callable(value) and any(is_callable(member) for member in members):
+        for end in getattr(value, ENDS, ()):
+            _check_end(f"{name} (an end of its schedule)", end, members)
         return
     for member in members:
         if get_origin(member) is Literal:
@@ -94,6 +100,12 @@ def _check_number(name: str, value: Any, number: type, allowed: Range) -> None:
     if not is_number or value not in allowed:
         kind = "a number" if number is float else "a whole number"
         raise UserError(f"{name} = {value!r}: must be {kind}{allowed}.")
+
+
+def _check_end(name: str, value: float, members: tuple[Any, ...]) -> None:
+    for member in (x for x in members if get_origin(x) is Annotated):
+        for allowed in (x for x in get_args(member) if isinstance(x, Range)):
+            _check_number(name, value, float, dataclasses.replace(allowed, is_open=False))
 
 
 def _check_choice(name: str, value: object, choices: list[object]) -> None:

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run_binary, user_environment
+from conftest import ROOT, run_binary, user_environment
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from scripted_environments import SamplingEnv
 from tiny_runs import build_components
@@ -17,11 +18,13 @@ from tiny_runs import build_components
 import pipeline
 from pipeline.exported_policy import (
     ExportedPolicy,
+    load_export,
     write_onnx,
     write_saved_model,
     write_tflite,
 )
 from pipeline.runs import pretrained
+from pipeline.runs.saved_run import SavedRun
 from pipeline.saved_policy import SavedPolicy
 
 SPACES = {
@@ -154,6 +157,21 @@ def test_the_program_exports_what_tensorflow_alone_can_run(finished_run, tmp_pat
     again = run_binary("export", *flags)
     assert again.returncode == 2
     assert f"error: {output} exists already. Delete it" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["tflite", "onnx"])
+def test_a_policy_with_bfloat16_encoders_is_exported_in_float32(name, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "pipeline" / "pretrained" / "ppo_pong_fast", run)
+    config = run / "operative_config.gin"
+    text = config.read_text()
+    config.write_text(text.replace("policy = 'float32'", "policy = 'mixed_bfloat16'"))
+    assert config.read_text() != text
+    load_export(SavedRun(run, "latest"), False, name).write(tmp_path / "policy")
+    frames = np.random.default_rng(0).integers(0, 256, (9, 4, 84, 84), np.uint8)
+    actions = RUNTIMES[name][1](tmp_path / "policy")(observation=frames)["action"]
+    expected = pipeline.load_policy("pretrained:ppo_pong_fast").predict(frames)
+    np.testing.assert_array_equal(actions, expected)
 
 
 def _size(folder):

@@ -254,4 +254,5 @@ def test_messages():
     )
     for name in ("frame_skip", "stack_size", "max_episode_frames"):
         assert f"{name} = 0" in message(game="pong", **{name: 0})
+        assert f"{name} = {2**31}" in message(game="pong", **{name: 2**31})
     assert "noop_max = -1" in message(game="pong", noop_max=-1)

@@ -31,7 +31,9 @@ from pipeline.networks.encoders import (
     create_encoder,
     create_policy_head,
     mlp_encoder,
+    nature_cnn_encoder,
     num_actions,
+    small_cnn_encoder,
 )
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
 from pipeline.networks.sac_networks import SquashedGaussianHead
@@ -404,3 +406,24 @@ def test_layers_that_cannot_be_made_are_refused_by_the_encoder_s_name(
         pytest.raises(UserError, match=rf"{encoder}\.{message}"),
     ):
         create_encoder(tf.TensorSpec(shape, dtype))
+
+
+@pytest.mark.parametrize("kernel", [8, 9])
+def test_a_kernel_larger_than_its_input_is_named(kernel):
+    filters = ((32, 8, 4), (64, 4, 2), (64, kernel, 1))
+    with bound({"nature_cnn_encoder.filters": filters}):
+        create_encoder(tf.TensorSpec((4, 88, 88), tf.uint8))  # 88, 21 and 9 pixels
+        said = rf"nature_cnn_encoder\.filters\[2\] has a kernel of {kernel}.* 9 x 7 pixels"
+        with pytest.raises(UserError, match=said):
+            create_encoder(tf.TensorSpec((4, 84, 75), tf.uint8))
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"), [(nature_cnn_encoder, (4,)), (small_cnn_encoder, (40, 40, 3))]
+)
+def test_layers_that_do_not_fit_the_observation_are_named(layers, shape):
+    spec = tf.TensorSpec(shape, tf.float32)
+    with bound({"create_encoder.layers": layers}):
+        said = f"create_encoder.layers = @{layers.__name__} cannot encode TensorSpec"
+        with pytest.raises(UserError, match=said):
+            create_encoder(spec)

@@ -136,3 +136,18 @@ def test_every_number_that_gin_binds_has_a_range():
 def test_a_number_that_would_give_wrong_results_in_silence_is_refused(configurable, name, value):
     with pytest.raises(UserError, match=f"{name} = {value}: must be"):
         configurable(**{name: value})
+
+
+def explore(epsilon: Callable[[int], float] | Fraction = 0.1):
+    check_arguments(explore, locals())
+
+
+@pytest.mark.parametrize("ends", [(2.0, 0.1), (1.0, -0.1)])
+def test_both_ends_of_a_schedule_are_checked(ends):
+    with pytest.raises(
+        UserError, match=r"epsilon \(an end of its schedule\) = .*: must be a number"
+    ):
+        explore(linear_schedule(*ends, num_steps=10))
+    explore(linear_schedule(1.0, 0.0, num_steps=10))
+    with pytest.raises(UserError):
+        explore(0.0)
