@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import io
 import os
 import pathlib
 import signal
@@ -32,11 +33,12 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         None means 0. A UserError that it raises is shown as its message.
     """
 
+    _open_streams()
+
     def guarded_main(argv: Sequence[str]) -> int | None:
         try:
             code = main(argv)
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
             return code
         except BrokenPipeError:
             # The program that reads the output, such as head, has ended.
@@ -58,6 +60,18 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
     app.run(guarded_main, flags_parser=_parse_flags)
     raise AssertionError("app.run does not return")
+
+
+def _open_streams() -> None:
+    """Replaces streams that the parent process has closed, and lets any text be printed.
+
+    Otherwise the next file to be opened would be taken for the closed stream.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
@@ -100,9 +114,6 @@ def expendable_output() -> Iterator[None]:
     This is for programs whose results are files. Output that cannot be written is lost.
     """
     stdout = sys.stdout
-    if stdout is None:  # The parent process has closed it; print then does nothing.
-        yield
-        return
     try:
         with contextlib.redirect_stdout(cast(TextIO, _Expendable(stdout))):
             yield
@@ -147,6 +158,12 @@ class _PathParser(flags.ArgumentParser):
 
     def parse(self, argument: str) -> str:
         path = os.path.expanduser(argument)  # Shells do not expand --root_dir=~/runs.
+        if "://" in path:
+            raise ValueError("it is an address; give a folder of this machine, or mount the other")
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it is not UTF-8") from error
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):

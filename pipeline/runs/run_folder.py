@@ -92,7 +92,9 @@ class RunFolder:
 
     def _has_something(self) -> bool:
         with named_errors(self.path):
-            return self.path.is_dir() and any(x.name != _LOCK for x in self.path.iterdir())
+            # A first start that failed may have left the lock and an empty folder.
+            known = self.path / _LOCK, self.checkpoints
+            return self.path.is_dir() and any(x not in known for x in self.path.iterdir())
 
     def _lock(self) -> None:
         """Keeps other processes out until `close` is called or this process ends in any way."""
@@ -107,7 +109,8 @@ class RunFolder:
 
     def _has_run(self) -> bool:
         with named_errors(self.path):
-            return (self.path / "run.json").exists() or self.checkpoints.exists()
+            has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+            return (self.path / "run.json").exists() or has_checkpoints
 
     def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
         if restart_behavior == "fail":

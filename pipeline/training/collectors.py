@@ -251,7 +251,8 @@ class Collectors:
 
     def _submit(self, number: int, is_random: bool) -> None:
         values = None
-        if self._known[number] != self._version:
+        # Random messages need no weights. Without an update, they change normalizers all the same.
+        if not is_random and self._known[number] != self._version:
             if self._sent[0] != self._version:
                 values = [variable.numpy() for variable in weights(self._updates.agent)]
                 self._sent = self._version, values

@@ -39,7 +39,7 @@ from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import Plan, WarmUp
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, hinting
 from pipeline.utils.execution import Execution
 from pipeline.utils.progress import Progress
 from pipeline.utils.retry import Patience
@@ -285,7 +285,9 @@ def _restore(
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
     elif source:
         start = SavedRun(source)
-        restored = start.restore(Variables(agent=components.agent))
+        hint = f"--warm_start={source} needs a run with the same agent and networks."
+        with hinting(lambda: hint):
+            restored = start.restore(Variables(agent=components.agent))
         _begin_anew(components.agent)
         progress.message(
             f"starting with the agent that {start.path} has after {restored.env_steps:_} "

@@ -98,6 +98,29 @@ def test_a_user_error_that_cannot_be_shown_keeps_its_exit_code():
     assert subprocess.run(command, stderr=full_disk(), timeout=60).returncode == 2
 
 
+def test_closed_streams_change_no_exit_code():
+    for name, code in (("expendable", 0), ("missing", 2)):
+        command = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", PROGRAM]
+        assert subprocess.run([*command, f"--root_dir={name}"], timeout=60).returncode == code
+
+
+def test_text_that_the_output_cannot_encode_is_escaped():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=±"]
+    shown = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert (shown.returncode, shown.stdout) == (0, b"ran \\xb1 3\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("gs://bucket/x", "it is an address"), (b"b\xff", "it is not UTF-8")]
+)
+def test_a_path_that_is_none_of_this_machine_is_refused(path, reason):
+    command = [sys.executable, "-c", PROGRAM, "--root_dir", path]
+    ended = subprocess.run(command, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert reason.encode() in ended.stderr
+
+
 def test_user_error_is_its_message() -> None:
     assert_fails(["--root_dir=missing"], "no folder 'missing'; make it")
 

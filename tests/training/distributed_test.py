@@ -18,6 +18,7 @@ from pipeline.training.collector import Collector, Identity
 from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.train_loop import bound
 from pipeline.utils.errors import UserError
+from pipeline.utils.progress import TRAINING, WARMING_UP
 from pipeline.utils.shutdown import Stopped
 
 
@@ -45,20 +46,25 @@ def with_runner(algorithm):
 
 
 SLOW = [
-    pytest.param(name, marks=pytest.mark.crash) for name in ("ppo", "sac", "trpo", "a2c", "nstep_q")
+    pytest.param(name, TRAINING, {}, marks=pytest.mark.crash)
+    for name in ("dqn", "ppo", "sac", "trpo", "a2c", "nstep_q")
 ]
+NORMALIZED = {"create_sac_agent__normalize_observations": True}
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "impala", *SLOW])
-def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm):
-    twin = Distributed(tmp_path / "twin", algorithm=algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "phase", "overrides"),
+    [("sac", WARMING_UP, NORMALIZED), ("impala", TRAINING, {}), *SLOW],
+)
+def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, phase, overrides):
+    twin = Distributed(tmp_path / "twin", algorithm=algorithm, **overrides)
     result = twin.train()
-    cut = Distributed(tmp_path / "cut", algorithm=algorithm)
-    cut.stop_at(150)
+    cut = Distributed(tmp_path / "cut", algorithm=algorithm, **overrides)
+    cut.stop_at(150 if phase == TRAINING else 1, phase)
     with pytest.raises(Stopped):
         cut.train()
     cut.close()
-    resumed = Distributed(tmp_path / "cut", algorithm=algorithm)
+    resumed = Distributed(tmp_path / "cut", algorithm=algorithm, **overrides)
     ended = resumed.train()
     assert ended["weights_sha256"] == result["weights_sha256"]
     assert ended["evaluation"] == result["evaluation"]
