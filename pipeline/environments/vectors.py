@@ -204,6 +204,7 @@ class GymnasiumVector:
         self.vector_env: Any = vector_env
         self.num_envs = vector_env.num_envs
         self._arrays = specs.arrays(vector_env.single_observation_space)
+        self._like = new_observations(vector_env.single_observation_space, self.num_envs)
         self.description = Description(
             vector_env.single_observation_space,
             vector_env.single_action_space,
@@ -253,12 +254,12 @@ class GymnasiumVector:
           UserError: If an array has another shape, or numbers that the space cannot hold.
         """
         received = [leaf.of(observation) for leaf in self._arrays]
-        for place, (leaf, given) in enumerate(zip(self._arrays, received, strict=True)):
-            shape, dtype = (self.num_envs, *(leaf.space.shape or ())), leaf.space.dtype
-            if isinstance(given, np.ndarray) and (given.shape, given.dtype) == (shape, dtype):
+        for place, (given, like) in enumerate(zip(received, self._like, strict=True)):
+            is_array = isinstance(given, np.ndarray)
+            if is_array and (given.shape, given.dtype) == (like.shape, like.dtype):
                 continue
-            received[place] = np.empty(shape, dtype)
-            if fault := store(leaf, given, received[place]):
+            received[place] = np.empty_like(like)
+            if fault := store(self._arrays[place], given, received[place]):
                 env_class = type(self.vector_env.unwrapped).__qualname__
                 raise UserError(f"{fault}. Change the vector environment {env_class}.")
         return received

@@ -291,36 +291,18 @@ def create_encoder(
     Raises:
       UserError: If `layers` does not create layers for this observation that end with one vector.
     """
-    if layers is None:
-        return _encoder(observation_spec, normalizer, None, of_vectors)
-    try:
-        encoder = _encoder(observation_spec, normalizer, layers, of_vectors)
-        _check_features(encoder, observation_spec)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        name = getattr(layers, "__name__", repr(layers))
-        raise UserError(
-            f"create_encoder.layers = @{name} cannot encode {observation_spec}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return encoder
-
-
-def _encoder(
-    observation_spec: types.NestedTensorSpec,
-    normalizer: ObservationNormalizer | None,
-    layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None,
-    of_vectors: Callable[[], Sequence[tf.keras.layers.Layer]],
-) -> tf.keras.Sequential:
     # A layer that held the normaliser would have its statistics copied to target networks.
     first = [] if normalizer is None else [Apply(lambda observation: normalizer(observation))]
     encoded = without_mask(observation_spec)
     first += [] if encoded is observation_spec else [Apply(without_mask)]
-    if isinstance(encoded, tf.TensorSpec):
+    is_array = isinstance(encoded, tf.TensorSpec)
+    if is_array:
         first += [to_float(encoded)]
-        chosen = layers() if layers else _image_encoder(encoded) or of_vectors()
     else:
         first += [EncodeArrays([_array_encoder(spec) for spec in tf.nest.flatten(encoded)])]
-        chosen = layers() if layers else of_vectors()
+    if layers is not None:
+        return _encoder_of(layers, first, observation_spec)
+    chosen = (_image_encoder(encoded) if is_array else None) or of_vectors()
     return tf.keras.Sequential([*first, *chosen, ToFloat()])
 
 
@@ -343,13 +325,27 @@ def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | Non
     return None
 
 
-def _check_features(encoder: tf.keras.Sequential, observation_spec: types.NestedTensorSpec) -> None:
-    features = encoder(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
+def _encoder_of(
+    layers: Callable[[], Sequence[tf.keras.layers.Layer]],
+    first: Sequence[tf.keras.layers.Layer],
+    observation_spec: types.NestedTensorSpec,
+) -> tf.keras.Sequential:
+    """Creates an encoder with a user's `layers` after the `first` ones, and checks its features."""
+    try:
+        encoder = tf.keras.Sequential([*first, *layers(), ToFloat()])
+        features = encoder(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        name = getattr(layers, "__name__", repr(layers))
+        raise UserError(
+            f"create_encoder.layers = @{name} cannot encode {observation_spec}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if features.shape.rank != 2:
         raise UserError(
             f"create_encoder.layers turns an observation into features of shape "
             f"{features.shape[1:]}. They must be one vector: end with tf.keras.layers.Flatten."
         )
+    return encoder
 
 
 class Network(network.Network):

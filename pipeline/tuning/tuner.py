@@ -283,14 +283,14 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
     Raises:
       UserError: If it is not.
     """
+    if not rungs:
+        return
     value = settings.get(_EVAL_INTERVAL, "10_000")
     for _ in settings:  # macros may be values of macros
         value = settings.get(value.removeprefix("%"), value)
     try:
         interval = int(float(value))
     except ValueError:  # The run will refuse it.
-        return
-    if not rungs:
         return
     advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
     if not interval:

@@ -165,7 +165,8 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
       flag: Command-line flag that names the folder.
 
     Raises:
-      RetryableError: If another process holds the lock, or the folder cannot be written to.
+      UserError: If the folder cannot be created or written to; a RetryableError if another process
+        holds the lock.
     """
     folder = path.parent
     # A child that a killed process was just starting may hold its lock for a moment.
