@@ -294,6 +294,9 @@ class Iterations(Updates):
             carry, rows = self._driver.run(policy, state.carry, self.collect_steps)
         with tf.control_dependencies([carry.time_step.step_type]):
             seconds = timestamp() - started
+        with tf.control_dependencies([seconds]):
+            # The updates need the rows: they would otherwise begin before the clock is read.
+            rows = tf.nest.map_structure(tf.identity, rows)
         self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
         self.observe(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from run_processes import Run
 
 from pipeline.training.graph_calls import GraphCalls
 
@@ -34,3 +35,18 @@ def test_shares_are_of_the_calls_alone():
     assert 0 < shares["environment_share"] <= 0.25
     assert shares["policy_share"] == pytest.approx(shares["environment_share"], rel=0.1)
     assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_the_time_of_collecting_ends_before_the_updates_begin(tmp_path):
+    """On one thread, TensorFlow makes all that is ready before it reads a clock."""
+    run = Run(
+        tmp_path,
+        "dqn",
+        configure_tensorflow__inter_op=1,
+        ReplayBuffer__env_steps_per_update=1,
+        mlp_encoder__units=(1024, 1024),
+        train__num_env_steps=300,
+    )
+    assert run.finish() == 0
+    shares = [record["update_share"] for record in run.metrics if "update_share" in record]
+    assert shares and min(shares) > 0.5, shares
