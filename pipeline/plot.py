@@ -205,7 +205,7 @@ def main(_: Sequence[str]) -> None:
     figure = draw([read_run(folder, _X.value, _Y.value) for folder in folders])
     output = pathlib.Path(_OUTPUT.value)
     formats = sorted(figure.canvas.get_supported_filetypes())
-    if output.suffix.removeprefix(".") not in formats:
+    if output.suffix.removeprefix(".").lower() not in formats:
         raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

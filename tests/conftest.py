@@ -1,7 +1,6 @@
 """Fixtures and helpers of all tests, such as a run that the binary trains once per session."""
 
 import contextlib
-import gc
 import importlib
 import os
 import pathlib
@@ -22,9 +21,6 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 importlib.import_module("pipeline.training")  # registers what gin can bind
-# Collections would visit the millions of objects of TensorFlow's modules again and again.
-gc.freeze()
-gc.set_threshold(100_000)
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)

@@ -16,7 +16,44 @@ from pipeline.utils.constraints import NonNegative, Probability, check_arguments
 # Agents pass a schedule as the learning rate, so a binding of it would have no effect.
 _DENYLIST = ["learning_rate"]
 
-Adam = gin.external_configurable(tf.keras.optimizers.legacy.Adam, name="Adam", denylist=_DENYLIST)
+
+@gin.configurable(denylist=_DENYLIST)
+class Adam(tf.keras.optimizers.legacy.Adam):
+    """Adam (Kingma & Ba 2015), with the correction of both biases in the learning rate.
+
+        m <- beta_1 m + (1 - beta_1) g
+        v <- beta_2 v + (1 - beta_2) g^2
+        w <- w - learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) + epsilon)
+
+    t is the number of the update, from 1. This is the form at the end of section 2 of the paper, so
+    `epsilon` is the epsilon hat there.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[], tf.Tensor] = 1e-3,
+        beta_1: Probability = 0.9,
+        beta_2: Probability = 0.999,
+        epsilon: NonNegative = 1e-7,
+        amsgrad: bool = False,
+    ):
+        """Initializes the optimizer.
+
+        Args:
+          learning_rate: Learning rate, or a function that returns it.
+          beta_1: Decay rate of the mean gradient m.
+          beta_2: Decay rate of the mean square v.
+          epsilon: Value added to the root of the mean square.
+          amsgrad: Whether to divide by the largest v so far (Reddi, Kale & Kumar 2018).
+
+        Raises:
+          UserError: If a value is out of its range.
+        """
+        check_arguments(Adam, locals())
+        super().__init__(
+            learning_rate, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, amsgrad=amsgrad,
+            name="Adam",
+        )  # fmt: skip
 
 
 @gin.configurable(denylist=_DENYLIST)

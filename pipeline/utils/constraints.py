@@ -41,6 +41,7 @@ AtLeastOne = Annotated[float, Range(1)]
 Fraction = Annotated[float, Range(0, 1, is_open=True)]
 Probability = Annotated[float, Range(0, 1)]
 
+_LARGEST = 2**63 - 1
 #: Name of the attribute with both ends of a linear schedule.
 ENDS = "ends"
 
@@ -100,6 +101,8 @@ def _check_number(name: str, value: Any, number: type, allowed: Range) -> None:
     if not is_number or value not in allowed:
         kind = "a number" if number is float else "a whole number"
         raise UserError(f"{name} = {value!r}: must be {kind}{allowed}.")
+    if type(value) is int and value > _LARGEST:
+        raise UserError(f"{name} = {value!r}: must be at most {_LARGEST}, a number of 64 bits.")
 
 
 def _check_end(name: str, value: float, members: tuple[Any, ...]) -> None:

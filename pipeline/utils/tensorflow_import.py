@@ -122,12 +122,17 @@ def _import_tf_agents() -> None:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector, which takes a tenth of the time of a long import."""
+    """Disables the garbage collector, which takes a tenth of the time of a long import.
+
+    What has been imported stays. Later collections do not visit it, which takes a tenth of the time
+    until a training begins.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -20,6 +20,12 @@ def curves_of(records, environment="CartPole-v1") -> figures.Figure:
     return drawn
 
 
+AGENTS = (
+    *("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3"),
+    *("a3c", "impala", "async_nstep_q"),
+)
+
+
 def series(drawing: str) -> list[tuple[int, float]]:
     """Returns the number and line width of each series that is drawn as a line."""
     pattern = r"stroke: var\(--series-(\d)\);[^\"]*stroke-width: ([\d.]+)"
@@ -35,6 +41,10 @@ def test_every_seed_is_a_thin_line_and_their_middle_a_thick_one():
         assert widths.count(1.8) >= 1
     assert "DQN, IQM of 3 runs" in drawn.svg
     assert "RL Zoo DQN, 500.0 at 50,000" in drawn.description
+
+
+def test_every_agent_has_a_colour_of_its_own():
+    assert len({n for name in AGENTS for n, _ in series(curves_of([make_record(name)]).svg)}) == 10
 
 
 def test_agents_keep_their_colours_whoever_else_is_there():
@@ -153,8 +163,8 @@ def test_lines_can_be_told_from_the_paper(paper):
     light, dark = re.findall(r"--paper: (#\w{6});.*?(?=--paper|\* \{)", page, re.DOTALL)
     assert {light, dark} >= {paper}
     colours = re.findall(r"--series-\d: (#\w{6})", page)
-    half = colours[:7] if paper == light else colours[7:]
-    assert len(colours) == 14
+    half = colours[: len(AGENTS)] if paper == light else colours[len(AGENTS) :]
+    assert len(set(half)) == len(AGENTS) == len(colours) // 2
     for colour in half:
         high, low = sorted((luminance(colour), luminance(paper)), reverse=True)
         # WCAG 2.1, 1.4.11, requires a contrast of 3 to 1 for graphics.

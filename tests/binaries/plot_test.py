@@ -212,7 +212,7 @@ def run_binary(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
     make_run(tmp_path / "a", {1000: 1.0, 2000: 2.0})
-    output = tmp_path / "new" / "curve.png"
+    output = tmp_path / "new" / "curve.PNG"
     ended = run_binary(f"--root_dir={tmp_path / 'a'}", f"--output={output}")
     assert (ended.returncode, ended.stdout) == (0, f"wrote {output}\n")
     assert Image.open(output).size == (900, 500)

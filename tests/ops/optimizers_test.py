@@ -124,6 +124,31 @@ def test_adam_s_step_of_twice_the_gradient_is_that_of_half_the_epsilon() -> None
     assert relative_error(movement(Adam(RATE, epsilon=1.5e-4)), whole) > 1e-3
 
 
+def test_adam_equals_its_formula() -> None:
+    m, v, expected = (np.zeros(300) for _ in range(3))
+    for t, g in enumerate(gradients().astype(np.float64), start=1):
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        rate = RATE * np.sqrt(1 - 0.95**t) / (1 - 0.8**t)
+        expected -= rate * m / (np.sqrt(v) + 1e-3)
+    moved = movement(Adam(RATE, beta_1=0.8, beta_2=0.95, epsilon=1e-3))
+    assert relative_error(moved, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "values", "message"),
+    [
+        (Adam, {"epsilon": -1e-7}, "Adam.epsilon = -1e-07: must be a number, at least 0."),
+        (Adam, {"beta_1": 1.5}, "Adam.beta_1 = 1.5: must be a number, at least 0, at most 1."),
+        (Adam, {"beta_2": "0.9"}, "Adam.beta_2 = '0.9': must be a number"),
+        (RMSprop, {"rho": 2}, "RMSprop.rho = 2: must be a number"),
+        (CenteredRMSprop, {"epsilon": -1}, "CenteredRMSprop.epsilon = -1: must be a number"),
+    ],
+)
+def test_values_out_of_range_are_named(optimizer, values, message) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        optimizer(**values)
+
+
 @pytest.mark.parametrize("name", ["Adam", "RMSprop", "CenteredRMSprop"])
 def test_the_learning_rate_is_not_theirs_to_bind(name: str) -> None:
     message = f"{name}.learning_rate cannot be bound: the program sets it."

@@ -62,6 +62,7 @@ def test_a_value_in_its_range_passes(name, value):
         ("count", 0, "a whole number, at least 1"),
         ("count", 1.0, "a whole number, at least 1"),
         ("count", True, "a whole number, at least 1"),
+        ("count", 2**63, "at most 9223372036854775807, a number of 64 bits"),
         ("rest", -1, "a whole number, at least 0"),
         ("rate", -0.1, "a number, at least 0"),
         ("rate", "fast", "a number, at least 0"),
