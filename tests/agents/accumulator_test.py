@@ -103,8 +103,11 @@ def train_once(whole: Agent, parts: Agent, batch: Trajectory) -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer", "clip"),
     # Without clipping, a wrong scale shows; the other optimizers are those of the ready configs.
-    [(name, SGD, None) for name in AGENTS]
-    + [pytest.param(name, SGD, 0.05, marks=pytest.mark.crash) for name in AGENTS]
+    [
+        pytest.param(name, SGD, clip, marks=pytest.mark.crash)
+        for name in AGENTS
+        for clip in (None, 0.05)
+    ]
     + [(name, Adam, 0.05) for name in ("dqn", "ppo")]
     + [pytest.param("sac", Adam, 0.05, marks=pytest.mark.crash)]
     + [(name, RMSprop, 0.05) for name in ("a2c", "nstep_q")],

@@ -171,8 +171,11 @@ def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):
     ("answer", "message"),
     [
         ({"source_sha256": "0"}, "it has another revision of this package"),
-        ({"sees_file": False}, "it does not share"),
-        ({"is_locked_out": False}, "locks in .* have no effect there"),
+        pytest.param({"sees_file": False}, "it does not share", marks=pytest.mark.crash),
+        pytest.param(
+            *({"is_locked_out": False}, "locks in .* have no effect there"),
+            marks=pytest.mark.crash,
+        ),
         (
             {"free_memory": 2**30},
             "it has 1 CPUs, 0 GPUs, 1.0 GiB of free memory, but a run needs 1, 0 and 1.5",
@@ -194,6 +197,7 @@ def test_a_node_that_cannot_train_is_named(nodes, tmp_path, monkeypatch, answer,
     assert not ray.is_initialized()
 
 
+@pytest.mark.crash
 def test_memory_limits_the_parallel_runs_of_a_node(nodes, tmp_path, monkeypatch):
     examine = cluster.examine
 

@@ -1,10 +1,9 @@
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from conftest import run_binary
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from PIL import Image
@@ -205,15 +204,10 @@ def test_what_is_no_number_of_the_log_is_named(tmp_path: pathlib.Path) -> None:
             plot.read_run(folder, y=y)
 
 
-def run_binary(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pipeline.plot", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
     make_run(tmp_path / "a", {1000: 1.0, 2000: 2.0})
     output = tmp_path / "new" / "curve.PNG"
-    ended = run_binary(f"--root_dir={tmp_path / 'a'}", f"--output={output}")
+    ended = run_binary("plot", f"--root_dir={tmp_path / 'a'}", f"--output={output}")
     assert (ended.returncode, ended.stdout) == (0, f"wrote {output}\n")
     assert Image.open(output).size == (900, 500)
 
@@ -235,7 +229,7 @@ def test_binary_names_the_mistake(
     tmp_path: pathlib.Path, arguments: list[str], message: str
 ) -> None:
     make_run(tmp_path / "a", {1000: 1.0})
-    ended = run_binary(*(argument.format(run=tmp_path / "a") for argument in arguments))
+    ended = run_binary("plot", *(argument.format(run=tmp_path / "a") for argument in arguments))
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"error: {message}".format(run=tmp_path / "a"))
     assert "Traceback" not in ended.stderr

@@ -188,6 +188,7 @@ def test_a_mistake_ends_a_run_whose_environments_have_processes(tmp_path):
     assert "ReplayBuffer.capacity = 1" in output
 
 
+@pytest.mark.crash
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path):
     process = start(tmp_path, "Hanging")
     assert process.stdout is not None

@@ -557,7 +557,10 @@ PARTS_OF_AGENTS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["dqn", *(pytest.param(name, marks=pytest.mark.crash) for name in ("ppo", "sac"))],
+)
 def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     run = Run(tmp_path / "run", algorithm=algorithm)
     run.stop_at(150)
