@@ -208,12 +208,18 @@ def _episodes(rows: _Rows) -> str:
     terminated = int((ends & (rows.discount == 0)).sum())
     text = f"{int(ends.sum())} in {steps:,} random steps ({terminated} terminated)"
     if ends.any():
-        text += f", {steps / ends.sum():.0f} steps on average"
+        # Unfinished episodes have no length.
+        passed = zip(np.cumsum(is_step, axis=0).T, ends.T, strict=True)
+        lengths = np.concatenate([np.diff(count[end], prepend=0) for count, end in passed])
+        text += f", {lengths.mean():.0f} steps on average"
     return f"{text}; rewards from {rewards.min():g} to {rewards.max():g}"
 
 
 def _rate(environment: VectorEnvironment, rows: _Rows) -> float:
-    return rows.reward.size / max(environment.seconds, 1e-9)
+    from tf_agents.trajectories import StepType
+
+    steps = int((rows.step_type != StepType.LAST).sum())
+    return steps / max(environment.seconds, 1e-9)
 
 
 def _resume(

@@ -49,12 +49,14 @@ class Run(NamedTuple):
       curve: float64 [K, 2], values of `x` and `y`.
       evaluations: float64 [E, 3], `x`, mean and standard deviation of returns. It is empty if `y`
         is not a return.
+      evaluated_at: Environment steps of the evaluations, float64 [E].
     """
 
     folder: pathlib.Path
     config: str
     curve: np.ndarray
     evaluations: np.ndarray
+    evaluated_at: np.ndarray
     x: str = "env_steps"
     y: str = _RETURN
 
@@ -91,9 +93,10 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
         raise errors.UserError(f"{root_dir / 'metrics.jsonl'} {_lack(records, y)}")
     evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl") if y == _RETURN else []
     points = _columns(evaluations, "env_steps", "return_mean", "return_std")
+    evaluated_at = points[:, 0].copy()
     if x != "env_steps":
-        points[:, 0] = np.interp(points[:, 0], *_columns(records, "env_steps", x).T)
-    return Run(root_dir.resolve(), _config(root_dir), curve, points, x, y)
+        points[:, 0] = np.interp(evaluated_at, *_columns(records, "env_steps", x).T)
+    return Run(root_dir.resolve(), _config(root_dir), curve, points, evaluated_at, x, y)
 
 
 def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
@@ -176,13 +179,15 @@ def _mean_curve(members: Sequence[Run]) -> np.ndarray:
 def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
     """Returns `x`, mean and standard deviation, [E, 3], over the k-th evaluations of all members.
 
-    Evaluations that were not due at the same time are left out. Times may differ a little, because
-    an iteration may exceed an interval by some steps, and by different numbers of them in each run.
+    Evaluations that were not due at the same environment steps are left out. The steps may differ a
+    little, because an iteration may exceed an interval by some steps, and by different numbers of
+    them in each run.
     """
     count = min(len(member.evaluations) for member in members)
-    steps, means = np.stack([member.evaluations[:count, :2] for member in members]).T
-    together = np.ptp(steps, axis=1) <= 0.02 * steps.max(axis=1)
-    rows = np.stack([steps.mean(axis=1), means.mean(axis=1), means.std(axis=1)], axis=1)
+    steps = np.stack([member.evaluated_at[:count] for member in members])
+    x, means = np.stack([member.evaluations[:count, :2] for member in members]).T
+    together = np.ptp(steps, axis=0) <= 0.02 * steps.max(axis=0)
+    rows = np.stack([x.mean(axis=1), means.mean(axis=1), means.std(axis=1)], axis=1)
     return rows[together]
 
 

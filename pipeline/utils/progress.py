@@ -40,7 +40,11 @@ class Progress:
         epsilon, entropy: Values of the schedule or of the policy.
         evaluation_return_mean: Mean return of the last evaluation.
         episode_steps: Steps so far of the longest episode that an evaluation is playing.
-        environment_share, policy_share, update_share: Shares of wall time, in [0, 1].
+        environment_share, policy_share, update_share: Shares of wall time, in [0, 1]. They are not
+            shown during the warm-up, which makes no updates.
+
+    The time left is that of the remaining environment steps, at the speed since training began in
+    this process, with evaluations and checkpoints. The final evaluation is not part of it.
 
     Args:
       num_env_steps: Environment steps at which the run ends.
@@ -70,6 +74,7 @@ class Progress:
         self._of_phase: tuple[int, int] | None = None
         self._phases_seen: set[str] = set()
         self._printed_at = 0.0
+        self._began: tuple[float, int] | None = None  # time and environment steps of training
         self._is_pending = False
         self._live: Live | None = None
 
@@ -95,6 +100,8 @@ class Progress:
         """
         self._state.update({key: value for key, value in record.items() if value is not None})
         self._phase, self._of_phase = phase, of_phase
+        if self._began is None and phase == TRAINING and "env_steps" in self._state:
+            self._began = self._clock(), self._state["env_steps"]
         if self._has_panel:
             self._start_panel()
         else:
@@ -161,17 +168,26 @@ class Progress:
             _Field(3, f"{min(100 * done // max(total, 1), 100)}%"),
         ]
         rate = self._state.get("env_steps_per_second", 0)
-        if rate > 0 and not self._of_phase:
-            time_left = duration((total - done) / rate)
-            fields += [_Field(2, f"{rate:,.0f} steps/s"), _Field(1, f"{time_left} left")]
+        if rate <= 0 or self._of_phase:
+            return fields
+        fields.append(_Field(2, f"{rate:,.0f} steps/s"))
+        if self._phase == TRAINING and self._began and done > self._began[1]:
+            # Not by the rate, which leaves out evaluations and checkpoints.
+            began_at, began_with = self._began
+            seconds = (self._clock() - began_at) * (total - done) / (done - began_with)
+            fields.append(_Field(1, f"{duration(seconds)} left"))
         return fields
 
     def _body(self) -> list[_Field]:
-        shares = [
-            *self._known(0, "environment_share", "env {:.0%}"),
-            *self._known(0, "policy_share", "policy {:.0%}"),
-            *self._known(0, "update_share", "update {:.0%}"),
-        ]
+        shares = (
+            []
+            if self._phase == WARMING_UP
+            else [
+                *self._known(0, "environment_share", "env {:.0%}"),
+                *self._known(0, "policy_share", "policy {:.0%}"),
+                *self._known(0, "update_share", "update {:.0%}"),
+            ]
+        )
         is_long = self._phase == EVALUATING and self._state.get("episode_steps", 0) >= _LONG
         return [
             *(

@@ -106,7 +106,7 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
     ],
 )
 def test_group_is_the_folder_without_the_seed(name: str, group: str) -> None:
-    run = plot.Run(pathlib.Path("/runs", name), "", np.zeros([0, 2]), np.zeros([0, 3]))
+    run = plot.Run(pathlib.Path("/runs", name), "", np.zeros([0, 2]), np.zeros([0, 3]), np.zeros(0))
     assert run.group == pathlib.Path("/runs", group)
     assert run.name == (name if group else f"runs/{name}")
 
@@ -181,6 +181,22 @@ def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: path
 def test_an_evaluation_after_the_last_record_is_where_it_was(tmp_path: pathlib.Path) -> None:
     run = make_run(tmp_path / "a", {100: 10.0, 200: 20.0}, {50: (4.0, 1.0), 250: (12.0, 3.0)})
     assert run.evaluations[:, 0].tolist() == [50, 250]
+
+
+def test_evaluations_at_the_same_steps_are_together_against_time_too(
+    tmp_path: pathlib.Path,
+) -> None:
+    runs = []
+    for seed, pace in ((1, 1.0), (2, 3.0)):
+        folder = tmp_path / f"dqn_seed{seed}"
+        make_run(folder, {1000: 1.0}, {1000: (10.0 * seed, 1.0)})
+        with (folder / "metrics.jsonl").open("w") as file:
+            for step in (500, 1000, 1500):
+                record = {"env_steps": step, "wall_seconds": step * pace, "return_mean_100": 1.0}
+                file.write(json.dumps(record) + "\n")
+        runs.append(plot.read_run(folder, "wall_seconds"))
+    # The mean of both evaluations is drawn at the mean of their times.
+    assert evaluation_bars(plot.draw(runs)) == [[[2000.0, 10.0], [2000.0, 20.0]]]
 
 
 def test_any_number_of_the_log_is_drawn_without_evaluations(tmp_path: pathlib.Path) -> None:

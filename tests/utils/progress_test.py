@@ -40,7 +40,10 @@ class Clock:
 
 def panel(width: int, record: dict[str, Any], *args: Any, num_env_steps: int = 50_000) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    with progress.Progress(num_env_steps, console=console) as shown:
+    clock = Clock()
+    with progress.Progress(num_env_steps, console=console, clock=clock) as shown:
+        shown.update({"env_steps": 0})
+        clock.seconds += 10.0
         shown.update(record, *args)
         rendered = console.render_lines(shown, pad=False)
     return ["".join(segment.text for segment in line) for line in rendered]
@@ -106,9 +109,33 @@ def test_phase_with_a_count_of_its_own() -> None:
     [(-3, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01"), (90_000, "1d 1h")],
 )
 def test_time_left(seconds: float, text: str) -> None:
-    head = panel(120, {"env_steps": 0, "env_steps_per_second": 1.0}, num_env_steps=10)[0]
-    assert head.endswith("0:10 left")
+    record = {"env_steps": 4, "env_steps_per_second": 100.0}
+    head = panel(120, record, num_env_steps=10)[0]  # after 10 s
+    assert head.endswith("4/10 steps  40%  100 steps/s  0:15 left")
     assert progress.duration(seconds) == text
+
+
+def test_the_warm_up_tells_neither_the_time_left_nor_the_shares() -> None:
+    head, body = panel(120, RECORD, progress.WARMING_UP)
+    assert head.endswith("12,500/50,000 steps  25%  1,234 steps/s")
+    assert body == "return 123.5  evaluation 200.0  epsilon 0.050"
+
+
+def test_the_time_left_counts_evaluations_and_begins_after_the_warm_up() -> None:
+    clock = Clock()
+    shown, file = plain(clock, plain_interval=0)
+    with shown:
+        for phase, steps, seconds in (
+            (progress.WARMING_UP, 10_000, 1),
+            (progress.TRAINING, 10_000, 0),
+            (progress.TRAINING, 20_000, 10),
+            (progress.EVALUATING, 20_000, 10),
+            (progress.TRAINING, 30_000, 10),
+        ):
+            clock.seconds += seconds
+            shown.update({"env_steps": steps, "env_steps_per_second": 1e6}, phase)
+    left = re.findall("([0-9:]+) left", file.getvalue())
+    assert left == ["0:30", "0:30"]  # 30,000 more at 10,000 in 10 s; 20,000 at 20,000 in 30 s
 
 
 def test_values_stay_until_they_change() -> None:
@@ -152,9 +179,12 @@ def test_the_first_plain_line_of_a_phase_does_not_wait() -> None:
 
 
 def test_plain_lines_are_not_wrapped() -> None:
-    shown, file = plain(Clock())  # 40 columns
+    clock = Clock()
+    shown, file = plain(clock)  # 40 columns
+    shown.update({"env_steps": 0})
+    clock.seconds += 10.0
     shown.update(RECORD)
-    assert file.getvalue() == (
+    assert file.getvalue().splitlines(keepends=True)[1] == (
         "training: 12,500/50,000 steps  25%  1,234 steps/s  0:30 left  return 123.5"
         "  evaluation 200.0  epsilon 0.050  env 41% policy 20% update 35%\n"
     )
