@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.acting.episode_statistics import metrics_record
+from pipeline.acting.episode_statistics import WINDOW, metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
@@ -201,7 +201,9 @@ class HostLoop:
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._components.env_steps
         of_drivers = [driver.environment.episodes for driver in self._runner.drivers]
-        own = [value for episodes in of_drivers for _, value in episodes.own_returns]
+        # All together they count as many episodes as one alone.
+        newest = max(1, WINDOW // max(1, len(of_drivers)))
+        own = [x for episodes in of_drivers for _, x in list(episodes.own_returns)[-newest:]]
         own_sum = sum(episodes.own_return_sum for episodes in of_drivers)
         return metrics_record(
             state.carry.statistics,
@@ -299,6 +301,8 @@ class HostLoop:
         self._logs.add_evaluation({"env_steps": self.env_steps, **result})
         self._log_patience.attempt(self._flush)
         self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
+        if not result["returns"]:  # The mean of no episodes is 0, which is not a return.
+            return
         self._returned = self.env_steps, result["return_mean"]
         self._save_patience.attempt(lambda: self._save_if_best(result["return_mean"]))
 

@@ -1,3 +1,4 @@
+import collections
 import contextlib
 import errno
 import itertools
@@ -5,6 +6,7 @@ import math
 import pathlib
 import resource
 import shutil
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -104,7 +106,7 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run.parts.evaluator,
         "run",
-        lambda episodes, index, on_progress: {"return_mean": next(means), "returns": []},
+        lambda episodes, index, on_progress: {"return_mean": next(means), "returns": [0.0]},
     )
     run.train()
     assert run.best.return_mean == 7.0
@@ -142,13 +144,40 @@ def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_pa
         def evaluate(num_episodes, index, on_progress):
             if index in limits:
                 set_limit(limits[index])
-            return {"return_mean": next(means), "returns": []}
+            return {"return_mean": next(means), "returns": [0.0]}
 
         monkeypatch.setattr(run.parts.evaluator, "run", evaluate)
         run.train()
     first, _, _, fourth, *_ = steps_of(run.evaluations)
     _, *saved, end = sorted(seen)  # without that after the warm-up
     assert saved == [f"step-{first:010d}", f"step-{fourth:010d}"]
+
+
+def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=100))
+    means = iter([0.0, -5.0, -7.0, -6.0, -6.0])
+
+    def evaluate(num_episodes, index, on_progress):
+        mean = next(means)
+        return {"return_mean": mean, "returns": [mean] if mean else []}
+
+    monkeypatch.setattr(run.parts.evaluator, "run", evaluate)
+    run.train()
+    assert run.best.return_mean == -5.0
+
+
+def test_environments_that_record_returns_count_as_many_episodes_together_as_one(
+    tmp_path, monkeypatch
+):
+    def driver(value):
+        own = collections.deque([(0, 100.0)] * 50 + [(0, value)] * 50)
+        episodes = SimpleNamespace(own_returns=own, own_return_sum=5_000 + 50 * value)
+        return SimpleNamespace(environment=SimpleNamespace(episodes=episodes))
+
+    run = Run(tmp_path / "run")
+    monkeypatch.setattr(run.parts.runner, "drivers", [driver(1.0), driver(3.0)])
+    record = run.loop.record()
+    assert (record["return_mean_100"], record["return_sum"]) == (2.0, 10_200.0)
 
 
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
