@@ -17,7 +17,7 @@ from pipeline.configuration.statements import Binding, Import
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
-from pipeline.utils.progress import EVALUATING, Progress
+from pipeline.utils.progress import EVALUATING, Progress, score_text
 from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
 
@@ -164,7 +164,7 @@ def _record(
     )
     if episode_return is None:
         return False
-    progress.message(f"wrote {path}: an episode of return {episode_return:.1f}")
+    progress.message(f"wrote {path}: an episode of return {score_text(episode_return)}")
     return True
 
 
@@ -182,8 +182,9 @@ def _play(
 def _summary(name: str, returns: list[float], env_steps: int) -> str:
     return (
         f"evaluation of {name} after {env_steps:,} environment steps: "
-        f"{np.mean(returns):.1f} ± {np.std(returns):.1f} "
-        f"(min {min(returns):.1f}, max {max(returns):.1f}) over {len(returns)} episodes"
+        f"{score_text(float(np.mean(returns)))} ± {score_text(float(np.std(returns)))} "
+        f"(min {score_text(min(returns))}, max {score_text(max(returns))}) "
+        f"over {len(returns)} episodes"
     )
 
 

@@ -12,6 +12,7 @@ from pipeline import cli, configuration
 from pipeline.configuration.statements import Binding
 from pipeline.runs.run_folder import RESTART_BEHAVIORS
 from pipeline.utils.errors import UserError
+from pipeline.utils.progress import score_text
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ def _closing_words(result: dict) -> str:
     root_dir = f"--root_dir={shlex.quote(folder)}"
     video = shlex.quote(f"{folder}/episode.mp4")
     return (
-        f"evaluation of the final weights: {evaluation['return_mean']:.1f} "
-        f"± {evaluation['return_std']:.1f} over {len(evaluation['returns'])} episodes\n"
+        f"evaluation of the final weights: {score_text(evaluation['return_mean'])} "
+        f"± {score_text(evaluation['return_std'])} over {len(evaluation['returns'])} episodes\n"
         f"{folder}/result.json has the return of each episode. Next steps:\n"
         f"  {python} -m pipeline.plot {root_dir} --output=curve.png\n"
         f"  {python} -m pipeline.evaluate {root_dir} --video={video}"

@@ -21,6 +21,7 @@ from pipeline.benchmarks import formatting, interval_estimates, published_scores
 from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.results import SAME_BUDGET, Group, Pair
+from pipeline.utils import progress
 
 _POINTS = 101
 _SHORT = FuncFormatter(lambda value, _: formatting.short(value))
@@ -176,7 +177,7 @@ def environment_profiles(group: Group, environment: str) -> Figure | None:
     margin = 0.05 * (known.max() - known.min()) or 1.0
     thresholds = np.linspace(known.min() - margin, known.max() + margin, _POINTS)
     svg, labels = _draw_profiles(tasks, thresholds, "score", f"profiles {environment} {group.key}")
-    medians = [formatting.number(float(np.median(of[0]))) for of in tasks.values()]
+    medians = [progress.score_text(float(np.median(of[0]))) for of in tasks.values()]
     drawn = [f"{label}: median {x}" for label, x in zip(labels, medians, strict=True)]
     return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", svg)
 
@@ -211,7 +212,7 @@ def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
     band = interval_estimates.estimate_curve([_at(curves, steps)])
     _draw_band(axes, steps, band, colour, label)
     _draw_diamonds(axes, pair, colour)
-    return f"{label}, ends at {formatting.number(band.point[-1])}"
+    return f"{label}, ends at {progress.score_text(band.point[-1])}"
 
 
 def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
@@ -254,7 +255,7 @@ def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
             zorder=3,
             label=label,
         )
-        yield f"{label}, {formatting.number(points[-1].score)} at {points[-1].env_steps:,}"
+        yield f"{label}, {progress.score_text(points[-1].score)} at {points[-1].env_steps:,}"
 
 
 def _draw_band(axes: Axes, x: np.ndarray, band: Estimate, colour: str, label: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
+from pipeline.utils import progress
 
 _FEWEST_RUNS = 5  # with fewer runs, the bootstrap interval is far too narrow
 
@@ -17,15 +18,6 @@ def agent(algorithm: str) -> str:
     return {"nstep_q": "n-step Q", "dqn3": "DQN 3.0"}.get(algorithm, algorithm.upper())
 
 
-def number(value: float) -> str:
-    """Formats a score with one decimal, or without decimals from a thousand on."""
-    return format(value, _format(value))
-
-
-def _format(value: float) -> str:
-    return ",.0f" if abs(value) >= 1000 else ",.1f"
-
-
 def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
     """Formats an estimate as "IQM [low, high] (n)".
 
@@ -33,12 +25,13 @@ def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
 
     Args:
       estimate: Estimate over the runs of all tasks; None is formatted as "".
-      spec: Format specification of the three numbers. If empty, they are formatted as by `number`.
+      spec: Format specification of the three numbers. If empty, it is `score_format` of the
+        largest of them.
       tasks: Number of tasks of the estimate.
     """
     if estimate is None:
         return ""
-    spec = spec or _format(estimate.point)
+    spec = spec or progress.score_format(max(estimate[:3], key=abs))
     if estimate.n <= tasks:
         return f"{estimate.point:{spec}} ({estimate.n})"
     point, low, high = (format(value, spec) for value in estimate[:3])
@@ -47,7 +40,7 @@ def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
 
 def published(score: Published) -> str:
     """Formats a published score as "mean ± standard deviation (n)"; unknown parts are left out."""
-    spec = _format(score.score)
+    spec = progress.score_format(max(score.score, score.spread or 0.0, key=abs))
     spread = "" if score.spread is None else f" ± {score.spread:{spec}}"
     runs = "" if score.num_runs is None else f" ({score.num_runs})"
     return f"{score.score:{spec}}{spread}{runs}"
@@ -66,7 +59,7 @@ def verdict(ours: Estimate, theirs: float) -> str:
 
 
 def _printed(value: float, other: float) -> float:
-    return round(value) if abs(other) >= 1000 else round(value, 1)
+    return float(format(value, progress.score_format(other)).replace(",", ""))
 
 
 def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) -> str:

@@ -52,8 +52,8 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
     if not ranked:
         return None
     first = ranked[0]
-    shown = formatting.number(_point(first))
-    leaders = [pair for pair in ranked if formatting.number(_point(pair)) == shown]
+    shown = progress.score_text(_point(first))
+    leaders = [pair for pair in ranked if progress.score_text(_point(pair)) == shown]
     agents = ", ".join(formatting.agent(pair.algorithm) for pair in leaders)
     if len(leaders) == len(ranked):
         return escaped(environment), agents, _score(first), "", "", "", ""
@@ -65,7 +65,7 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
         _score(first),
         formatting.agent(second.algorithm),
         _score(second),
-        formatting.number(lead),
+        progress.score_text(lead),
         _probability([(first, second)]),
     )
 
@@ -343,7 +343,7 @@ def _run_row(record: Record, machine: int) -> tuple[str, ...]:
         formatting.agent(record["algorithm"]),
         str(record["seed"]),
         record["status"],
-        "" if score is None else formatting.number(score),
+        "" if score is None else progress.score_text(score),
         *("" if count is None else f"{count:,}" for count in counts),
         "" if seconds is None else progress.duration(seconds),
         str(machine),
@@ -365,9 +365,9 @@ def normalized(group: Group) -> str:
         (
             *_names(pair),
             _steps(group, pair.num_env_steps),
-            formatting.number(published_scores.random_score(pair.environment)),
-            formatting.number(published_scores.human_score(pair.environment)),
-            f"{formatting.number(float(pair.estimate.point))} ({pair.estimate.n})",
+            progress.score_text(published_scores.random_score(pair.environment)),
+            progress.score_text(published_scores.human_score(pair.environment)),
+            f"{progress.score_text(float(pair.estimate.point))} ({pair.estimate.n})",
             formatting.interval(
                 results.estimate(published_scores.human_normalized(pair.environment, pair.scores)),
                 ".3f",

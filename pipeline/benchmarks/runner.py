@@ -17,7 +17,7 @@ from pipeline.benchmarks.suites import Suite
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
-from pipeline.utils.progress import duration
+from pipeline.utils.progress import duration, score_text
 from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.1
@@ -216,4 +216,4 @@ def _ending(record: Record) -> str:
     if record["status"] == FAILED:
         return f"failed ({records.last_words(record)})"
     score = results.score_of(record)
-    return "finished" if score is None else f"finished ({record['score']} {score:,.1f})"
+    return "finished" if score is None else f"finished ({record['score']} {score_text(score)})"

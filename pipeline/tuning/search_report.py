@@ -20,6 +20,7 @@ from pipeline.tuning.search_folder import read_search, read_trials
 from pipeline.tuning.tuner import best_trial, in_words, last_line
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import write_text
+from pipeline.utils.progress import score_text
 
 _HTML, _MARKDOWN, _BEST = "report.html", "report.md", "best.gin"
 _FEWEST = 4  # trials with values; fewer say nothing about importance
@@ -84,7 +85,7 @@ def _best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path
         [
             f"# Trial {best.number} of the search {search.name}, the best of {num_trials} trials.",
             "#",
-            f"# Its mean return was {best.value(-1):.1f} over {_seeds(search)}, after "
+            f"# Its mean return was {score_text(best.value(-1))} over {_seeds(search)}, after "
             f"{search.ends[len(best.returns) - 1]:,} environment steps.",
             "",
             f"include {config!r}",
@@ -120,11 +121,11 @@ def _best(search: Search, trials: Mapping[int, Trial], best: Trial) -> Iterator[
     after = f"{search.ends[len(best.returns) - 1]:,} environment steps"
     yield notice(
         f"The best of {len(trials)} trials is trial {best.number}: mean return "
-        f"{formatting.number(best.value(-1))} over {_seeds(search)} after {after}.",
+        f"{score_text(best.value(-1))} over {_seeds(search)} after {after}.",
         [f"{code(f'{name} = {value!r}')}" for name, value in best.parameters.items()],
     )
     if len(returns) > 1:
-        of_seeds = ", ".join(formatting.number(x) for x in returns)
+        of_seeds = ", ".join(score_text(x) for x in returns)
         yield f"Returns of seeds 1 to {len(returns)}: {of_seeds}.\n"
     yield f"[{_BEST}]({_BEST}) is this configuration: `--gin_file={_BEST}`. {_SELECTION}\n"
 
@@ -176,7 +177,7 @@ def _all_trials(search: Search, trials: Mapping[int, Trial]) -> str:
             str(trial.number),
             _state(search, trial),
             *(escaped(repr(trial.parameters[name])) for name in search.parameters),
-            *(formatting.number(trial.value(rung)) for rung in range(len(trial.returns))),
+            *(score_text(trial.value(rung)) for rung in range(len(trial.returns))),
             *[""] * (len(search.ends) - len(trial.returns)),
         ]
         for trial in best_first

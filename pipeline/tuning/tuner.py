@@ -18,6 +18,7 @@ from pipeline.tuning.search import Search
 from pipeline.tuning.search_folder import SearchFolder
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError
 from pipeline.utils.jsonl import read_jsonl
+from pipeline.utils.progress import score_text
 from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.2
@@ -189,7 +190,7 @@ class _Tuner:
         trial = trial._replace(returns=(*trial.returns, tuple(returns)))
         self._folder.put(trial)
         self._display.message(
-            f"trial {job.number}: {trial.value(job.rung):,.1f} after "
+            f"trial {job.number}: {score_text(trial.value(job.rung))} after "
             f"{self._search.ends[job.rung]:,} steps with {in_words(trial)}"
         )
 
@@ -261,7 +262,7 @@ class _Tuner:
             f"{self._num_trials - len(trials)} left"
         )
         if best := best_trial(trials):
-            text += f"; best {best.value(-1):,.1f} (trial {best.number}: {in_words(best)})"
+            text += f"; best {score_text(best.value(-1))} (trial {best.number}: {in_words(best)})"
         done = trained_steps(search, trials) + sum(map(self._steps_ahead, trials.values()))
         total = planned_steps(search, self._num_trials)
         return min(done, total), total, text

@@ -195,15 +195,17 @@ class Progress:
                 if is_long
                 else []
             ),
-            *self._known(0, "return_mean_100", "return {:,.1f}"),
-            *self._known(1, "evaluation_return_mean", "evaluation {:,.1f}"),
+            *self._known(0, "return_mean_100", "return {}", score_text),
+            *self._known(1, "evaluation_return_mean", "evaluation {}", score_text),
             *self._known(2, "epsilon", "epsilon {:.3f}"),
             *self._known(2, "entropy", "entropy {:.3f}"),
             *([_Field(3, " ".join(share.text for share in shares))] if shares else []),
         ]
 
-    def _known(self, rank: int, key: str, form: str) -> list[_Field]:
-        return [_Field(rank, form.format(self._state[key]))] if key in self._state else []
+    def _known(
+        self, rank: int, key: str, form: str, convert: Callable[[Any], Any] = lambda value: value
+    ) -> list[_Field]:
+        return [_Field(rank, form.format(convert(self._state[key])))] if key in self._state else []
 
 
 def _fitting(fields: list[_Field], width: int) -> list[str]:
@@ -216,6 +218,25 @@ def _fitting(fields: list[_Field], width: int) -> list[str]:
     while len(fields) > 1 and cell_len(_GAP.join(field.text for field in fields)) > width:
         fields.remove(max(fields))
     return [field.text for field in fields]
+
+
+def score_text(value: float) -> str:
+    """Formats a return or another score; see `score_format`."""
+    return format(value, score_format(value))
+
+
+def score_format(value: float) -> str:
+    """Returns the format of a score, which depends on its size.
+
+    Scores have one decimal, none from a thousand on, and three significant digits below 10 unless
+    one decimal is all that there is: many environments give returns in [0, 1].
+    """
+    size = abs(value)
+    if size >= 1000:
+        return ",.0f"
+    if size >= 10 or round(value, 1) == value:
+        return ",.1f"
+    return ",.2f" if size >= 1 else ",.3f"
 
 
 def duration(seconds: float) -> str:

@@ -71,7 +71,7 @@ def test_published_scores_are_drawn_under_the_same_protocol_only():
 
 def test_dopamines_curve_is_drawn_as_far_as_ours_goes():
     drawn = curves_of(make_games("dqn", {"pong": 1.0}), "pong")
-    assert "Dopamine (JAX) DQN, 1.1 at 2,500,000" in drawn.description
+    assert "Dopamine (JAX) DQN, 1.12 at 2,500,000" in drawn.description
     assert "TensorFlow" not in drawn.description
 
 

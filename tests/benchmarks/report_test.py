@@ -400,8 +400,9 @@ def test_budgets_are_tabled_beside_those_published(tmp_path):
             for p in published_scores.published("pong", "dqn")
             if (p.env_steps, p.protocol) == (budget, DOPAMINE)
         ]
-        assert theirs[column] == f"{peer.score:.1f} ± {peer.spread:.1f} (5)"
-        above = round(statistics.fmean(at), 1) >= round(peer.score, 1)
+        digits = 1 if abs(peer.score) >= 10 else 2
+        assert theirs[column] == f"{peer.score:.{digits}f} ± {peer.spread:.{digits}f} (5)"
+        above = round(statistics.fmean(at), digits) >= round(peer.score, digits)
         assert verdicts[column].startswith("yes" if above else "no")
 
 

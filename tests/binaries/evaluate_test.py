@@ -19,8 +19,8 @@ from pipeline.training.train_loop import train
 from pipeline.utils.shutdown import StopSignal
 
 SUMMARY = re.compile(
-    r"evaluation of (?P<run>.+) after (?P<steps>[\d,]+) environment steps: (?P<mean>[-\d.]+) ± "
-    r"(?P<std>[\d.]+) \(min (?P<min>[-\d.]+), max (?P<max>[-\d.]+)\) over (?P<episodes>\d+) "
+    r"evaluation of (?P<run>.+) after (?P<steps>[\d,]+) environment steps: (?P<mean>[-\d.,]+) ± "
+    r"(?P<std>[\d.,]+) \(min (?P<min>[-\d.,]+), max (?P<max>[-\d.,]+)\) over (?P<episodes>\d+) "
     "episodes"
 )
 
@@ -269,9 +269,9 @@ def test_the_papers_evaluation_of_dqn3(tmp_path):
     tiny = ["nature_cnn_encoder.units = (8,)", "ReplayBuffer.capacity = 100", "WARM_UP = 60"]
     lengths = ["train.num_env_steps = 80", "Evaluator.num_env_steps = 40"]
     game = "deepmind_atari_environment.game = 'breakout'"
-    configuration.load(["dqn3_atari"], [game, *tiny, *lengths, "train.eval_interval = 70"])
-    train(str(tmp_path / "run"), 1, "fail", StopSignal())
     limit = "evaluation/deepmind_atari_environment.max_episode_frames = 120"
+    configuration.load(["dqn3_atari"], [game, *tiny, *lengths, limit, "train.eval_interval = 70"])
+    train(str(tmp_path / "run"), 1, "fail", StopSignal())
     flags = ["--checkpoint=best", "--num_episodes=3", f"--gin_bindings={limit}"]
     said = summary(evaluate(tmp_path / "run", *flags))
     assert (said["episodes"], said["steps"]) == ("3", "72")

@@ -11,6 +11,7 @@ from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
 
 from pipeline import cli
 from pipeline.configuration import list_configs
+from pipeline.utils.progress import score_text
 
 
 def read_lines(path):
@@ -178,8 +179,8 @@ def test_first_sign_of_life(finished_run):
 
 def test_evaluation_is_told_at_the_end(finished_run):
     evaluation = json.loads((finished_run.root_dir / "result.json").read_text())["evaluation"]
-    mean, std = evaluation["return_mean"], evaluation["return_std"]
-    words = f"evaluation of the final weights: {mean:.1f} ± {std:.1f} over 5 episodes\n"
+    mean, std = (score_text(evaluation[name]) for name in ("return_mean", "return_std"))
+    words = f"evaluation of the final weights: {mean} ± {std} over 5 episodes\n"
     assert words in finished_run.stdout
 
 

@@ -115,6 +115,17 @@ def test_time_left(seconds: float, text: str) -> None:
     assert progress.duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12_345.67, "12,346"), (-229.34, "-229.3"), (10.04, "10.0"), (9.98, "9.98"), (5.0, "5.0"),
+        (-1.25, "-1.25"), (0.955, "0.955"), (0.04, "0.040"), (0.0, "0.0"), (float("nan"), "nan"),
+    ],
+)  # fmt: skip
+def test_small_scores_have_more_decimals(value: float, text: str) -> None:
+    assert progress.score_text(value) == text
+
+
 def test_the_warm_up_tells_neither_the_time_left_nor_the_shares() -> None:
     head, body = panel(120, RECORD, progress.WARMING_UP)
     assert head.endswith("12,500/50,000 steps  25%  1,234 steps/s")
