@@ -68,7 +68,7 @@ def test_optimizer_slots_that_do_not_exist_yet_are_refused(tmp_path: pathlib.Pat
 @pytest.mark.parametrize(
     ("create", "change"),
     [
-        (Adam, {"beta_1": 0.5, "beta_2": 0.9, "decay": 0.1, "learning_rate": 0.01}),
+        (Adam, {"beta_1": 0.5, "beta_2": 0.9, "learning_rate": 0.01}),
         (RMSprop, {"rho": 0.5, "learning_rate": 0.01}),
     ],
 )
