@@ -147,8 +147,8 @@ class SavedRun:
         best = checkpoints.best()
         if best is None:
             raise UserError(
-                f"{self._folder.path} has no best checkpoint yet, because it has not been evaluated"
-                " during training (train.eval_interval). Pass --checkpoint=latest."
+                f"{self._folder.path} has no best checkpoint yet, because no evaluation during "
+                "training has finished an episode (train.eval_interval). Pass --checkpoint=latest."
             )
         return best.path
 

@@ -201,7 +201,7 @@ class HostLoop:
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._components.env_steps
         of_drivers = [driver.environment.episodes for driver in self._runner.drivers]
-        # All together they count as many episodes as one alone.
+        # All together they count about as many episodes as one alone, but one of each at least.
         newest = max(1, WINDOW // max(1, len(of_drivers)))
         own = [x for episodes in of_drivers for _, x in list(episodes.own_returns)[-newest:]]
         own_sum = sum(episodes.own_return_sum for episodes in of_drivers)

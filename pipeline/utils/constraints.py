@@ -101,7 +101,7 @@ def _check_number(name: str, value: Any, number: type, allowed: Range) -> None:
     if not is_number or value not in allowed:
         kind = "a number" if number is float else "a whole number"
         raise UserError(f"{name} = {value!r}: must be {kind}{allowed}.")
-    if type(value) is int and value > _LARGEST:
+    if number is int and value > _LARGEST:
         raise UserError(f"{name} = {value!r}: must be at most {_LARGEST}, a number of 64 bits.")
 
 

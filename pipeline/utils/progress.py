@@ -74,7 +74,9 @@ class Progress:
         self._of_phase: tuple[int, int] | None = None
         self._phases_seen: set[str] = set()
         self._printed_at = 0.0
-        self._began: tuple[float, int] | None = None  # time and environment steps of training
+        # Time and environment steps of the first and the last update of training.
+        self._began: tuple[float, int] | None = None
+        self._reached = (0.0, 0)
         self._is_pending = False
         self._live: Live | None = None
 
@@ -100,8 +102,9 @@ class Progress:
         """
         self._state.update({key: value for key, value in record.items() if value is not None})
         self._phase, self._of_phase = phase, of_phase
-        if self._began is None and phase == TRAINING and "env_steps" in self._state:
-            self._began = self._clock(), self._state["env_steps"]
+        if phase == TRAINING and "env_steps" in record:
+            self._reached = self._clock(), record["env_steps"]
+            self._began = self._began or self._reached
         if self._has_panel:
             self._start_panel()
         else:
@@ -171,11 +174,10 @@ class Progress:
         if rate <= 0 or self._of_phase:
             return fields
         fields.append(_Field(2, f"{rate:,.0f} steps/s"))
-        if self._phase == TRAINING and self._began and done > self._began[1]:
+        if self._phase == TRAINING and self._began and self._began[1] < self._reached[1]:
             # Not by the rate, which leaves out evaluations and checkpoints.
-            began_at, began_with = self._began
-            seconds = (self._clock() - began_at) * (total - done) / (done - began_with)
-            fields.append(_Field(1, f"{duration(seconds)} left"))
+            seconds, steps = (x - y for x, y in zip(self._reached, self._began, strict=True))
+            fields.append(_Field(1, f"{duration(seconds * (total - done) / steps)} left"))
         return fields
 
     def _body(self) -> list[_Field]:
@@ -221,20 +223,21 @@ def _fitting(fields: list[_Field], width: int) -> list[str]:
 
 
 def score_text(value: float) -> str:
-    """Formats a return or another score; see `score_format`."""
-    return format(value, score_format(value))
+    """Formats a return or another score as `score_format` does, but 5 as 5.0."""
+    is_round = abs(value) < 1000 and round(value, 1) == value
+    return format(value, ",.1f" if is_round else score_format(value))
 
 
 def score_format(value: float) -> str:
     """Returns the format of a score, which depends on its size.
 
-    Scores have one decimal, none from a thousand on, and three significant digits below 10 unless
-    one decimal is all that there is: many environments give returns in [0, 1].
+    Scores have no decimals from a thousand on, one from ten on, two from one on, and three below
+    one, because many environments give returns in [0, 1].
     """
     size = abs(value)
     if size >= 1000:
         return ",.0f"
-    if size >= 10 or round(value, 1) == value:
+    if size >= 10:
         return ",.1f"
     return ",.2f" if size >= 1 else ",.3f"
 
