@@ -57,6 +57,13 @@ class _Rows(NamedTuple):
     discount: np.ndarray
     observation: list[np.ndarray]
 
+    @property
+    def is_step(self) -> np.ndarray:
+        """Returns False for the boundary rows, bool [T, N]."""
+        from tf_agents.trajectories import StepType
+
+        return self.step_type != StepType.LAST
+
 
 def main(_: Sequence[str]) -> int:
     bindings = _GIN_BINDINGS.value
@@ -202,7 +209,7 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
 def _episodes(rows: _Rows) -> str:
     from tf_agents.trajectories import StepType
 
-    is_step = rows.step_type != StepType.LAST
+    is_step = rows.is_step
     rewards = rows.reward[is_step]
     steps, ends = int(is_step.sum()), is_step & (rows.next_step_type == StepType.LAST)
     terminated = int((ends & (rows.discount == 0)).sum())
@@ -216,10 +223,7 @@ def _episodes(rows: _Rows) -> str:
 
 
 def _rate(environment: VectorEnvironment, rows: _Rows) -> float:
-    from tf_agents.trajectories import StepType
-
-    steps = int((rows.step_type != StepType.LAST).sum())
-    return steps / max(environment.seconds, 1e-9)
+    return int(rows.is_step.sum()) / max(environment.seconds, 1e-9)
 
 
 def _resume(

@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
+from pipeline.environments.episodes import WINDOW
 from pipeline.ops.batches import ordered_sum
-
-WINDOW = 100  # finished episodes
 
 
 class EpisodeStatistics(NamedTuple):

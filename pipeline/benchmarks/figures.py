@@ -30,9 +30,8 @@ _PEER_MARKERS = "os^vP*X"
 _DIAMONDS = {"evaluation": "final evaluation", "iteration": "mean of an iteration"}
 # These agents have the same colours in every report.
 _AGENTS = (
-    *("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3"),
-    *("a3c", "impala", "async_nstep_q"),
-)
+    "dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3", "a3c", "impala", "async_nstep_q",
+)  # fmt: skip
 
 # Matplotlib needs colours of its own; the page's variables replace them in the SVG.
 _INK, _FAINT = "#000001", "#000002"

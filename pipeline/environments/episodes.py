@@ -25,7 +25,7 @@ from pipeline.utils import files
 from pipeline.utils.errors import UserError
 
 _STATE_FILE = "environment.json"
-_WINDOW = 100  # finished episodes
+WINDOW = 100  # finished episodes
 
 Rows = tuple[np.ndarray, ...]
 """step_type int32 [N], reward float32 [N], discount float32 [N], and arrays of the observation."""
@@ -80,7 +80,7 @@ class Episodes:
         self.resets = 0
         self._max_steps: int | None = None
         self.endings: list[tuple[int, bool]] = []
-        self.own_returns: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self.own_returns: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self.own_return_sum = 0.0
         self._returns_so_far: dict[int, float] = {}
         self.divergence = ""

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.acting.episode_statistics import WINDOW, metrics_record
+from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
 from pipeline.environments.environment_errors import named_failures, untold
+from pipeline.environments.episodes import WINDOW
 from pipeline.environments.watchdog import Watchdog
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.run_logs import RunLogs, named_write_errors
@@ -100,7 +101,8 @@ class HostLoop:
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
         self._clock = time.monotonic()
-        self._returned: tuple[int, float] | None = None  # env_steps and mean of an evaluation
+        # Environment steps and mean of the last evaluation.
+        self._returned: tuple[int, float | None] | None = None
         with named_failures(components.environment):
             self.state = self._runner.initial_state()
         stop.ends_at_once = False
@@ -301,16 +303,16 @@ class HostLoop:
         self._logs.add_evaluation({"env_steps": self.env_steps, **result})
         self._log_patience.attempt(self._flush)
         self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
-        if not result["returns"]:  # The mean of no episodes is 0, which is not a return.
-            return
-        self._returned = self.env_steps, result["return_mean"]
-        self._save_patience.attempt(lambda: self._save_if_best(result["return_mean"]))
+        # The mean of no episodes is 0, which is not a return.
+        mean = result["return_mean"] if result["returns"] else None
+        self._returned = self.env_steps, mean
+        self._save_patience.attempt(lambda: self._save_if_best(mean))
 
-    def _save_if_best(self, return_mean: float) -> None:
+    def _save_if_best(self, return_mean: float | None) -> None:
         with hinting(self._resume_hint):
             best = self._checkpoints.best()
-        # Also retry an earlier failed save.
-        if best is None or return_mean > best.return_mean or self._save_patience.is_failing:
+        is_best = return_mean is not None and (best is None or return_mean > best.return_mean)
+        if is_best or self._save_patience.is_failing:  # Also retry an earlier failed save.
             self._save()
 
     def _play(self, num_episodes: int, index: int) -> dict[str, Any]:

@@ -181,33 +181,30 @@ class Progress:
         return fields
 
     def _body(self) -> list[_Field]:
-        shares = (
-            []
-            if self._phase == WARMING_UP
-            else [
-                *self._known(0, "environment_share", "env {:.0%}"),
-                *self._known(0, "policy_share", "policy {:.0%}"),
-                *self._known(0, "update_share", "update {:.0%}"),
-            ]
-        )
+        shares = [
+            *self._known(0, "environment_share", "env {:.0%}".format),
+            *self._known(0, "policy_share", "policy {:.0%}".format),
+            *self._known(0, "update_share", "update {:.0%}".format),
+        ]
+        has_shares = bool(shares) and self._phase != WARMING_UP
         is_long = self._phase == EVALUATING and self._state.get("episode_steps", 0) >= _LONG
         return [
             *(
-                self._known(0, "episode_steps", "an episode of {:,} steps so far")
+                self._known(0, "episode_steps", "an episode of {:,} steps so far".format)
                 if is_long
                 else []
             ),
-            *self._known(0, "return_mean_100", "return {}", score_text),
-            *self._known(1, "evaluation_return_mean", "evaluation {}", score_text),
-            *self._known(2, "epsilon", "epsilon {:.3f}"),
-            *self._known(2, "entropy", "entropy {:.3f}"),
-            *([_Field(3, " ".join(share.text for share in shares))] if shares else []),
+            *self._known(0, "return_mean_100", lambda value: f"return {score_text(value)}"),
+            *self._known(
+                1, "evaluation_return_mean", lambda value: f"evaluation {score_text(value)}"
+            ),
+            *self._known(2, "epsilon", "epsilon {:.3f}".format),
+            *self._known(2, "entropy", "entropy {:.3f}".format),
+            *([_Field(3, " ".join(share.text for share in shares))] if has_shares else []),
         ]
 
-    def _known(
-        self, rank: int, key: str, form: str, convert: Callable[[Any], Any] = lambda value: value
-    ) -> list[_Field]:
-        return [_Field(rank, form.format(convert(self._state[key])))] if key in self._state else []
+    def _known(self, rank: int, key: str, show: Callable[[Any], str]) -> list[_Field]:
+        return [_Field(rank, show(self._state[key]))] if key in self._state else []
 
 
 def _fitting(fields: list[_Field], width: int) -> list[str]:

@@ -173,8 +173,7 @@ def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):
         ({"source_sha256": "0"}, "it has another revision of this package"),
         pytest.param({"sees_file": False}, "it does not share", marks=pytest.mark.crash),
         pytest.param(
-            *({"is_locked_out": False}, "locks in .* have no effect there"),
-            marks=pytest.mark.crash,
+            {"is_locked_out": False}, "locks in .* have no effect there", marks=pytest.mark.crash
         ),
         (
             {"free_memory": 2**30},

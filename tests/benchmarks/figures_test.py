@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from benchmark_records import make_games, make_record
 
+from pipeline import configuration
 from pipeline.benchmarks import figures, published_scores, report_tables, results
 from pipeline.benchmarks.results import Group
 
@@ -20,10 +21,8 @@ def curves_of(records, environment="CartPole-v1") -> figures.Figure:
     return drawn
 
 
-AGENTS = (
-    *("dqn", "ppo", "sac", "a2c", "trpo", "nstep_q", "dqn3"),
-    *("a3c", "impala", "async_nstep_q"),
-)
+SHIPPED = [name for name, _ in configuration.list_configs() if name.startswith("agents/")]
+AGENTS = [*(name.removeprefix("agents/") for name in SHIPPED), "dqn3"]
 
 
 def series(drawing: str) -> list[tuple[int, float]]:

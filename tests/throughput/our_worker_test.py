@@ -248,3 +248,20 @@ def test_resident_memory_is_that_of_this_process():
     assert 0.15 < machine_stages.resident_gib() - before < 0.25
     assert machine_stages.peak_resident_gib() >= before
     del block
+
+
+def test_timing_updates_leaves_weights_and_moments_as_they_were():
+    agent = tf.Module()
+    agent.weight = tf.Variable([1.0, 2.0])
+    agent.optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+
+    def update():
+        agent.optimizer.apply_gradients([(tf.constant([3.0, 4.0]), agent.weight)])
+        return agent.weight.numpy()
+
+    update()
+    before = [v.numpy() for v in (agent.weight, *agent.optimizer.variables())]
+    inside = throughput.restored(agent, update)
+    assert (inside != before[0]).all()
+    for was, now in zip(before, (agent.weight, *agent.optimizer.variables()), strict=True):
+        np.testing.assert_array_equal(was, now)
