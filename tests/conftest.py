@@ -21,6 +21,7 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 importlib.import_module("pipeline.training")  # registers what gin can bind
+importlib.import_module("pipeline.utils.execution").configure_gpu(True)
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)

@@ -191,11 +191,10 @@ class ProcessVector:
 
     def _died(self, index: int) -> ProcessDied:
         self.processes[index].join(timeout=1.0)
-        code = self.processes[index].exitcode
-        return ProcessDied(
-            f"the process of environment {index} has died (exit code {code}), perhaps because it "
-            "ran out of memory"
-        )
+        code = self.processes[index].exitcode or 0
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        cause = _CAUSES.get(-code, "")
+        return ProcessDied(f"the process of environment {index} has died ({end}){cause}")
 
 
 # A call of TensorFlow that lasts longer is taken to wait for threads that do not exist.
@@ -204,6 +203,14 @@ _NO_TENSORFLOW = (
     "the environment uses TensorFlow, which does not work in a forked process. Bind "
     'gymnasium_environment.vectorization_mode = "sync".'
 )
+# TensorFlow aborts a forked process if its parent uses a GPU.
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: ", perhaps because the machine ran out of memory",
+    signal.SIGABRT: (
+        ", perhaps because the environment uses TensorFlow, which does not work in a forked "
+        'process. If it does, bind gymnasium_environment.vectorization_mode = "sync"'
+    ),
+}
 _OK, _USER_ERROR, _ERROR = "ok", "user error", "error"
 
 

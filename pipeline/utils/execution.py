@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config
 
@@ -87,7 +88,8 @@ def timestamp() -> tf.Tensor:
     """
     if not config.is_op_determinism_enabled():
         return tf.timestamp()
-    return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+    # Run eagerly, `numpy_function` would make a float32 tensor of a Python float.
+    return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64), [])
 
 
 class Execution(enum.Enum):

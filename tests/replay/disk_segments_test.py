@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.replay import columns, disk_segments
 from pipeline.replay.disk_segments import Column
+from pipeline.utils.execution import HOST
 
 
 class Rings:
@@ -43,7 +44,8 @@ class Rings:
 
 
 def restored(rings: Rings, folder: pathlib.Path) -> list[np.ndarray]:
-    variable = tf.Variable(tf.zeros_like(rings.column.variable))
+    with tf.device(HOST):
+        variable = tf.Variable(tf.zeros_like(rings.column.variable))
     disk_segments.restore(folder, [rings.column._replace(variable=variable)], rings.positions)
     return rings.filled(variable)
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -58,6 +59,16 @@ def test_a_gpu_that_tensorflow_cannot_use_is_no_secret(
     execution.configure_gpu(use_gpu)
     assert execution.device_name() == "CPU"
     assert ("`make install GPU=1`" in capsys.readouterr().err) == (use_gpu and not hidden)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_clock_of_a_gpu_is_as_exact_as_that_of_tensorflow(graph, monkeypatch):
+    monkeypatch.setattr(execution.config, "is_op_determinism_enabled", lambda: True)
+    clock = tf.function(execution.timestamp) if graph else execution.timestamp
+    before = time.time()
+    now = clock()
+    assert now.dtype == tf.float64
+    assert before <= now <= time.time()
 
 
 def built(algorithm: str, jit_compile: bool) -> Components:
