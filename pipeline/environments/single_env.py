@@ -55,6 +55,7 @@ class SingleEnv:
         layers = saved_states.layers(self.env)
         recorders = (x for x in layers if isinstance(x, RecordEpisodeStatistics))
         self._recorder = next(recorders, None)
+        self._return_before = 0.0  # what the recorder held when the episode began
 
     @property
     def description(self) -> Description:
@@ -64,7 +65,8 @@ class SingleEnv:
             self.env.action_space,
             renders=self.env.render_mode == "rgb_array",
             render_fps=frames_per_second(self.env.metadata),
-            offers_states=saved_states.are_offered(self.env),
+            # `_return_before` is not part of a state.
+            offers_states=saved_states.are_offered(self.env) and not self._recorder,
             notes=self._notes(),
             source=self._source(),
         )
@@ -90,7 +92,8 @@ class SingleEnv:
 
         Returns:
           The reward, whether the episode has terminated, whether it was truncated, and the return
-          of the episode so far, if gymnasium's RecordEpisodeStatistics records it.
+          of the episode so far, if gymnasium's RecordEpisodeStatistics records it. A wrapper above
+          the recorder may divide its episodes, for example at the loss of a life.
 
         Raises:
           UserError: If the environment does not have gymnasium's interface.
@@ -118,8 +121,10 @@ class SingleEnv:
             raise self._fault(f"the reward {reward!r:.80} is not a number") from error
         is_terminated, is_truncated = bool(terminated), bool(truncated)
         self._is_over = is_terminated or is_truncated
-        # The infos have the return only if no wrapper above the recorder has ended the episode.
-        own_return = float(self._recorder.episode_returns) if self._recorder else None
+        own_return = None
+        if self._recorder:
+            # The infos have the return only if no wrapper above has ended the episode.
+            own_return = float(self._recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return
 
     def render(self) -> Any:
@@ -155,6 +160,10 @@ class SingleEnv:
         ]
 
     def _reset(self, observation: Arrays, **seed: Any) -> None:
+        recorder = self._recorder
+        if recorder:
+            self._return_before = float(recorder.episode_returns)
+            start_before = recorder.episode_start_time
         try:
             results = self.env.reset(**seed)
         except SystemExit as error:
@@ -167,6 +176,8 @@ class SingleEnv:
             raise self._fault(f"reset() returned no info; {_RESET}")
         self._store(results[0], observation)
         self._is_over = False
+        if recorder and recorder.episode_start_time != start_before:
+            self._return_before = 0.0  # the recorder has begun another episode
 
     def _store(self, received: Any, observation: Arrays) -> None:
         if self._plain:

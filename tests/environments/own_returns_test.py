@@ -78,6 +78,38 @@ def test_an_outer_wrapper_may_end_the_episode(key):
     vector.close()
 
 
+class EpisodicLife(gymnasium.Wrapper):
+    """Ends an episode where a life is lost, after three steps, and goes on with a step at reset."""
+
+    is_over = True
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.is_over = terminated or truncated
+        return (
+            observation,
+            reward,
+            terminated or self.env.get_wrapper_attr("time") == 3,
+            truncated,
+            info,
+        )
+
+    def reset(self, **kwargs):
+        if self.is_over:
+            return self.env.reset(**kwargs)
+        observation, *_, info = self.env.step(0)
+        return observation, info
+
+
+def test_a_wrapper_may_divide_the_episodes_that_are_recorded():
+    vector = SyncVector([lambda: EpisodicLife(RecordEpisodeStatistics(PlainEnv()))])
+    vector.reset([1])
+    outcomes = [vector.step(np.zeros(1, np.int64)) for _ in range(12)]
+    vector.close()
+    of_ends = [dict(x.own_returns)[0] for x in outcomes if x.is_last]
+    assert of_ends == [3.0, 2.0, 3.0, 2.0]  # an episode below has 5 steps
+
+
 def test_truncated_episodes_of_an_evaluation_count(tmp_path):
     run = Run(tmp_path, PLAN, "ppo", **SCALED, Evaluator__max_episode_steps=9)
     returns = run.train()["evaluation"]["returns"]
