@@ -333,6 +333,11 @@ class HostLoop:
             self._progress.message(
                 f"{truncated} evaluation episodes were truncated (Evaluator.max_episode_steps)"
             )
+        if not result["returns"]:
+            self._progress.message(
+                "no episode ended in this evaluation, so its mean return says nothing: increase "
+                "Evaluator.num_env_steps"
+            )
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
         return result
 

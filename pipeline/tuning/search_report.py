@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
 from pipeline.configuration.statements import shipped_folder
-from pipeline.tuning.halving import Trial, trained_steps
+from pipeline.tuning.halving import Trial, bracket, cohorts, ready_jobs, trained_steps
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
 from pipeline.tuning.tuner import best_trial, in_words, last_line
@@ -23,6 +24,7 @@ from pipeline.utils.files import write_text
 from pipeline.utils.progress import score_text
 
 _HTML, _MARKDOWN, _BEST = "report.html", "report.md", "best.gin"
+_FINISHED, _NOT_CONTINUED = "finished", "not continued"
 _FEWEST = 4  # trials with values; fewer say nothing about importance
 _IMPORTANCE = (
     "How much of the differences between the best trials and the others a parameter explains, over "
@@ -134,16 +136,22 @@ def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
     """Yields what pausing trials has saved."""
     if not search.rungs:
         return
-    trained = trained_steps(search, trials)
-    num_runs = search.num_seeds * sum(bool(trial.returns) for trial in trials.values())
-    whole = search.num_env_steps * num_runs
     rungs = " and ".join(f"{rung:,}" for rung in search.rungs)
-    yield (
+    text = (
         f"Trials were compared after {rungs} environment steps, and 1 of every "
-        f"{search.reduction} continued. The trials took {trained:,} environment steps; training "
-        f"all of them to the end would have taken {whole:,}, so {1 - trained / whole:.0%} were "
-        "saved.\n"
+        f"{search.reduction} continued."
     )
+    states = _states(search, trials)
+    ended = {n: x for n, x in trials.items() if states[n] in (_FINISHED, _NOT_CONTINUED)}
+    if ended:
+        trained = trained_steps(search, ended)
+        whole = search.num_env_steps * search.num_seeds * len(ended)
+        text += (
+            f" {formatting.count(len(ended), 'trial')} ended without a failure and took "
+            f"{trained:,} environment steps; training all of them to the end would have taken "
+            f"{whole:,}, so {1 - trained / whole:.0%} were saved."
+        )
+    yield f"{text}\n"
 
 
 def _importances(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
@@ -172,10 +180,11 @@ def _all_trials(search: Search, trials: Mapping[int, Trial]) -> str:
         trials.values(),
         key=lambda x: (-len(x.returns), -x.value(-1) if x.returns else 0.0, x.number),
     )
+    states = _states(search, trials)
     rows = [
         [
             str(trial.number),
-            _state(search, trial),
+            states[trial.number],
             *(escaped(repr(trial.parameters[name])) for name in search.parameters),
             *(score_text(trial.value(rung)) for rung in range(len(trial.returns))),
             *[""] * (len(search.ends) - len(trial.returns)),
@@ -185,12 +194,25 @@ def _all_trials(search: Search, trials: Mapping[int, Trial]) -> str:
     return table(f"All trials, best first; means over {_seeds(search)}", columns, rows)
 
 
-def _state(search: Search, trial: Trial) -> str:
-    if trial.error is not None:
+def _states(search: Search, trials: Mapping[int, Trial]) -> dict[int, str]:
+    """Returns the state of each trial in words, by number."""
+    num_trials = len(trials)
+    if any(ready_jobs(search, trials, num_trials)):
+        # The search goes on, and may add trials to the last bracket.
+        num_trials = bracket(search, num_trials, sys.maxsize).stop
+    return {number: _state(search, trials, number, num_trials) for number in trials}
+
+
+def _state(search: Search, trials: Mapping[int, Trial], number: int, num_trials: int) -> str:
+    num_passed = len(trials[number].returns)
+    if trials[number].error is not None:
         return "failed"
-    if len(trial.returns) == len(search.ends):
-        return "finished"
-    return "not continued" if trial.returns else "begun"
+    if num_passed == len(search.ends):
+        return _FINISHED
+    continued = cohorts(search, trials, bracket(search, number, num_trials))[num_passed:]
+    if continued and number not in continued[0]:
+        return _NOT_CONTINUED
+    return f"at {search.ends[num_passed - 1]:,} steps" if num_passed else "begun"
 
 
 def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Searches whose trials `fake_training` trains."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pipeline import configuration
 from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.configuration.statements import Binding
 from pipeline.tuning import tuner
+from pipeline.tuning.halving import Trial
 from pipeline.tuning.search_folder import SearchFolder, read_search, read_trials
 from pipeline.tuning.search_report import write
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
@@ -221,6 +223,7 @@ def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
     assert f"The best of 6 trials is trial {trial.number}" in text
     # Four of six trials were paused after half of their steps.
     assert "training all of them to the end would have taken 120,000, so 33% were saved" in text
+    assert text.count("| not continued |") == 4
     assert text.count("\n| ") >= 6
     assert page.count("<svg") == 3
     assert "fake.quality" in page
@@ -230,6 +233,26 @@ def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
     bound = {x.name: x.value for x in statements if isinstance(x, Binding)}
     assert bound["fake.quality"] == trial.parameters["fake.quality"]
     assert bound["train.num_env_steps"] == 20_000
+
+
+def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
+    returns = [((1.0,), (2.0,)), ((3.0,),), ((2.0,),), ((4.0,),), ((5.0,),), ()]
+    with SearchFolder(tmp_path, make_search(rungs=(10,))) as folder:
+        folder.check_settings({})
+        for number, of_trial in enumerate(returns):
+            parameters = {"fake.quality": 0.5, "fake.other": 1}
+            folder.put(Trial(number, parameters, of_trial))
+    text = write(tmp_path)[0].read_text()
+    states = re.findall(r"^\| (\d) \| ([a-z0-9 ]+) \|", text, re.MULTILINE)
+    assert dict(states) == {
+        "0": "finished",
+        "1": "at 10 steps",
+        "2": "not continued",
+        "3": "at 10 steps",
+        "4": "at 10 steps",
+        "5": "begun",
+    }
+    assert "2 trials ended" in text and "taken 180, so 44% were saved" in text
 
 
 def test_the_best_config_includes_a_config_of_ones_own(tmp_path, monkeypatch):
