@@ -83,17 +83,17 @@ class GraphCalls:
         """Returns the shares of time for the environments, the rest of collecting, and the updates.
 
         If several iterations run at the same time, the sums of their times are divided by their
-        number.
+        number. Of environments that step during updates, only the time that updates wait counts.
         """
         if not self._seconds:
             return {}
         seconds = self._seconds * self._at_once
-        environment = self._environment_seconds / seconds
-        collect = (float(state.collect_seconds) - self._collect_seconds) / seconds
+        collect = min((float(state.collect_seconds) - self._collect_seconds) / seconds, 1.0)
+        environment = min(self._environment_seconds / seconds, collect)
         return {
             "environment_share": environment,
-            "policy_share": max(collect - environment, 0.0),
-            "update_share": max(1.0 - collect, 0.0),
+            "policy_share": collect - environment,
+            "update_share": 1.0 - collect,
         }
 
 

@@ -116,6 +116,16 @@ def test_weights_are_identical_with_an_exact_graph_and_drift_without(
     assert drift > 0 or algorithm == "dqn"  # no operation of its update is rounded differently
 
 
+def test_an_update_of_accumulated_gradients_has_several_batches():
+    updates = Updates(build_components("dqn", create_dqn_agent__accumulate_updates=3), 2)
+    assert len(updates.batches) == 6
+    first, second = updates.run(Execution.GRAPH)
+    updates.restore()
+    for weights in (first, second):
+        assert not same_bits([updates.weights()], [weights])
+    assert not same_bits([first], [second])
+
+
 def test_updates_leave_the_agent_as_it_was(cases):
     agent, updates = cases["sac"].agent, cases["sac"].updates
     before = variables(agent)

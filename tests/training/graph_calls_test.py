@@ -37,6 +37,29 @@ def test_shares_are_of_the_calls_alone():
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+def test_shares_of_environments_that_step_during_updates_add_up_to_one():
+    environment: Any = SimpleNamespace(seconds=0.0)
+    calls = GraphCalls(SimpleNamespace(collect_steps=1, at_once=1), environment)  # type: ignore[arg-type]
+
+    def state_at(steps, collect_seconds) -> Any:
+        statistics = SimpleNamespace(env_steps=tf.constant(steps))
+        carry = SimpleNamespace(vector_steps=tf.constant([steps]), statistics=statistics)
+        return SimpleNamespace(
+            carry=carry, collect_seconds=tf.constant(collect_seconds, tf.float64)
+        )
+
+    def chunk(state, max_iterations, until):
+        time.sleep(0.02)
+        environment.seconds += 1.0  # of several collectors
+        return state_at(1, 0.005)
+
+    calls.restart_timing(state_at(0, 0.0))
+    shares = calls.shares(calls.run(chunk, state_at(0, 0.0), 100))
+    assert 0 < shares["environment_share"] <= 0.25
+    assert shares["policy_share"] == 0
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
 def test_the_time_of_collecting_ends_before_the_updates_begin(tmp_path):
     """On one thread, TensorFlow makes all that is ready before it reads a clock."""
     run = Run(

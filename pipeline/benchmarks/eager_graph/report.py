@@ -93,7 +93,7 @@ def _speed_text(per_second: Mapping[Execution, float]) -> str:
         [way.value, f"{speed:,.1f}", f"{speed / graph:.2f}"] for way, speed in per_second.items()
     ]
     header = ["run as", "updates per second", "relative to graph"]
-    return "Speed of updates alone, one call per update\n\n" + table(header, rows)
+    return "Speed of updates alone, one call per batch\n\n" + table(header, rows)
 
 
 def of_pairs(pairs: Sequence[SeedPair]) -> str:

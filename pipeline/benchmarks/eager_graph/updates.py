@@ -26,7 +26,7 @@ Weights: TypeAlias = dict[str, np.ndarray]
 
 
 class _Batch(NamedTuple):
-    """Inputs of one update.
+    """Inputs of one update, or of a part of it if gradients are accumulated.
 
     Attributes:
       experience: Trajectories [B, T, ...].
@@ -51,13 +51,16 @@ class Updates:
 
         Args:
           components: Newly built components, which this changes.
-          num_updates: Number of updates, at least 1.
+          num_updates: Number of updates, at least 1. An update that accumulates gradients has
+            several batches.
 
         Raises:
           UserError: If an environment fails, or if the warm-up does not fit the experience.
         """
+        accumulator = components.agent.accumulator
+        self._num_batches = accumulator.num_batches if accumulator else 1  # of an update
         with named_failures(components.environment):
-            self.batches = _collect_batches(components, num_updates)
+            self.batches = _collect_batches(components, num_updates * self._num_batches)
         self._agent = components.agent
         self._env_steps = components.env_steps
         self._variables = Variables(agent=components.agent)
@@ -92,14 +95,15 @@ class Updates:
         history = []
         self.restore()
         with running(execution, without):
-            for batch in self.batches:
+            for number, batch in enumerate(self.batches, 1):
                 self.apply(batch)
-                history.append(self.weights())
+                if number % self._num_batches == 0:
+                    history.append(self.weights())
         self.restore()
         return history
 
     def per_second(self, execution: Execution, seconds: float) -> float:
-        """Measures updates per second over at least `seconds`, one call per update.
+        """Measures updates per second over at least `seconds`, one call per batch.
 
         Tracing is not timed.
         """
@@ -111,7 +115,7 @@ class Updates:
                 self.apply(self.batches[count % len(self.batches)])
                 count += 1
         self.restore()
-        return count / spent
+        return count / self._num_batches / spent
 
 
 @contextlib.contextmanager
