@@ -54,7 +54,8 @@ def test_a_gpu_that_tensorflow_cannot_use_is_no_secret(
     use_gpu, hidden, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(execution, "NVIDIA_DRIVER", [tmp_path])
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    for name in ("list_physical_devices", "get_visible_devices"):
+        monkeypatch.setattr(tf.config, name, lambda kind: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if hidden else "0")
     execution.configure_gpu(use_gpu)
     assert execution.device_name() == "CPU"
