@@ -95,9 +95,12 @@ def _check_flags() -> None:
     if not (_OUTPUT_DIR.value or _THROUGHPUT.value):
         raise UserError("say where results go: --output_dir=runs/NAME.")
     either = _SUITE.value or _THROUGHPUT.value
+    of_suite = _SUITE.value or _REPORT.value
     needs = [
         ("seeds", _SEEDS.value, _SUITE.value, "--suite"),
         ("experiments", _EXPERIMENTS.value, _SUITE.value, "--suite"),
+        ("output_dir", _OUTPUT_DIR.value, of_suite, "--suite or --report"),
+        ("seconds", _SECONDS.present, _THROUGHPUT.value, "--throughput"),
         ("gin_file", _GIN_FILE.value, _THROUGHPUT.value, "--throughput"),
         ("gin_bindings", _GIN_BINDINGS.value, either, "--suite or --throughput"),
         ("allow_gin_imports", run_flags.ALLOW_GIN_IMPORTS.value, either, "--suite or --throughput"),

@@ -42,6 +42,9 @@ def main(_: Sequence[str]) -> int:
     if has_gin == bool(_PAIRED_RUNS.value):
         raise UserError("say what to compare: either --gin_file=ppo_cartpole or --paired_runs=DIR.")
     if _PAIRED_RUNS.value:
+        for flag in (_SEED, _NUM_UPDATES, _ALLOW_GIN_IMPORTS):
+            if flag.present:
+                raise UserError(f"--{flag.name} has no effect with --paired_runs: drop it.")
         _compare_runs(_PAIRED_RUNS.value)
     else:
         _compare_updates()

@@ -255,7 +255,7 @@ def create_trpo_agent(
     learning_rate: Schedule | NonNegative = 1e-3,  # of the values, by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
     value_epochs: PositiveInt = 10,  # passes over a rollout that fit the value function
-    value_minibatch_size: PositiveInt = 128,  # rows
+    value_minibatch_size: PositiveInt = 128,  # rows; at most those of the rollout are used
     discount: Probability = 0.99,  # gamma
     gae_lambda: Probability = 0.95,  # lambda
     normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`

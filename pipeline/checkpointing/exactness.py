@@ -23,9 +23,10 @@ _PACKAGES = (
     *("gymnasium", "ale-py", "numpy", "gin-config"),
 )
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
-# These parameters do not affect a run's results.
+_LIMIT = "Evaluator.max_episode_steps"
+# These parameters do not affect what a run learns.
 _HARMLESS = {
-    "Evaluator.max_episode_steps",
+    _LIMIT,
     "Patience.give_up_after",
     "Watchdog.timeout",
     "atari_environment.num_threads",
@@ -125,7 +126,7 @@ def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     Raises:
       UserError: If the file cannot be read.
     """
-    harmless = {*_HARMLESS, _LENGTH}
+    harmless = {*_HARMLESS, _LENGTH} - {_LIMIT}  # which affects the final evaluation
     written: dict[tuple[str, str], dict[str, Any]] = {}
     for binding in _bindings(Source.read(operative_config), harmless):
         parameter = binding.parameter or "value"

@@ -70,16 +70,14 @@ def explain(origins: Origins) -> str:
     return text.lstrip("\n")
 
 
-def ignored(origins: Origins, is_complete: bool) -> str | None:
+def ignored(origins: Origins) -> str | None:
     """Returns a message about the unused bindings of the command line, or None if there are none.
 
-    The message names the nearest bindings that are used. It leaves out definitions of macros, and
-    configurables of other packages that have not been called, because they may be called later.
-
-    Args:
-      origins: Origins of all bindings.
-      is_complete: Whether everything in this package that a run calls has been called. If False,
-        only configurables that have been called are considered.
+    Everything in this package that uses bindings must have been called. The message names the
+    nearest bindings that are used. It leaves out configurables of other packages that have not been
+    called, because they may be called later, and bindings to a configurable that has been called,
+    because programs other than `pipeline.train` read the factories of a run without calling
+    `train`.
     """
     operative = _operative()
     called = {selector for _, selector in operative}
@@ -87,14 +85,21 @@ def ignored(origins: Origins, is_complete: bool) -> str | None:
         _target(scope, selector, name)
         for scope, selector, name in _unread(origins)
         if origins[scope, selector, name][-1] == COMMAND_LINE
-        and selector != _MACRO
-        and (selector in called or (is_complete and selector.startswith(_OURS)))
+        and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
+        and _referent(scope, selector, name) not in called
     ]
     if not unread:
         return None
     known = [_target(*key, name) for key, values in operative.items() for name in values]
     told = (f"{target} is not used here.{suggest(target, known)}" for target in unread)
     return f"{COMMAND_LINE}: {' '.join(told)}"
+
+
+def _referent(scope: str, selector: str, name: str) -> str | None:
+    """Returns the selector of the configurable that a parameter is bound to, or None."""
+    value = gin_config._CONFIG.get((scope, selector), {}).get(name)
+    is_reference = isinstance(value, gin_config.ConfigurableReference)
+    return value.configurable.selector if is_reference else None
 
 
 def operative_config() -> str:

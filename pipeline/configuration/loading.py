@@ -110,6 +110,7 @@ def apply(statements: Sequence[Import | Binding]) -> None:
     macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
     for binding in bindings:
         _bind(binding, macros)
+    _check_repeated(bindings)
 
 
 def applied() -> list[Import | Binding]:
@@ -176,14 +177,14 @@ def explain() -> str:
 def ignored() -> str | None:
     """Returns a message about the unused bindings of the command line, or None if there are none.
 
-    Everything that a run calls must have been called.
+    Everything that uses bindings must have been called.
     """
-    return explanation.ignored(_origins, is_complete=True)
+    return explanation.ignored(_origins)
 
 
 def warn_of_ignored(say: Callable[[str], None] = print) -> None:
-    """Says which bindings of the command line were not used by the configurables called so far."""
-    if message := explanation.ignored(_origins, is_complete=False):
+    """Says which bindings of the command line were not used by what has been called so far."""
+    if message := ignored():
         say(f"warning: {message}")
 
 
@@ -220,6 +221,38 @@ def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
     scope = binding.scope if binding.parameter else binding.name
     key = (scope, selector, binding.parameter or "value")
     _origins.setdefault(key, []).append(binding.origin)
+
+
+def _check_repeated(bindings: Iterable[Binding]) -> None:
+    """Checks that no binding leaves the value that it overrides in force in another scope.
+
+    An `operative_config.gin` has the same value without a scope and in the scope evaluation. If
+    only one of them were overridden, the evaluation would not be that of the trained environment.
+
+    Raises:
+      UserError: If a file binds both to the same value, and only the former is overridden.
+    """
+    in_force: dict[tuple[str, str, str], Binding] = {}
+    overridden: dict[tuple[str, str], Binding] = {}
+    for binding in bindings:
+        configurable = registry.registered(binding.selector) if binding.parameter else None
+        if configurable is None:
+            continue
+        parameter = configurable.selector, binding.parameter
+        before = in_force.get((*parameter, binding.scope))
+        if before and not binding.scope and before.file != binding.file:
+            overridden[parameter] = before
+        in_force[*parameter, binding.scope] = binding
+    for (selector, name, scope), inner in in_force.items():
+        outer = overridden.get((selector, name))
+        if not scope or not outer or inner.file != outer.file or inner.value != outer.value:
+            continue
+        now = in_force[selector, name, ""]
+        if now.value != outer.value:
+            raise UserError(
+                f"{now.origin}: {now.name} = {now.value!r} would leave {inner.name} = "
+                f"{inner.value!r} ({inner.origin}) in force. Bind {inner.name}, too."
+            )
 
 
 def _check_macros(bindings: Iterable[Binding]) -> None:

@@ -62,6 +62,11 @@ def check_parameter(configurable: gin_config.Configurable, binding: Binding) -> 
     """
     name = binding.parameter
     known = parameters(configurable)
+    if name == "create_environment" and "/" in getattr(binding.value, "name", ""):
+        raise UserError(
+            f"{binding.origin}: {binding.name} = {binding.value!r}: this scope would replace the "
+            "scope evaluation. Drop it, and bind the parameters without a scope."
+        )
     if configurable.selector.startswith(TF_AGENTS):
         raise UserError(
             f"{binding.origin}: {binding.name} cannot be bound, because this program does not use "

@@ -150,6 +150,11 @@ class Binding(NamedTuple):
         return f"{scoped}.{self.parameter}" if self.parameter else scoped
 
     @property
+    def file(self) -> str:
+        """Returns the path of the file that has the binding, or `COMMAND_LINE`."""
+        return self.origin.rpartition(":")[0] or self.origin
+
+    @property
     def short_name(self) -> str:
         """Returns the name without the module path that gin allows before a selector."""
         return self._replace(selector=self.selector.rpartition(".")[2]).name

@@ -51,8 +51,8 @@ def gymnasium_environment(
       kwargs: Keyword arguments of the environment's constructor.
       wrappers: Wrappers to apply to each environment, in this order. Each is a callable,
         `"module:Class"`, or `("module:Class", {keyword: value})`.
-      max_episode_steps: Environment steps after which an episode is truncated; None for the
-        registered limit, -1 for no limit.
+      max_episode_steps: Steps of the environment without `wrappers` after which an episode is
+        truncated; None for the registered limit, -1 for no limit.
       vectorization_mode: `"sync"` steps them in this process, one after the other; `"async"` steps
         each in a process of its own.
       own_thread: Whether `"sync"` environments are built, reset, stepped, rendered and closed in

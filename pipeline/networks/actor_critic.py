@@ -16,7 +16,6 @@ from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_
 from pipeline.networks.initializers import Initializer, Orthogonal
 from pipeline.ops.normalizers import create_normalizer
 from pipeline.ops.observations import action_mask, has_pixels
-from pipeline.utils.constraints import Positive, check_arguments
 
 
 @gin.configurable(denylist=["observation_spec", "action_spec"])
@@ -32,7 +31,6 @@ class ActorCritic(tf.Module):
         policy_initializer: Initializer = Orthogonal,
         value_initializer: Initializer = Orthogonal,
         normalize_observations: bool = False,
-        observation_clip: Positive = 10.0,
     ):
         """Initializes the networks and creates their variables.
 
@@ -45,18 +43,11 @@ class ActorCritic(tf.Module):
           policy_initializer: Initialiser of the policy head's kernel.
           value_initializer: Initialiser of the value head's kernel.
           normalize_observations: Whether to normalise observations by running mean and variance.
-          observation_clip: Bound on the absolute value of a normalised observation.
-
-        Raises:
-          UserError: If `observation_clip` is out of its range.
         """
-        check_arguments(ActorCritic, locals())
         super().__init__(name="actor_critic")
         has_images = any(map(has_pixels, tf.nest.flatten(observation_spec)))
         share = has_images if share_encoder is None else share_encoder
-        self.normalizer = create_normalizer(
-            observation_spec, normalize_observations, clip=observation_clip
-        )
+        self.normalizer = create_normalizer(observation_spec, normalize_observations)
         self.encoder = create_encoder(observation_spec, self.normalizer)
         self.value_encoder = (
             self.encoder if share else create_encoder(observation_spec, self.normalizer)

@@ -101,11 +101,9 @@ class ObservationNormalizer(tf.Module):
                 moments.update(tf.reshape(array, [-1, *array.shape[2:]]), weights)
 
 
-def create_normalizer(
-    observation_spec: Any, is_wanted: bool, **kwargs: float
-) -> ObservationNormalizer | None:
+def create_normalizer(observation_spec: Any, is_wanted: bool) -> ObservationNormalizer | None:
     """Creates an `ObservationNormalizer`, or returns None if it is not wanted."""
-    return ObservationNormalizer(observation_spec, **kwargs) if is_wanted else None
+    return ObservationNormalizer(observation_spec) if is_wanted else None
 
 
 @gin.configurable(denylist=["num_envs", "discount"])

@@ -160,13 +160,19 @@ class Collectors:
             losses = ordered_sum(list(state.loss_sums.values()))
             if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
                 break
-            state = self._iterate(state, is_random)
+            state = self._iterate(state, int(until) if is_random else None)
         return state
 
-    def _iterate(self, state: LoopState, is_random: bool) -> LoopState:
-        """Learns from the next messages, and requests new ones from their collectors."""
+    def _iterate(self, state: LoopState, random_until: int | None) -> LoopState:
+        """Learns from the next messages, and requests new ones from their collectors.
+
+        Args:
+          state: State before the iteration.
+          random_until: Environment steps at which the warm-up ends; None after it.
+        """
+        is_random = random_until is not None
         started = time.perf_counter()
-        state, by_number = self._next_messages(state, is_random)
+        state, by_number = self._next_messages(state, random_until)
         waited = time.perf_counter() - started
         messages = list(by_number.values())
         rows = _joined([message.rows for message in messages], axis=1)
@@ -222,12 +228,12 @@ class Collectors:
         return learn
 
     def _next_messages(
-        self, state: LoopState, is_random: bool
+        self, state: LoopState, random_until: int | None
     ) -> tuple[LoopState, dict[int, Message]]:
         """Waits for the messages of an iteration; returns them by their collectors' numbers."""
         messages: dict[int, Message] = {}
         while len(messages) < self._messages_per_iteration:
-            self._fill(is_random, messages)
+            self._fill(random_until, messages)
             try:
                 number = self._next if self.is_repeatable else self._first()
                 message = self._take(number)
@@ -241,13 +247,29 @@ class Collectors:
                 self._next = (number + 1) % len(self._arrived)
         return state, messages
 
-    def _fill(self, is_random: bool, taken: Collection[int]) -> None:
-        """Asks each collector that is not in `taken` for messages until enough are under way."""
-        for _ in range(self._in_flight):
-            for number, arrived in enumerate(self._arrived):
-                under_way = sum(x is not None for x in arrived) + self._submitted[number]
-                if under_way < self._in_flight and number not in taken:
-                    self._submit(number, is_random)
+    def _fill(self, random_until: int | None, taken: Collection[int]) -> None:
+        """Asks each collector that is not in `taken` for messages until enough are under way.
+
+        During the warm-up, no more random messages are asked for than it needs. Collectors with the
+        fewest messages come first, from the next one on, which then never waits for a message that
+        was not asked for.
+        """
+        first = self._next
+        for level in range(self._in_flight):
+            for number in (*range(first, len(self._arrived)), *range(first)):
+                if random_until is not None and self._steps_under_way() >= random_until:
+                    return
+                if self._under_way(number) <= level and number not in taken:
+                    self._submit(number, random_until is not None)
+
+    def _under_way(self, number: int) -> int:
+        """Returns how many messages a collector was asked for that were not learnt from."""
+        return sum(x is not None for x in self._arrived[number]) + self._submitted[number]
+
+    def _steps_under_way(self) -> int:
+        """Returns the environment steps of the run, with those of all messages under way."""
+        messages = sum(map(self._under_way, range(len(self._arrived))))
+        return int(self._env_steps) + messages * self._num_steps * self._num_envs
 
     def _submit(self, number: int, is_random: bool) -> None:
         values = None

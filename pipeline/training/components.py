@@ -44,7 +44,8 @@ def configure_tensorflow(
       inter_op: Operations that run at the same time; 0 leaves the choice to TensorFlow.
       onednn: True to use oneDNN's kernels, which are faster for images and wide layers and slower
         for small networks. TensorFlow reads this setting when it is imported, so the programs read
-        the binding before that; this function only reports it.
+        the binding before that; this function only reports it. The environment variable
+        TF_ENABLE_ONEDNN_OPTS takes precedence.
       use_gpu: True to run networks and updates on the first GPU, if there is one.
       execution: Whether to run eagerly or as a graph.
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import gin
 
+from pipeline.acting.collect_driver import CollectDriver
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
@@ -144,6 +145,7 @@ def distributed_runner(
     with contextlib.closing(create_environment(seed)) as sample:
         spaces = Spaces(sample.observation_space, sample.action_space, sample.batch_size)
         specs = sample.time_step_spec(), sample.action_spec()
+        CollectDriver(sample, seed=seed)  # for gin, which does not see those of a cluster
     env_steps = count_of_env_steps()
     num_streams = num_collectors * spaces.num_envs
     agent = build_agent(*specs, num_streams, seed, create_agent, env_steps)

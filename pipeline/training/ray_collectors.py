@@ -28,7 +28,7 @@ from pipeline.training.collector import (
 )
 from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import device_name
+from pipeline.utils.execution import Execution, device_name
 from pipeline.utils.ray_connection import connect, last_line
 
 
@@ -41,7 +41,9 @@ def _actor_class() -> Any:
     """
 
     class CollectorActor:
-        def __init__(self, statements: Any, identity: tuple[int, ...], num_steps: int):
+        def __init__(
+            self, statements: Any, execution: str, identity: tuple[int, ...], num_steps: int
+        ):
             from pipeline import configuration
             from pipeline.utils.tensorflow_import import import_tensorflow
 
@@ -49,9 +51,10 @@ def _actor_class() -> Any:
             from pipeline.training.collector import Collector, Identity
             from pipeline.training.components import configure_tensorflow
             from pipeline.training.train_loop import bound
+            from pipeline.utils.execution import Execution
 
             configuration.apply(statements)
-            configure_tensorflow()
+            configure_tensorflow(execution=Execution(execution))
             factories = bound("create_environment"), bound("create_agent")
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
@@ -187,7 +190,9 @@ class OverRay:
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         identity = tuple(Identity(number, restarts, self._num_collectors, self._seed))
         num_steps = self._like.rows.step_type.shape[0]
-        actor = remote_class.options(**options).remote(configuration.applied(), identity, num_steps)
+        actor = remote_class.options(**options).remote(
+            configuration.applied(), Execution.current().value, identity, num_steps
+        )
         self._machines[number] = actor.machine.remote()
         return actor
 

@@ -282,6 +282,11 @@ def _restore(
 ) -> None:
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
     if loop.restore():
+        if source and any(x.startswith("--warm_start") for x in circumstances.differences):
+            raise UserError(
+                f"{folder.path} continues from its checkpoint, so another --warm_start has no "
+                "effect: name the one that it began with, or choose another --root_dir."
+            )
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
     elif source:
         start = SavedRun(source)

@@ -103,11 +103,13 @@ class Execution(enum.Enum):
     EAGER = "eager"
     EXACT_GRAPH = "exact graph"
 
-    @staticmethod
-    def is_exact() -> bool:
-        """Returns True if `EAGER` or `EXACT_GRAPH` is in force."""
+    @classmethod
+    def current(cls) -> Execution:
+        """Returns the mode that is in force."""
+        if tf.config.functions_run_eagerly():
+            return cls.EAGER
         options = tf.config.optimizer.get_experimental_options()
-        return tf.config.functions_run_eagerly() or options.get("disable_meta_optimizer", False)
+        return cls.EXACT_GRAPH if options.get("disable_meta_optimizer") else cls.GRAPH
 
     def configure(self) -> None:
         """Applies this mode to every later call of a `tf.function`, whenever it was traced."""

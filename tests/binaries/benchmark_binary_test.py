@@ -185,6 +185,14 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
             "--throughput needs the machine .*",
         ),
         (
+            ["--throughput", "--gin_file=dqn_cartpole", "--output_dir=OUT"],
+            "--output_dir has no effect without --suite or --report.",
+        ),
+        (
+            ["--report", "--output_dir=OUT", "--seconds=2"],
+            "--seconds has no effect without --throughput.",
+        ),
+        (
             ["--report", "--output_dir=OUT", "--gin_file=dqn_cartpole"],
             "--gin_file has no effect without --throughput.",
         ),

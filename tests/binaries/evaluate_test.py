@@ -153,8 +153,10 @@ def test_checkpoint_of_a_step(finished_run):
     # The length of evaluations during training has no effect here.
     bound = "--gin_bindings=Evaluator.num_env_steps = 5_000"
     typo = "--gin_bindings=evalution/gymnasium_environment.num_envs = 2"
-    ended = evaluate(finished_run.root_dir, "--num_episodes=2", flag, bound, typo)
+    others = "--gin_bindings=train.num_final_episodes = 3"
+    ended = evaluate(finished_run.root_dir, "--num_episodes=2", flag, bound, typo, others)
     assert "warning: --gin_bindings: Evaluator.num_env_steps is not used here" in ended.stdout
+    assert "train.num_final_episodes is not used here" in ended.stdout
     assert "Nearest: evaluation/gymnasium_environment.num_envs" in ended.stdout
     played = summary(ended)
     assert (played["steps"], played["episodes"]) == (steps_of(first), "2")

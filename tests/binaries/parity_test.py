@@ -222,6 +222,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
     [
         ([], "say what to compare"),
         (["--gin_file=dqn_cartpole", "--paired_runs=runs"], "say what to compare"),
+        (["--paired_runs=runs", "--seed=2"], "--seed has no effect with --paired_runs"),
         (["--gin_file=dqn_cartpol"], "dqn_cartpole"),
         (["--gin_file=dqn_cartpole", "--num_updates=0"], "num_updates"),
         (["--gin_file=environments/gymnasium"], "train.create_agent is not bound"),

@@ -541,11 +541,25 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped, capsys):
     typo = "evalution/make_fruit.count is not used here. Nearest: evaluation/make_fruit.count"
     message = configuration.ignored() or ""
     assert message.startswith("--gin_bindings: ") and typo in message
-    assert " make_basket.size is not used here." in message and "SIZE" not in message
-    # Functions that were not called yet may be called later.
+    assert " make_basket.size is not used here." in message
+    assert " SIZE is not used here." in message
     configuration.warn_of_ignored()
-    warning = capsys.readouterr().out
-    assert warning.startswith("warning: ") and typo in warning and "make_basket" not in warning
+    assert capsys.readouterr().out == f"warning: {message}\n"
+
+
+def test_an_overridden_binding_may_not_stay_in_force_in_a_scope(tmp_path):
+    repeated = "make_fruit.count = 7\nevaluation/make_fruit.count = 7\n"
+    path = write(tmp_path, repeated)
+    both = ["make_fruit.count = 5", "evaluation/make_fruit.count = 7"]
+    with pytest.raises(UserError) as error:
+        configuration.load([path], both[:1])
+    assert str(error.value) == (
+        "--gin_bindings: make_fruit.count = 5 would leave evaluation/make_fruit.count = 7 "
+        f"({path}:2) in force. Bind evaluation/make_fruit.count, too."
+    )
+    configuration.load([path], both)
+    configuration.load([path], ["make_fruit.count = 7"])
+    configuration.load([write(tmp_path, repeated.replace("7", "6", 1))], both[:1])
 
 
 def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_later(tmp_path):

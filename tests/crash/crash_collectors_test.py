@@ -32,6 +32,12 @@ FLAGS = {
     "a2c": ["--gin_file=a2c_cartpole", "--gin_bindings=train.num_env_steps = 10_000"],
     "trpo": ["--gin_file=trpo_cartpole", "--gin_bindings=train.num_env_steps = 10_000"],
     "nstep_q": ["--gin_file=nstep_q_cartpole", "--gin_bindings=train.num_env_steps = 10_000"],
+    "dqn, eagerly": [
+        "--eager",
+        "--gin_file=dqn_cartpole",
+        "--gin_bindings=initialize_replay_buffer.num_env_steps = 200",
+        "--gin_bindings=train.num_env_steps = 600",
+    ],
     "dqn, frame stacks": [
         "--gin_file=dqn_pong",
         "--gin_bindings=ReplayBuffer.capacity = 5_000",

@@ -98,7 +98,8 @@ def test_heads_take_their_initialisers() -> None:
 
 def test_observations_are_normalised_and_clipped_for_both_outputs() -> None:
     plain = create()
-    normalizing = create(normalize_observations=True, observation_clip=1.5)
+    with bound({"ObservationNormalizer.clip": 1.5}):
+        normalizing = create(normalize_observations=True)
     for ours, theirs in zip(
         normalizing.trainable_variables, plain.trainable_variables, strict=True
     ):

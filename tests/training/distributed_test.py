@@ -12,6 +12,7 @@ from run_processes import without_times
 from tf_agents.trajectories import StepType, Trajectory
 from tiny_runs import assert_same, saved, variables
 
+from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics
 from pipeline.training import collector, distributed
 from pipeline.training.collector import Collector, Identity
@@ -126,6 +127,44 @@ def test_a_warm_up_that_ends_after_the_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="warm-up took .*num_env_steps = 61 leaves nothing"):
         run.train()
     run.close()
+
+
+def test_no_more_random_messages_are_asked_for_than_the_warm_up_needs(tmp_path, monkeypatch):
+    random: list[bool] = []
+    taken: list[int] = []
+    submit, take = InProcess.submit, InProcess.take
+
+    def noting_order(self, number, order):
+        random.append(order.is_random)
+        submit(self, number, order)
+
+    def noting_message(self, number):
+        taken.append(number)
+        return take(self, number)
+
+    monkeypatch.setattr(InProcess, "submit", noting_order)
+    monkeypatch.setattr(InProcess, "take", noting_message)
+    overrides = {"distributed_runner__num_collectors": 3, "distributed_runner__in_flight": 4}
+    run = Distributed(tmp_path / "run", **overrides)
+    run.loop.collect_randomly(run.warm_up)
+    num_random = len(random)
+    assert all(random) and num_random == len(taken) >= 3
+    assert taken == [n % 3 for n in range(len(taken))]
+    run.loop.train()
+    assert len(random) > num_random and not any(random[num_random:])
+    run.close()
+
+
+def test_what_drivers_of_a_cluster_s_collectors_read_is_part_of_the_configuration(
+    tmp_path, monkeypatch
+):
+    def no_place(*_):
+        raise UserError("no cluster")
+
+    monkeypatch.setattr(distributed, "_build_place", no_place)
+    with pytest.raises(UserError, match="no cluster"):
+        Distributed(tmp_path / "run", CollectDriver__reward_range=(-1.0, 1.0))
+    assert "CollectDriver.reward_range = (-1.0, 1.0)" in configuration.operative_config()
 
 
 class Losing(InProcess):

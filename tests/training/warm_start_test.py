@@ -9,6 +9,7 @@ from conftest import any_threads
 from tiny_runs import bindings, gin_files
 
 from pipeline import configuration
+from pipeline.checkpointing.exactness import DEFAULT_EXACTNESS, Exactness
 from pipeline.training import components
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
@@ -20,11 +21,10 @@ CONSTANT = {"rate/linear_schedule__initial": 0.0, "rate/linear_schedule__final":
 pytestmark = pytest.mark.usefixtures("any_config")
 
 
-def run(root_dir, warm_start=None, algorithm="dqn", **overrides):
+def run(root_dir, warm_start=None, algorithm="dqn", exactness=DEFAULT_EXACTNESS, **overrides):
     configuration.load(gin_files(algorithm), bindings(algorithm, **{**SHORT, **overrides}))
-    return train(
-        str(root_dir), 1, "resume", StopSignal(), warm_start=warm_start and str(warm_start)
-    )
+    source = warm_start and str(warm_start)
+    return train(str(root_dir), 1, "resume", StopSignal(), exactness=exactness, warm_start=source)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,14 @@ def test_a_finished_run_with_another_warm_start_is_refused(trained, tmp_path):
     run(tmp_path / "run")
     with pytest.raises(UserError, match=f"warm_start: nothing there, {trained[0]} here"):
         run(tmp_path / "run", trained[0])
+
+
+def test_a_warm_start_of_a_run_that_has_begun_is_refused(trained, tmp_path):
+    run(tmp_path / "run")
+    longer = {"train__num_env_steps": 300, "exactness": Exactness(allow_inexact=True)}
+    with pytest.raises(UserError, match="another --warm_start has no effect"):
+        run(tmp_path / "run", trained[0], **longer)
+    assert run(tmp_path / "run", **longer)["env_steps"] >= 300
 
 
 def test_a_run_cannot_start_with_itself(trained):
