@@ -50,7 +50,6 @@ class SavedPolicy:
         self.action_space = action_space
         self.env_steps = env_steps
         self._to_space = specs.action_converter(action_space)
-        self._policy = policy
         self._act = self._graph(policy)
         self._act_stochastically = self._graph(stochastic_policy)
 
@@ -90,12 +89,14 @@ class SavedPolicy:
         Args:
           observation: Nest of tensors [B, ...], as in `observation_spec`.
         """
-        return specs.actions_in_space(
-            _actions(self._policy, observation, tf.constant(_NO_SEED)), self.action_space
-        )
+        actions = self._act(observation, tf.constant(_NO_SEED))
+        return specs.actions_in_space(actions, self.action_space)
 
     def _graph(self, policy: tf_policy.TFPolicy) -> Callable[..., tf.Tensor]:
-        """Returns a function of a batch and a seed, traced once for all batch sizes."""
+        """Returns a function of a batch and a seed, traced once for all batch sizes.
+
+        It is traced at once, because layers and schedules may read gin's configuration.
+        """
         batch = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.observation_spec
         )
@@ -105,6 +106,7 @@ class SavedPolicy:
         def act(observation, seed):
             return _actions(policy, observation, seed)
 
+        act.get_concrete_function()
         return act
 
     def _batch(self, observation: Any) -> tuple[Any, bool]:
@@ -210,10 +212,10 @@ def load_policy(
     with configuration.preserved():
         configuration.apply(run.read_config([*gin_bindings], allow_gin_imports))
         restored = restore_agent(run)
-    return SavedPolicy(
-        restored.agent.policy,
-        restored.agent.collect_policy,
-        restored.observation_space,
-        restored.action_space,
-        restored.checkpoint.env_steps,
-    )
+        return SavedPolicy(
+            restored.agent.policy,
+            restored.agent.collect_policy,
+            restored.observation_space,
+            restored.action_space,
+            restored.checkpoint.env_steps,
+        )

@@ -182,23 +182,25 @@ class Circumstances:
         folder: pathlib.Path,
         exactness: Exactness = DEFAULT_EXACTNESS,
     ):
-        """Initializes the part; `folder` names the run in messages."""
+        """Initializes the part; `folder` names the run in messages.
+
+        Call it after everything that the operative configuration lists has been built. What changes
+        later does not count: values that an environment reads, or the processors of the process,
+        because TensorFlow keeps its threads.
+        """
         self.settings = dict(settings)
         self.seed = seed
         self.exactness = exactness
         self.differences: list[str] = []
         self._folder = folder
-        # TensorFlow keeps its threads if the processors of the process change later.
-        self._cpu_count = machine()["cpu_count"]
+        self._now = self._circumstances()
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes the circumstances of this process."""
-        (folder / _FILE).write_text(json.dumps(self._now(), indent=1))
+        (folder / _FILE).write_text(json.dumps(self._now, indent=1))
 
     def restore(self, folder: pathlib.Path) -> None:
         """Compares the saved circumstances with those of this process.
-
-        Call it after everything that the operative configuration lists has been built.
 
         Raises:
           UserError: If they differ, and `exactness` does not allow that; a RetryableError if
@@ -208,7 +210,7 @@ class Circumstances:
         saved = files.read_object(folder / _FILE)
         if not all(isinstance(value, str) for value in saved.values()):
             raise ValueError(f"{_FILE} is damaged: all its values must be strings")
-        now = self._now()
+        now = self._now
         self.differences = [
             f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "
             f"{now.get(name, 'nothing')} here"
@@ -224,12 +226,13 @@ class Circumstances:
                 f"run.json, or begin a new run with its agent: --warm_start={self._folder}."
             )
 
-    def _now(self) -> dict[str, str]:
+    def _circumstances(self) -> dict[str, str]:
         text = configuration.operative_config()
         harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
+        cpu_count = machine()["cpu_count"]
         threads = {
-            f"threads.{kind}": _threads(kind, count, self._cpu_count)
+            f"threads.{kind}": _threads(kind, count, cpu_count)
             for kind, count in self.settings["threads"].items()
         }
         return {

@@ -105,10 +105,19 @@ def _referent(scope: str, selector: str, name: str) -> str | None:
 def operative_config() -> str:
     """Returns every value that the configurables called so far have received, as gin text.
 
-    `pipeline.configuration.load` can read this text. TF-Agents' own configurables, which it
-    refuses, are left out.
+    Values that are bound to configurables of other packages are included, because an environment
+    may read them later, or in another process. `pipeline.configuration.load` can read this text.
+    TF-Agents' own configurables, which it refuses, are left out.
     """
-    return gin_config._config_str(_operative())
+    values = _operative()
+    missing = [key for key in gin_config._CONFIG if not key[1].startswith((*_OURS, "gin."))]
+    while missing:
+        key = missing.pop()
+        bound = gin_config._CONFIG.get(key, {})
+        values[key] = bound | values.get(key, {})
+        references = gin_config.iterate_references({key: bound})
+        missing += [x.config_key for x in references if x.config_key not in values]
+    return gin_config._config_str(values)
 
 
 def _operative() -> dict[tuple[str, str], dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.runs.run_folder import RunFolder
-from pipeline.runs.tensorboard_log import EventLog
+from pipeline.runs.tensorboard_log import EVALUATION, EventLog
 from pipeline.utils.errors import WriteError
 from pipeline.utils.jsonl import JsonlLog
 
@@ -38,12 +38,12 @@ class RunLogs:
         Args:
           logged: Environment steps of the last record to keep in metrics.jsonl.
           evaluated: Environment steps of the last record to keep in eval.jsonl.
-          env_steps: Environment steps of the last events to keep for TensorBoard.
+          env_steps: Environment steps of the checkpoint.
         """
         with named_write_errors(self._folder.path):
             self._metrics.truncate_after(logged)
             self._evaluations.truncate_after(evaluated)
-            self._events.truncate_after(env_steps)
+            self._events.truncate_after(logged, evaluated, env_steps)
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Adds a training record, which must have the key `env_steps`."""
@@ -51,7 +51,7 @@ class RunLogs:
 
     def add_evaluation(self, record: dict[str, Any]) -> None:
         """Adds an evaluation record, which must have the key `env_steps`."""
-        self._add(self._evaluations, record, "evaluation/")
+        self._add(self._evaluations, record, EVALUATION)
 
     def _add(self, log: JsonlLog, record: dict[str, Any], prefix: str) -> None:
         self._unwritten += partial(log.write, record), partial(self._events.write, record, prefix)

@@ -17,6 +17,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 
 from pipeline.utils import files
 
+EVALUATION = "evaluation/"  # prefix of the tags of evaluations
+
 
 class EventLog:
     """Writes scalars for TensorBoard, with environment steps as the step.
@@ -64,8 +66,10 @@ class EventLog:
             self._abandon(step)
             raise
 
-    def truncate_after(self, env_steps: int) -> None:
-        """Removes the events of steps after `env_steps`, which a resumed run writes again.
+    def truncate_after(self, logged: int, evaluated: int, env_steps: int) -> None:
+        """Removes the events that a run that is resumed at `env_steps` writes again.
+
+        These are evaluations of steps after `evaluated`, and other events of steps after `logged`.
 
         Each event file is replaced atomically. Events are removed, although a new file makes
         TensorBoard discard them, because TensorBoard's two back ends treat restarts differently.
@@ -73,7 +77,7 @@ class EventLog:
         """
         self.close()
         for path in reversed(self._files()):
-            if _truncate_events(path, env_steps):
+            if _truncate_events(path, logged, evaluated, env_steps):
                 break  # files before this one are older, and were cut when it was begun
         self._first_step = env_steps + 1
 
@@ -107,7 +111,7 @@ class EventLog:
     def _open(self) -> tf.io.TFRecordWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._torn is not None:
-            _truncate_events(self._torn, sys.maxsize)
+            _truncate_events(self._torn, *[sys.maxsize] * 3)
             self._torn = None
         # TensorBoard reads files in the order of their names, so that of a new file must be last,
         # even if the clock was set back.
@@ -141,8 +145,8 @@ def _histogram(counts: Sequence[int]) -> tf.compat.v1.HistogramProto:
     )
 
 
-def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
-    """Removes the events after `env_steps` from an event file.
+def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps: int) -> bool:
+    """Removes events from an event file; see `EventLog.truncate_after`.
 
     Returns:
       True if the file was begun at or before `env_steps`.
@@ -152,7 +156,10 @@ def _truncate_events(path: pathlib.Path, env_steps: int) -> bool:
     with tf.io.TFRecordWriter(str(temporary)) as writer:
         for record in _records(path):
             event = tf.compat.v1.Event.FromString(record)
-            if event.step <= env_steps:
+            last = env_steps
+            for value in event.summary.value[:1]:
+                last = evaluated if value.tag.startswith(EVALUATION) else logged
+            if event.step <= last:
                 writer.write(record)
                 is_older |= event.HasField("session_log")
     files.replace(temporary, path)

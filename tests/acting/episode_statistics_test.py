@@ -280,7 +280,7 @@ def test_tensorboard_shows_each_record_once_after_resumes(tmp_path: pathlib.Path
 
     for session, resumed_at in ((2.0, 200), (3.0, 300)):
         log = tensorboard_log.EventLog(tmp_path)
-        log.truncate_after(resumed_at)
+        log.truncate_after(*[resumed_at] * 3)
         for env_steps in (resumed_at + 100, resumed_at + 200):
             log.write({"env_steps": env_steps, "loss": session})
 
@@ -290,6 +290,22 @@ def test_tensorboard_shows_each_record_once_after_resumes(tmp_path: pathlib.Path
     fresh = open_tensorboard(tmp_path)
     assert shown(fresh, "loss") == expected
     assert fresh.Tags()["tensors"] == ["loss"]
+
+
+def test_events_that_a_run_resumed_at_their_step_writes_again_are_removed(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A run that was stopped in an evaluation has a checkpoint of before that evaluation."""
+    log = tensorboard_log.EventLog(tmp_path)
+    for env_steps in (200, 300):
+        log.write({"env_steps": env_steps, "loss": 1.0})
+        log.write({"env_steps": env_steps, "return_mean": 7.0}, tensorboard_log.EVALUATION)
+    log.truncate_after(logged=300, evaluated=200, env_steps=300)
+    shows = open_tensorboard(tmp_path)
+    assert shown(shows, "loss") == [(200, 1.0), (300, 1.0)]
+    assert shown(shows, "evaluation/return_mean") == [(200, 7.0)]
+    log.truncate_after(logged=200, evaluated=200, env_steps=300)
+    assert shown(open_tensorboard(tmp_path), "loss") == [(200, 1.0)]
 
 
 def test_counts_are_histograms_in_tensorboard(tmp_path: pathlib.Path) -> None:
@@ -317,7 +333,7 @@ def test_event_files_hold_each_record_once_after_a_kill(tmp_path: pathlib.Path) 
     torn = path.read_bytes()[:-5]
     path.write_bytes(torn)
     resumed = tensorboard_log.EventLog(tmp_path)
-    resumed.truncate_after(200)
+    resumed.truncate_after(200, 200, 200)
     resumed.write({"env_steps": 300, "loss": 2.0})
     resumed.close()
     assert all_records(tmp_path) == [(100, 1.0), (200, 1.0), (300, 2.0)]
@@ -326,14 +342,14 @@ def test_event_files_hold_each_record_once_after_a_kill(tmp_path: pathlib.Path) 
 def test_a_resume_reads_back_to_the_event_file_that_it_goes_on_from(tmp_path: pathlib.Path) -> None:
     for begun in (0, 100, 200):
         log = tensorboard_log.EventLog(tmp_path)
-        log.truncate_after(begun)
+        log.truncate_after(*[begun] * 3)
         log.write({"env_steps": begun + 100, "loss": 1.0})
         log.close()
     first, second, third = sorted(tmp_path.iterdir())
 
     def rewritten(env_steps: int) -> list[bool]:
         before = [path.stat().st_ino for path in (first, second, third)]
-        tensorboard_log.EventLog(tmp_path).truncate_after(env_steps)
+        tensorboard_log.EventLog(tmp_path).truncate_after(*[env_steps] * 3)
         after = [path.stat().st_ino for path in (first, second, third)]
         return [old != new for old, new in zip(before, after, strict=True)]
 

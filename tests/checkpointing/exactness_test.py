@@ -26,13 +26,14 @@ def circumstances(
     schedule: str = "",
     seed: int = 1,
     exactness: Exactness = ANY,
+    settings: dict[str, Any] | None = None,
     **values: Any,
 ):
     values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, **values}
     text = CONFIG.format(**values) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
-    settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
-    return Circumstances(settings, seed, pathlib.Path("runs/mine"), exactness)
+    usual = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
+    return Circumstances(usual | (settings or {}), seed, pathlib.Path("runs/mine"), exactness)
 
 
 SPREAD = "linear_schedule.num_steps = @whole_run()\n"
@@ -96,8 +97,7 @@ def test_other_settings_of_tensorflow_are_told(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
     circumstances(monkeypatch).save(tmp_path)
-    resumed = circumstances(monkeypatch)
-    resumed.settings[setting] = now
+    resumed = circumstances(monkeypatch, settings={setting: now})
     resumed.restore(tmp_path)
     (line,) = resumed.differences
     assert line.startswith(said)
@@ -107,12 +107,11 @@ def test_the_threads_are_those_of_the_start(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
-    begun = circumstances(monkeypatch)
-    begun.settings["threads"] = {"intra_op": 0}
+    chosen = {"threads": {"intra_op": 0}}
+    begun = circumstances(monkeypatch, settings=chosen)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     begun.save(tmp_path)
-    resumed = circumstances(monkeypatch)
-    resumed.settings["threads"] = {"intra_op": 0}
+    resumed = circumstances(monkeypatch, settings=chosen)
     resumed.restore(tmp_path)
     assert resumed.differences == ["threads.intra_op: 3 in the checkpoint, 1 here"]
 

@@ -570,6 +570,14 @@ def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_
     assert configuration.ignored() is None
 
 
+def test_what_is_bound_to_others_and_read_later_is_part_of_the_configuration():
+    gin.external_configurable(lambda weight=1: weight, "later", module="mine")
+    configuration.load([], ["later.weight = %SIZE", "SIZE = 3", "make_basket.size = 1"])
+    text = configuration.operative_config()
+    assert "later.weight = %SIZE" in text and "SIZE = 3" in text
+    assert "make_basket" not in text
+
+
 def test_explain_places_defaults_at_their_function():
     configuration.load()
     make_basket()
