@@ -148,10 +148,9 @@ def test_the_game_is_asked_for(name):
 
 
 def compositions():
-    """Yields every agent with every environment; most with an Atari protocol are slow tests."""
+    """Yields every agent with every environment; those on Atari but PPO's are slow tests."""
     for agent, environment in itertools.product(AGENTS, ENVIRONMENTS):
         is_often = environment == "environments/gymnasium" or agent == "agents/ppo"
-        is_often |= environment == "environments/atari_openai" and agent != "agents/a3c"
         for kind in ("discrete", "continuous"):
             marks = () if is_often else pytest.mark.crash
             yield pytest.param(agent, environment, kind == "continuous", marks=marks)
