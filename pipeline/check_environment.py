@@ -165,7 +165,7 @@ def _gymnasiums_view(environment: VectorEnvironment) -> str:
 
 def _second(error: UserError) -> str:
     return (
-        f"a second environment cannot be built: {error} Bind "
+        f"a second environment cannot be built: {configuration.explain_call_error(error)} Bind "
         'gymnasium_environment.vectorization_mode = "async" or build_evaluator.share_environment = '
         "True for training"
     )

@@ -117,9 +117,17 @@ def _columns(records: Sequence[dict[str, Any]], *keys: str) -> np.ndarray:
 
 
 def _config(root_dir: pathlib.Path) -> str:
-    command = shlex.split(RunFolder(root_dir).read_json("run.json").get("command", ""))
+    try:
+        command = shlex.split(RunFolder(root_dir).read_json("run.json").get("command", ""))
+    except ValueError:  # it has an open quote, and is only needed for the title
+        return ""
     names = re.findall(r"(?:^|\n)--?gin_file[=\n]([^\n]+)", "\n".join(command))
-    return " + ".join(pathlib.Path(name).stem for name in names)
+    return _plain(" + ".join(pathlib.Path(name).stem for name in names))
+
+
+def _plain(text: str) -> str:
+    """Returns text that Matplotlib does not take for a formula."""
+    return text.replace("$", r"\$")
 
 
 def draw(runs: Sequence[Run]) -> Figure:
@@ -143,12 +151,12 @@ def draw(runs: Sequence[Run]) -> Figure:
 def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> None:
     if len(members) == 1:
         (member,) = members
-        axes.plot(*member.curve.T, color=color, linewidth=1.8, label=member.name)
+        axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(member.name))
         evaluations = member.evaluations
     else:
         for member in members:
             axes.plot(*member.curve.T, color=color, linewidth=0.8, alpha=0.4)
-        label = f"{name} (mean of {len(members)} runs)"
+        label = f"{_plain(name)} (mean of {len(members)} runs)"
         axes.plot(*_mean_curve(members).T, color=color, linewidth=2.2, label=label)
         evaluations = _mean_evaluations(members)
     if len(evaluations):

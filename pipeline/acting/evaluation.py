@@ -140,7 +140,7 @@ class Evaluator:
           interrupted.
 
         Raises:
-          UserError: If the environment fails.
+          UserError: If the environment fails, or a return is not finite.
         """
         tally = self._tally = self._new_tally(num_episodes)
         number = index + (_SHARED if self.shares_environment else 0)
@@ -150,6 +150,11 @@ class Evaluator:
                 return None
             returns = tally.returns(episodes.own_returns)
             truncated = sum(x for of_env in tally.counted(episodes.endings) for x in of_env)
+        if not np.isfinite(returns).all():
+            raise UserError(
+                f"environment {self.environment.name}: an episode of an evaluation returned "
+                f"{next(x for x in returns if not np.isfinite(x))}, because a reward is not finite."
+            )
         return summarize(returns) | ({"truncated": truncated} if truncated else {})
 
     def _play_all(

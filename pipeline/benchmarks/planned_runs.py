@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pipeline import configuration
 from pipeline.benchmarks.suites import Experiment, Suite
 from pipeline.configuration.statements import Binding, shipped_folder
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, hinting
 
 _BUDGET = "train.num_env_steps"
 _ALLOW_IMPORTS = "--allow_gin_imports"
@@ -105,6 +105,8 @@ def _first_run(
 ) -> Run:
     folder = output_dir / suite.name / experiment.name / "seed-1"
     budget = f"{_BUDGET} = {experiment.num_env_steps}"
+    with hinting(lambda: f"It is a binding of the suite or search, or of {experiment.name} in it."):
+        configuration.read((), (*suite.bindings, *experiment.bindings), allow_imports=True)
     bindings = (budget, *suite.bindings, *experiment.bindings, *gin_bindings)
     settings = _settings(experiment.config, bindings, _ALLOW_IMPORTS in flags)
     return Run(suite, experiment, 1, folder, bindings, settings, tuple(flags))

@@ -20,6 +20,7 @@ from pipeline.utils.errors import UserError
 
 SCORES = ("evaluation", "training", "iteration")
 _FOLDER = "benchmarks/"
+_LONGEST_NAME = 200  # bytes; the name is also that of a folder
 
 
 class Experiment(NamedTuple):
@@ -197,6 +198,8 @@ def _experiment(entry: Sequence[Any]) -> Experiment:
 def _check_experiments(experiments: Sequence[Experiment]) -> None:
     names = [experiment.name for experiment in experiments]
     _check(bool(names), "experiments", (), "a suite needs at least one")
+    long = [name for name in names if len(name.encode()) > _LONGEST_NAME]
+    _check(not long, "experiments", long[:1], f"a name may have {_LONGEST_NAME} bytes at most")
     twice = [name for name in names if names.count(name) > 1]
     _check(not twice, "experiments", twice[:1], "this algorithm and environment occur twice")
 

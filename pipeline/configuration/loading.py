@@ -6,6 +6,7 @@ import contextlib
 import graphlib
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -191,14 +192,20 @@ def warn_of_ignored(say: Callable[[str], None] = print) -> None:
 def _import(statement: Import) -> None:
     try:
         importlib.import_module(statement.module)
-    except ModuleNotFoundError as error:
-        # If a module exists but one of its own imports is missing, the gin file is not wrong.
-        if error.name is None or not f"{statement.module}.".startswith(f"{error.name}."):
-            raise
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{statement.module}.".startswith(f"{missing}."):
+            raise UserError(
+                f"{statement.origin}: there is no module {statement.module!r}. Correct its name, "
+                "or add its folder to PYTHONPATH."
+            ) from None
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(
-            f"{statement.origin}: there is no module {statement.module!r}. Correct its name, or "
-            "add its folder to PYTHONPATH."
-        ) from None
+            f"{statement.origin}: import {statement.module} raised {type(error).__name__}: {error} "
+            f"({frame.filename}:{frame.lineno})"
+        ) from error
     gin.parse_config(statement.text)
 
 

@@ -268,8 +268,12 @@ def _parse(source: Source) -> list[Any]:
         line = error.args[1][1] if len(error.args) > 1 else 1
         raise UserError(_explain_syntax(source, line, str(error.args[0]))) from None
     except tokenize.TokenError as error:
-        message = f"{error.args[0]}: is a bracket or quote left open?"
+        is_open = "EOF" in error.args[0] or "unterminated" in error.args[0]
+        message = error.args[0] + (": is a bracket or quote left open?" if is_open else ".")
         raise UserError(f"{source.at(error.args[1][0])}: {message}") from None
+    except TypeError as error:  # raised for the key of a dictionary
+        message = f"a list or a dictionary cannot be the key of a dictionary ({error})"
+        raise UserError(f"{source.at(1)}: {message}.") from None
     except (RecursionError, MemoryError):
         raise UserError(f"{source.at(1)}: a value is nested too deeply.") from None
 
@@ -290,6 +294,8 @@ def _with_quotes(line: str, source: Source) -> str | None:
     key, _, value = (part.strip() for part in line.partition("="))
     value = value.split(" #")[0].rstrip()
     if not re.fullmatch(r"[\w./]+", key) or not _BARE_WORDS.fullmatch(value) or _is_literal(value):
+        return None
+    if re.fullmatch(r"[\d_. ]+", value):  # such as 007, a number that Python does not read
         return None
     literal = _OTHER_LANGUAGES.get(value.lower())
     quoted = literal or repr(value)

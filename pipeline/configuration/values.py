@@ -73,21 +73,39 @@ def checked(
         return binding
     if not _fits(value, kind, macros):
         must = f"must be {kind.wanted}"
-        if isinstance(value, Reference):
+        if isinstance(value, Reference) and value.evaluate:
             must = f"drop the parentheses: write @{value.name}"
+        elif isinstance(value, Reference) and kind.result:
+            must = f"must return an object of the class {kind.result.__name__}"
         raise UserError(f"{binding.origin}: {binding.name} = {value!r}: {must}.")
     return binding._replace(value=_with_ints(value, kind))
 
 
 def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
     if isinstance(value, Reference):
-        return not kind.is_called or not value.evaluate or _gives_callable(value, kind)
+        fits = _gives_callable if value.evaluate else _makes
+        return not kind.is_called or fits(value, kind)
     if isinstance(value, Macro):
         others = {macro: x for macro, x in macros.items() if macro != value.name}
         return value.name not in macros or _fits(macros[value.name], kind, others)
     if isinstance(value, tuple | list) and kind.items and type(value) in kind.types:
         return all(_fits(item, kind.items, macros) for item in value)
     return type(value) in kind.types or _stands_for_int(value, kind)
+
+
+def _makes(reference: Reference, kind: _Kind) -> bool:
+    """Returns True if `name()` may return what is needed, as far as its annotation says."""
+    configurable = registered(reference.name.rpartition("/")[2])
+    made: Any = configurable.wrapped if configurable else None
+    if not inspect.isclass(made):
+        made = resolved(made, getattr(made, "__annotations__", {}).get("return", Any))
+        made = get_origin(made) or made
+    if kind.result is None or made is Any or not inspect.isclass(made):
+        return True
+    try:
+        return issubclass(made, kind.result)
+    except TypeError:  # for a protocol
+        return True
 
 
 def _gives_callable(reference: Reference, kind: _Kind) -> bool:

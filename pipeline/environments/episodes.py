@@ -332,7 +332,7 @@ class Episodes:
         """
         live = None if live is None or live.all() else live
         observation, reward, discount, last, own_returns = self.cross(
-            self.vector.step, self._convert_actions(action), live
+            self.vector.step, self._converted(action), live
         )
         self._returns_so_far = dict(own_returns)
         self._add_own_returns(last)
@@ -340,6 +340,18 @@ class Episodes:
         step_type = self._mid + last - self._last
         self._last = last
         return step_type, reward, discount, *observation
+
+    def _converted(self, action: np.ndarray) -> Any:
+        try:
+            return self._convert_actions(action)
+        except ValueError as error:
+            for array in self._rows[3:] if self._rows else ():
+                if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+                    raise UserError(
+                        "an observation holds NaN or infinity, for which the agent has no valid "
+                        f"action ({error})"
+                    ) from error
+            raise
 
     def _add_own_returns(self, ends: np.ndarray) -> None:
         for index in np.flatnonzero(ends).tolist() if self._returns_so_far else ():

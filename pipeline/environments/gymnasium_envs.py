@@ -95,6 +95,11 @@ def maker(
     make_kwargs = {"disable_env_checker": True} | (kwargs or {})
     if max_episode_steps is not None:
         make_kwargs["max_episode_steps"] = max_episode_steps
+    if make_kwargs.get("render_mode") == "human":
+        raise UserError(
+            'gymnasium_environment.kwargs: render_mode = "human" opens windows, which training '
+            "does not need. Drop it; pipeline.evaluate --video=FILE.mp4 records an episode."
+        )
     if render:
         make_kwargs["render_mode"] = "rgb_array"
     callables = [(_wrapper_name(w), _wrapper(w)) for w in wrappers]

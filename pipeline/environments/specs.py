@@ -143,6 +143,11 @@ def _array_spec(leaf: Leaf, environment: str) -> tf.TensorSpec:
         _check_number(np.sum(count), f"{environment}: the space {space} of {leaf.name}")
         return CategoricalSpec(space.shape, space.dtype, first, first + count - 1, name)
     assert isinstance(space, spaces.Box)
+    if space.dtype == np.longdouble:
+        raise UserError(
+            f"{environment}: the space {space} of {leaf.name} has a dtype that TensorFlow lacks. "
+            "Convert it with a wrapper (gymnasium_environment.wrappers)."
+        )
     if space.dtype == np.bool_:
         return tf.TensorSpec(space.shape, tf.bool, name)
     minimum, maximum = _smallest_bound(space.low), _smallest_bound(space.high)
@@ -306,12 +311,16 @@ def _box_converter(space: spaces.Box) -> ActionConverter:
     # A half-open range has no finite size, so the magnitude of its finite bound replaces it.
     bound = np.fmax(*(np.where(np.isfinite(end), np.abs(end), 0.0) for end in (low, high)))
     slack = _ROUNDING * np.where(np.isfinite(size), size, bound)
+    # Bounds of float64 may have been rounded outwards in the float32 spec.
+    with np.errstate(over="ignore"):
+        lowest = np.minimum(low - slack, low.astype(np.float32))
+        highest = np.maximum(high + slack, high.astype(np.float32))
 
     def convert(actions: np.ndarray) -> np.ndarray:
         # Every comparison with NaN is false, so that NaN counts as outside here.
         if ((actions >= low) & (actions <= high)).all():
             return actions.astype(space.dtype)
-        inside = (actions >= low - slack) & (actions <= high + slack)
+        inside = (actions >= lowest) & (actions <= highest)
         if not inside.all() or not np.isfinite(actions).all():
             raise _out_of_range(actions, inside, f"[{low}, {high}]")
         return np.clip(actions, low, high).astype(space.dtype)

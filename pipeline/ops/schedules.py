@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -59,15 +60,23 @@ def as_schedule(value: Schedule | float) -> Schedule:
         return lambda counter: tf.constant(value, tf.float32)
     try:
         first = value(tf.constant(0, tf.int64))
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         makes_schedules = getattr(value, "__name__", "") == linear_schedule.__name__
         if isinstance(error, RuntimeError) and not makes_schedules:
             raise  # gin raised it because a parameter of the schedule is not bound
         reason = str(error).partition("\n")[0]
         raise UserError(_not_a_schedule(value, reason)) from error
-    if callable(first):
+    if callable(first) or not _is_number(first):
         raise UserError(_not_a_schedule(value, "called with a counter, it returns no number"))
     return value
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return False
+    return tensor.shape.rank == 0 and (tensor.dtype.is_floating or tensor.dtype.is_integer)
 
 
 def _not_a_schedule(value: Callable, reason: str) -> str:

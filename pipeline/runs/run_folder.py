@@ -28,6 +28,8 @@ from pipeline.utils import files
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, named_errors, write_text
 
+#: What to do without run.json, for messages.
+REWRITE = "repeat the run's training command, which goes on from its checkpoint and writes it anew"
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
 #: Beginning of the error message if another process holds the lock of a folder.
@@ -252,7 +254,8 @@ class RunFolder:
         Raises:
           UserError: If the file is damaged or cannot be read.
         """
-        return files.read_json(self.path / name, _KINDS)
+        fix = f"delete it, and {REWRITE}" if name == "run.json" else "delete it to continue"
+        return files.read_json(self.path / name, _KINDS, fix)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replaces a JSON file of the folder atomically.

@@ -12,7 +12,7 @@ from pipeline import configuration
 from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored
 from pipeline.configuration.statements import Binding, Import, suggest
 from pipeline.runs import pretrained
-from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.run_folder import REWRITE, RunFolder
 from pipeline.utils.errors import UserError
 
 _AGENT = "agent"
@@ -51,10 +51,7 @@ class SavedRun:
             return self._description[key]
         except KeyError as error:
             path = self._folder.path / "run.json"
-            raise UserError(
-                f"{path} lacks {error}: it is damaged, or another version of the program wrote it. "
-                "Train again with --restart_behavior=restart."
-            ) from error
+            raise UserError(f"{path} is missing or lacks {error}: {REWRITE}.") from error
 
     @property
     def origin(self) -> dict[str, Any]:

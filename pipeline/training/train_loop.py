@@ -214,6 +214,8 @@ def _finished(
     if not result:
         return None
     before = folder.read_json("run.json")
+    if not before:
+        return None  # it was deleted; the run goes on from its last checkpoint and writes it anew
     differences = [
         f"{name}: {before.get(name, 'nothing')} there, {flags.get(name, 'nothing')} here"
         for name in ("execution", "warm_start")

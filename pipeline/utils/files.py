@@ -199,12 +199,15 @@ def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[Non
         raise kind(f"cannot write to {flag}={folder}: {error.strerror}") from error
 
 
-def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:
+def read_json(
+    path: pathlib.Path, kinds: Mapping[str, type], fix: str = "delete it to continue"
+) -> dict[str, Any]:
     """Returns the object in a JSON file, or an empty dictionary if there is no such file.
 
     Args:
       path: Path of the file.
       kinds: Required types of the values of some keys. The keys may be missing.
+      fix: What to do with a damaged file, for the message.
 
     Raises:
       UserError: If the file is damaged or cannot be read.
@@ -216,12 +219,10 @@ def read_json(path: pathlib.Path, kinds: Mapping[str, type]) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to continue.") from error
+        raise UserError(f"{path} is damaged ({error}); {fix}.") from error
     wrong = [k for k, kind in kinds.items() if not isinstance(value.get(k, kind()), kind)]
     if wrong:
-        raise UserError(
-            f"{path} is damaged (wrong type of {', '.join(wrong)}); delete it to continue."
-        )
+        raise UserError(f"{path} is damaged (wrong type of {', '.join(wrong)}); {fix}.")
     return value
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-from scripted_environments import RaisingEnv, ScriptedEnv, environment
+from scripted_environments import PlainEnv, RaisingEnv, ScriptedEnv, environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
@@ -260,6 +260,16 @@ def test_a_budget_of_steps_drops_what_is_unfinished(num_env_steps, returns):
     result = evaluator(short_and_long(), num_env_steps=num_env_steps).run(5, index=0)
     assert result["returns"] == returns
     assert result["return_mean"] == pytest.approx(np.mean(returns))
+
+
+def test_a_return_that_is_not_finite_ends_an_evaluation():
+    class EndlessReward(PlainEnv):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, float("inf") if self.time == 3 else 1.0, *rest
+
+    with pytest.raises(UserError, match="returned inf, because a reward is not finite"):
+        evaluator(environment(EndlessReward())).run(2, 0)
 
 
 def test_the_mean_of_no_episode_is_nought():

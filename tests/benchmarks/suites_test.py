@@ -224,6 +224,18 @@ def test_mistakes_in_bindings(write, binding, message):
         planned_runs.plan(suites.load(write()), pathlib.Path("out"), [binding])
 
 
+def test_a_mistake_in_a_binding_of_the_suite_names_its_experiment(write):
+    suite = suites.load(write("suite.bindings = ('train.log_interval 5',)"))
+    with pytest.raises(UserError, match="cannot read .*\nIt is a binding of the suite or search"):
+        planned_runs.plan(suite, pathlib.Path("out"))
+
+
+def test_a_name_that_no_folder_can_have_is_refused(write):
+    experiment = ("a" * 250, "b", "dqn_cartpole", 5)
+    with pytest.raises(UserError, match="a name may have 200 bytes at most"):
+        suites.load(write(f"suite.experiments = ({experiment},)"))
+
+
 def test_a_missing_config_is_named(write):
     suite = suites.load(write("suite.experiments = (('dqn', 'A-v1', 'dqn_cartpol', 5),)"))
     with pytest.raises(UserError, match="named 'dqn_cartpol'. Nearest: dqn_cartpole"):

@@ -134,12 +134,16 @@ def test_seeds_of_different_experiments_are_not_mixed(tmp_path: pathlib.Path) ->
         ("python a.py --gin_file='my runs/x.gin'", "x"),
         ("a.py --gin_file agents/dqn -gin_file=environments/gymnasium", "dqn + gymnasium"),
         ("python a.py --gin_bindings='train.num_env_steps = 5'", ""),
+        ("python a.py --gin_file='a$b^{_c$'", r"a\$b^{_c\$"),
+        ("python a.py --gin_file='open", ""),
     ],
 )
 def test_title_is_the_config(tmp_path: pathlib.Path, command: str, config: str) -> None:
     run = make_run(tmp_path / "a", {1: 1.0}, command=command)
     assert run.config == config
-    assert plot.draw([run]).axes[0].get_title() == config
+    figure = plot.draw([run])
+    assert figure.axes[0].get_title() == config
+    figure.canvas.draw()  # fails if Matplotlib takes the title for a formula
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,22 @@ def test_more_steps_go_on_with_a_finished_run(copied_run):
     assert 1_200 <= resumed_at < 1_216
 
 
+def test_a_run_whose_description_was_deleted_writes_it_again(copied_run):
+    before, path = snapshot(copied_run), copied_run / "run.json"
+    path.write_text("")
+    ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS)
+    assert ended.returncode == 2
+    assert f"{path} is damaged" in ended.stderr and "delete it, and repeat" in ended.stderr
+    path.unlink()
+    ended = run_binary("evaluate", f"--root_dir={copied_run}")
+    assert ended.returncode == 2 and "repeat the run's training command" in ended.stderr
+    ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(path.read_text())["seed"] == 1
+    after = snapshot(copied_run)
+    assert after.keys() == before.keys()
+
+
 def test_restart_moves_the_old_run_aside(copied_run):
     before = snapshot(copied_run)
     ended = run_binary(

@@ -45,9 +45,20 @@ def make_crate(
     fill: "Callable[..., list[int | None]]" = make_fruit,
     paint: "Initializer" = make_fruit,
     wrap: "Callable[[int], int] | None" = None,
+    builds: "Callable[..., Crate] | None" = None,
 ):
-    del lid, label, sizes, extras, sealed, shares, span, cells, fill, paint, wrap
+    del lid, label, sizes, extras, sealed, shares, span, cells, fill, paint, wrap, builds
     return slots, layers, limit, price
+
+
+@gin.configurable("Crate", module="pipeline.orchard")
+class Crate:
+    pass
+
+
+@gin.configurable("make_pears", module="pipeline.orchard")
+def make_pears() -> "list[int]":
+    return [1]
 
 
 @gin.configurable("make_pear", module="pipeline.orchard")
@@ -494,11 +505,45 @@ def test_an_unknown_module():
     assert "there is no module 'a_module_of_nobody'." in message
 
 
-def test_a_broken_module_is_not_a_mistake_in_the_gin_file(tmp_path, monkeypatch):
-    (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
+    tmp_path, monkeypatch, text, error
+):
+    (tmp_path / "broken.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
-        configuration.load([], ["import needs_more"], allow_imports=True)
+    path = write(tmp_path, "import broken\n")
+    message = message_of(files=[path], allow_imports=True)
+    assert message.startswith(f"{path}:1: import broken raised {error}")
+    assert message.endswith(f"({tmp_path / 'broken.py'}:1)")
+
+
+@pytest.mark.parametrize("value", ["007", "5 5"])
+def test_a_number_that_python_does_not_read_needs_no_quotes(value):
+    message = message_of(f"make_crate.slots = {value}")
+    assert message.startswith("--gin_bindings: cannot read") and "'" not in message
+
+
+def test_a_list_cannot_be_a_key():
+    assert "cannot be the key of a dictionary" in message_of("make_crate.extras = {[1]: 1}")
+
+
+@pytest.mark.parametrize("name", ["make_filler", "Pear", "make_pears"])
+def test_what_returns_something_else_is_refused(name):
+    message = message_of(f"make_crate.builds = @{name}")
+    assert message.endswith(f"= @{name}: must return an object of the class Crate.")
+
+
+def test_what_returns_what_is_needed_or_does_not_say_is_accepted():
+    configuration.load([], ["make_crate.builds = @Crate"])
+    gin.external_configurable(lambda: [1], "says_nothing", module="mine")
+    configuration.load([], ["make_crate.builds = @says_nothing"])
 
 
 def test_explain_gives_every_value_its_place(shipped):

@@ -88,6 +88,11 @@ def test_equal_seeds_give_equal_rows_and_others_do_not():
     assert not np.array_equal(rows(1)[-1], rows(2)[-1])
 
 
+def test_windows_are_refused():
+    with pytest.raises(UserError, match="pipeline.evaluate --video"):
+        gymnasium_environment(1, name="CartPole-v1", num_envs=1, kwargs={"render_mode": "human"})
+
+
 def test_rows_are_independent():
     given = actions(60, 3)
     rows = run(gymnasium_environment(1, name="CartPole-v1", num_envs=3), given)

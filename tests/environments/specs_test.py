@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text
-from scripted_environments import EchoEnv, SamplingEnv, ScriptedEnv, environment
+from scripted_environments import EchoEnv, PlainEnv, SamplingEnv, ScriptedEnv, environment
 from tf_agents.specs import tensor_spec
 
 from pipeline.environments import specs
@@ -44,6 +44,17 @@ def test_discrete_actions_start_at_zero_outside_and_at_start_inside():
         env.step([action])
     assert scripted.actions == [-1, 0, 1]
     assert scripted.action_space.contains(scripted.actions[0])
+
+
+def test_an_invalid_action_for_an_observation_of_nan_is_explained_by_it():
+    class Broken(PlainEnv):
+        def observe(self):
+            return np.full(3, np.nan, np.float32)
+
+    env = environment(Broken())
+    env.reset()
+    with pytest.raises(UserError, match=r"an observation holds NaN .*action 2 .* is outside"):
+        env.step(tf.constant([2]))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +136,8 @@ def test_an_action_out_of_range_is_refused_and_named(space, action):
     [
         (Box(0.1, 0.7, (1,)), np.nextafter(np.float32(0.7), np.float32(1))),
         (Box(0.7, np.inf, (1,), np.float64), np.float32(0.7)),  # it is rounded below 0.7
+        (Box(0.1, 0.1, (1,), np.float64), np.float32(0.1)),  # it is rounded above 0.1
+        (Box(101300.1, 101350.1, (1,), np.float64), np.float32(101350.1)),
     ],
 )
 def test_an_action_beside_a_bound_by_rounding_is_clipped(space, action):

@@ -75,6 +75,12 @@ def test_a_schedule_of_ones_own_needs_none() -> None:
     assert as_schedule(halving) is halving
 
 
+def test_a_function_without_a_number_is_no_schedule() -> None:
+    for other in (tf.keras.optimizers.Adam, lambda counter: tf.zeros([2]), str):
+        with pytest.raises(UserError, match="is not a schedule"):
+            as_schedule(other)
+
+
 def test_a_schedule_of_ones_own_that_lacks_a_value_is_left_to_gin() -> None:
     def rate(counter: tf.Tensor) -> tf.Tensor:
         raise RuntimeError("Required bindings for `rate` not provided in config: ['final']")
