@@ -151,9 +151,10 @@ class Evaluator:
             returns = tally.returns(episodes.own_returns)
             truncated = sum(x for of_env in tally.counted(episodes.endings) for x in of_env)
         if not np.isfinite(returns).all():
+            bad = next(x for x in returns if not np.isfinite(x))
             raise UserError(
-                f"environment {self.environment.name}: an episode of an evaluation returned "
-                f"{next(x for x in returns if not np.isfinite(x))}, because a reward is not finite."
+                f"environment {self.environment.name}: an episode of an evaluation returned {bad}, "
+                "because a reward is NaN or infinite. Check the class of the environment."
             )
         return summarize(returns) | ({"truncated": truncated} if truncated else {})
 

@@ -268,7 +268,7 @@ def test_a_return_that_is_not_finite_ends_an_evaluation():
             observation, _, *rest = super().step(action)
             return observation, float("inf") if self.time == 3 else 1.0, *rest
 
-    with pytest.raises(UserError, match="returned inf, because a reward is not finite"):
+    with pytest.raises(UserError, match="returned inf, because a reward is NaN or infinite"):
         evaluator(environment(EndlessReward())).run(2, 0)
 
 

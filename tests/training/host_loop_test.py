@@ -239,7 +239,7 @@ def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, undist
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
     run.at(210, (tmp_path / "nan").touch)
     with pytest.raises(UserError) as error:
         run.train()
@@ -274,7 +274,7 @@ def unreadable(path, method):
 
 
 def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path):
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
     with contextlib.ExitStack() as stack:
 
         def spoil():
