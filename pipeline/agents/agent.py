@@ -76,7 +76,7 @@ class Agent(tf_agent.TFAgent):
         self, experience: Trajectory, weights: tf.Tensor
     ) -> tuple[Gradients, tf_agent.LossInfo]:
         """Calls `gradients`, compiled by XLA after `compile` unless the execution is exact."""
-        compiled = None if Execution.current() is not Execution.GRAPH else self._compiled_gradients
+        compiled = self._compiled_gradients if Execution.current() is Execution.GRAPH else None
         return (compiled or self.gradients)(experience, weights)
 
     def gradient_variables(self) -> Any:

@@ -23,10 +23,8 @@ _PACKAGES = (
     *("gymnasium", "ale-py", "numpy", "gin-config"),
 )
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
-_LIMIT = "Evaluator.max_episode_steps"
-# These parameters do not affect what a run learns.
+# These parameters do not affect a run's results.
 _HARMLESS = {
-    _LIMIT,
     "Patience.give_up_after",
     "Watchdog.timeout",
     "atari_environment.num_threads",
@@ -36,6 +34,8 @@ _HARMLESS = {
     "train.checkpoint_interval",
     "train.log_interval",
 }
+# The limit of an evaluation's episodes does not affect what a run learns.
+_LIMIT = "Evaluator.max_episode_steps"
 # The length of a run does not affect the steps taken so far, unless a schedule spans the whole run.
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
@@ -126,7 +126,7 @@ def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     Raises:
       UserError: If the file cannot be read.
     """
-    harmless = {*_HARMLESS, _LENGTH} - {_LIMIT}  # which affects the final evaluation
+    harmless = {*_HARMLESS, _LENGTH}
     written: dict[tuple[str, str], dict[str, Any]] = {}
     for binding in _bindings(Source.read(operative_config), harmless):
         parameter = binding.parameter or "value"
@@ -228,7 +228,9 @@ class Circumstances:
 
     def _circumstances(self) -> dict[str, str]:
         text = configuration.operative_config()
-        harmless = _HARMLESS if _OF_WHOLE_RUN in text else {*_HARMLESS, _LENGTH}
+        harmless = {*_HARMLESS, _LIMIT}
+        if _OF_WHOLE_RUN not in text:
+            harmless.add(_LENGTH)
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
         cpu_count = machine()["cpu_count"]
         threads = {

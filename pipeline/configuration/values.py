@@ -93,12 +93,22 @@ def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
     return type(value) in kind.types or _stands_for_int(value, kind)
 
 
+def _target(reference: Reference) -> Any:
+    """Returns the function or class that a reference names; None if it is not registered."""
+    configurable = registered(reference.name.rpartition("/")[2])
+    return configurable.wrapped if configurable else None
+
+
+def _returned(function: Any) -> Any:
+    """Returns the annotation of a function's result; `Any` if there is none."""
+    return resolved(function, getattr(function, "__annotations__", {}).get("return", Any))
+
+
 def _makes(reference: Reference, kind: _Kind) -> bool:
     """Returns True if `name()` may return what is needed, as far as its annotation says."""
-    configurable = registered(reference.name.rpartition("/")[2])
-    made: Any = configurable.wrapped if configurable else None
+    made = _target(reference)
     if not inspect.isclass(made):
-        made = resolved(made, getattr(made, "__annotations__", {}).get("return", Any))
+        made = _returned(made)
         made = get_origin(made) or made
     if kind.result is None or made is Any or not inspect.isclass(made):
         return True
@@ -110,14 +120,12 @@ def _makes(reference: Reference, kind: _Kind) -> bool:
 
 def _gives_callable(reference: Reference, kind: _Kind) -> bool:
     """Returns True if the result of `@name()` may itself be called, or has no annotation."""
-    configurable = registered(reference.name.rpartition("/")[2])
-    target = configurable.wrapped if configurable else None
+    target = _target(reference)
     if inspect.isclass(target):
         if kind.result and issubclass(target, kind.result):
             return False  # an instance, where the class that makes it is needed
         return any("__call__" in vars(base) for base in target.__mro__)
-    returned = getattr(target, "__annotations__", {}).get("return", Any)
-    members = union_members(resolved(target, returned))
+    members = union_members(_returned(target))
     return any(member in (Any, None) or is_callable(member) for member in members)
 
 

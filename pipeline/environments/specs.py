@@ -143,11 +143,13 @@ def _array_spec(leaf: Leaf, environment: str) -> tf.TensorSpec:
         _check_number(np.sum(count), f"{environment}: the space {space} of {leaf.name}")
         return CategoricalSpec(space.shape, space.dtype, first, first + count - 1, name)
     assert isinstance(space, spaces.Box)
-    if space.dtype == np.longdouble:
+    try:
+        tf.as_dtype(space.dtype)
+    except TypeError as error:  # such as np.longdouble
         raise UserError(
             f"{environment}: the space {space} of {leaf.name} has a dtype that TensorFlow lacks. "
             "Convert it with a wrapper (gymnasium_environment.wrappers)."
-        )
+        ) from error
     if space.dtype == np.bool_:
         return tf.TensorSpec(space.shape, tf.bool, name)
     minimum, maximum = _smallest_bound(space.low), _smallest_bound(space.high)
@@ -203,8 +205,7 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
     """
     is_empty = 0 in (space.shape or ())
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and not is_empty:
-        with np.errstate(over="ignore"):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        low, high = _float32_bounds(space)
         return tensor_spec.BoundedTensorSpec(space.shape, tf.float32, low, high, "action")
     choices = _choices(space)
     if choices is None or is_empty:
@@ -283,9 +284,7 @@ def actions_in_space(actions: tf.Tensor, space: gymnasium.Space) -> tf.Tensor:
     if choices is not None:
         return tf.cast(tf.cast(actions, tf.int64) + tf.cast(choices[0], tf.int64), space.dtype)
     assert isinstance(space, spaces.Box)
-    with np.errstate(over="ignore"):
-        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-    # Rounding may have moved a bound of float64 outwards.
+    low, high = _float32_bounds(space)
     low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
     high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
     if (low <= high).all():  # LiteRT clips only float32
@@ -304,6 +303,12 @@ def _integer_converter(start: Any, count: Any, dtype: Any) -> ActionConverter:
     return convert
 
 
+def _float32_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds as float32. Rounding may have moved a bound of float64 outwards."""
+    with np.errstate(over="ignore"):
+        return space.low.astype(np.float32), space.high.astype(np.float32)
+
+
 def _box_converter(space: spaces.Box) -> ActionConverter:
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
@@ -311,10 +316,8 @@ def _box_converter(space: spaces.Box) -> ActionConverter:
     # A half-open range has no finite size, so the magnitude of its finite bound replaces it.
     bound = np.fmax(*(np.where(np.isfinite(end), np.abs(end), 0.0) for end in (low, high)))
     slack = _ROUNDING * np.where(np.isfinite(size), size, bound)
-    # Bounds of float64 may have been rounded outwards in the float32 spec.
-    with np.errstate(over="ignore"):
-        lowest = np.minimum(low - slack, low.astype(np.float32))
-        highest = np.maximum(high + slack, high.astype(np.float32))
+    lowest, highest = _float32_bounds(space)
+    lowest, highest = np.minimum(low - slack, lowest), np.maximum(high + slack, highest)
 
     def convert(actions: np.ndarray) -> np.ndarray:
         # Every comparison with NaN is false, so that NaN counts as outside here.

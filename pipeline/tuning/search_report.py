@@ -105,14 +105,15 @@ def _seeds(search: Search) -> str:
 
 
 def _text(search: Search, trials: Mapping[int, Trial], best: Trial, figures: str) -> str:
+    states = _states(search, trials)
     blocks = [
         f"# Search {escaped(search.name)}\n",
         *_best(search, trials, best),
-        *_savings(search, trials),
+        *_savings(search, trials, states),
         *_importances(search, trials),
         f"## Values of the parameters\n\n{figures}" if figures else "",
         "## All trials\n",
-        _all_trials(search, trials),
+        _all_trials(search, trials, states),
         *_failures(trials),
     ]
     return "\n".join(block for block in blocks if block)
@@ -132,7 +133,9 @@ def _best(search: Search, trials: Mapping[int, Trial], best: Trial) -> Iterator[
     yield f"[{_BEST}]({_BEST}) is this configuration: `--gin_file={_BEST}`. {_SELECTION}\n"
 
 
-def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
+def _savings(
+    search: Search, trials: Mapping[int, Trial], states: Mapping[int, str]
+) -> Iterator[str]:
     """Yields what pausing trials has saved."""
     if not search.rungs:
         return
@@ -141,7 +144,6 @@ def _savings(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
         f"Trials were compared after {rungs} environment steps, and 1 of every "
         f"{search.reduction} continued."
     )
-    states = _states(search, trials)
     ended = {n: x for n, x in trials.items() if states[n] in (_FINISHED, _NOT_CONTINUED)}
     if ended:
         trained = trained_steps(search, ended)
@@ -173,14 +175,13 @@ def _importances(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
     yield table(f"Importance for the return {after}", ["parameter", "share"], rows)
 
 
-def _all_trials(search: Search, trials: Mapping[int, Trial]) -> str:
+def _all_trials(search: Search, trials: Mapping[int, Trial], states: Mapping[int, str]) -> str:
     returns = [f"return after {end:,} steps" for end in search.ends]
     columns = ["trial", "state", *(code(name) for name in search.parameters), *returns]
     best_first = sorted(
         trials.values(),
         key=lambda x: (-len(x.returns), -x.value(-1) if x.returns else 0.0, x.number),
     )
-    states = _states(search, trials)
     rows = [
         [
             str(trial.number),

@@ -191,3 +191,9 @@ def test_other_spaces_are_refused_by_name(which, space):
     with pytest.raises(UserError) as error:
         environment(EchoEnv(observation_space, action_space))
     assert f"the {which} space {space} is not supported" in str(error.value)
+
+
+def test_a_type_of_numbers_that_tensorflow_lacks_is_named():
+    space = Box(-1, 1, (2,), np.longdouble)
+    with pytest.raises(UserError, match="mine: the space .* has a dtype that TensorFlow lacks"):
+        specs.observation_spec(space, "mine")

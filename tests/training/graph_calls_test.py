@@ -11,25 +11,27 @@ from run_processes import Run
 from pipeline.training.graph_calls import GraphCalls
 
 
+def state_at(steps: int, collect_seconds: float) -> Any:
+    statistics = SimpleNamespace(env_steps=tf.constant(steps))
+    carry = SimpleNamespace(vector_steps=tf.constant([steps]), statistics=statistics)
+    return SimpleNamespace(carry=carry, collect_seconds=tf.constant(collect_seconds, tf.float64))
+
+
 def test_shares_are_of_the_calls_alone():
     """An evaluation may step the environments of training."""
     environment: Any = SimpleNamespace(seconds=0.0)
     runner: Any = SimpleNamespace(collect_steps=1, at_once=1)
 
-    def state_at(steps) -> Any:
-        statistics = SimpleNamespace(env_steps=tf.constant(steps))
-        carry = SimpleNamespace(vector_steps=tf.constant([steps]), statistics=statistics)
-        return SimpleNamespace(carry=carry, collect_seconds=tf.constant(0.01 * steps, tf.float64))
-
     def chunk(state, max_iterations, until):
         time.sleep(0.02)
         environment.seconds += 0.005
-        return state_at(int(state.carry.vector_steps[0]) + 1)
+        steps = int(state.carry.vector_steps[0]) + 1
+        return state_at(steps, 0.01 * steps)
 
     calls = GraphCalls(runner, environment)
-    calls.restart_timing(state_at(0))
+    calls.restart_timing(state_at(0, 0.0))
     environment.seconds += 100.0
-    state = calls.run(chunk, state_at(0), 100)
+    state = calls.run(chunk, state_at(0, 0.0), 100)
     environment.seconds += 100.0
     shares = calls.shares(calls.run(chunk, state, 100))
     assert 0 < shares["environment_share"] <= 0.25
@@ -40,13 +42,6 @@ def test_shares_are_of_the_calls_alone():
 def test_shares_of_environments_that_step_during_updates_add_up_to_one():
     environment: Any = SimpleNamespace(seconds=0.0)
     calls = GraphCalls(SimpleNamespace(collect_steps=1, at_once=1), environment)  # type: ignore[arg-type]
-
-    def state_at(steps, collect_seconds) -> Any:
-        statistics = SimpleNamespace(env_steps=tf.constant(steps))
-        carry = SimpleNamespace(vector_steps=tf.constant([steps]), statistics=statistics)
-        return SimpleNamespace(
-            carry=carry, collect_seconds=tf.constant(collect_seconds, tf.float64)
-        )
 
     def chunk(state, max_iterations, until):
         time.sleep(0.02)
