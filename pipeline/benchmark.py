@@ -19,7 +19,6 @@ from pipeline import cli, configuration
 from pipeline.benchmarks import run_flags
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
-from pipeline.utils.tensorflow_import import import_tensorflow
 
 _SUITE = flags.DEFINE_string(
     "suite", None, "Suite to run: a shipped one, such as smoke or classic, or a gin file's path."
@@ -69,8 +68,7 @@ def main(_: Sequence[str]) -> int:
 def _measure_throughput() -> None:
     allow_imports = run_flags.ALLOW_GIN_IMPORTS.value
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, allow_imports)
-    print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     from pipeline.benchmarks import throughput
     from pipeline.training.components import configure_tensorflow
 

@@ -24,7 +24,6 @@ from gymnasium.utils import env_checker
 from pipeline import cli, configuration
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
-from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.acting import Carry, CollectDriver, RandomPolicy
@@ -68,8 +67,7 @@ class _Rows(NamedTuple):
 def main(_: Sequence[str]) -> int:
     bindings = _GIN_BINDINGS.value
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
-    print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     from pipeline.environments import Watchdog
     from pipeline.environments.environment_errors import named_failures
     from pipeline.training.components import configure_tensorflow
@@ -80,7 +78,7 @@ def main(_: Sequence[str]) -> int:
     create_environment = bound("create_environment")
     with StopSignal("stopping", ends_at_once=True) as stop:
         environment = create_environment(_SEED.value)
-        watchdog = Watchdog([environment], str, stop)
+        watchdog = Watchdog([environment.episodes], str, stop)
         close = contextlib.closing
         with close(environment), close(watchdog), named_failures(environment):
             for title, text in _findings(environment, create_environment):

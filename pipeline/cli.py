@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import io
 import os
 import pathlib
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO, cast
@@ -20,7 +22,9 @@ from typing import Any, NoReturn, TextIO, cast
 from absl import app, flags
 
 from pipeline import configuration
+from pipeline.configuration.statements import Binding, Import
 from pipeline.utils import errors
+from pipeline.utils.tensorflow_import import import_tensorflow
 
 flags.disclaim_key_flags()  # `define_path` defines flags of the binary, not of this module.
 
@@ -40,10 +44,6 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             code = main(argv)
             sys.stdout.flush()
             return code
-        except BrokenPipeError:
-            # The program that reads the output, such as head, has ended.
-            _discard(sys.stdout)
-            return 128 + signal.SIGPIPE
         except errors.UserError as error:
             _fail(configuration.explain_call_error(error) or str(error), error.exit_code)
         except KeyboardInterrupt:
@@ -58,7 +58,16 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    app.run(guarded_main, flags_parser=_parse_flags)
+    stdout = sys.stdout
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, _Output(stdout))):
+            app.run(guarded_main, flags_parser=_parse_flags)
+    except _OutputError as error:
+        _discard(stdout)
+        if isinstance(error.__cause__, BrokenPipeError):
+            # The program that reads the output, such as head, has ended.
+            sys.exit(128 + signal.SIGPIPE)
+        _fail(f"cannot write to standard output: {error}", errors.RETRY_CODE)
     raise AssertionError("app.run does not return")
 
 
@@ -83,6 +92,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         _fail(str(error))
     except SystemExit:
         # Only the --help flags exit while flags are parsed, and absl's exit code means failure.
+        sys.stdout.flush()
         sys.exit(0)
     # app.run would raise a default verbosity to INFO, and TensorFlow would log every checkpoint.
     flags.FLAGS["verbosity"].using_default_value = False
@@ -120,7 +130,7 @@ def expendable_output() -> Iterator[None]:
     finally:
         try:
             stdout.flush()
-        except OSError:
+        except (OSError, _OutputError):
             _discard(stdout)
 
 
@@ -129,8 +139,15 @@ def _discard(file: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-class _Expendable:
-    """Wraps a text file and ignores its write errors."""
+class _OutputError(Exception):
+    """Raised if standard output cannot be written. The cause is an OSError.
+
+    It is no OSError itself, so that nobody takes it for the error of another file.
+    """
+
+
+class _Output:
+    """Wraps a text file, and converts its write errors to `_OutputError`."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -139,13 +156,29 @@ class _Expendable:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with self._handling_errors():
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._handling_errors():
             self._file.flush()
+
+    @contextlib.contextmanager
+    def _handling_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _OutputError(error.strerror) from error
+
+
+class _Expendable(_Output):
+    """Wraps a text file, and ignores its write errors."""
+
+    @contextlib.contextmanager
+    def _handling_errors(self) -> Iterator[None]:
+        with contextlib.suppress(OSError, _OutputError):
+            yield
 
 
 class _PathParser(flags.ArgumentParser):
@@ -165,11 +198,13 @@ class _PathParser(flags.ArgumentParser):
         except UnicodeEncodeError as error:
             raise ValueError("it is not UTF-8") from error
         try:
-            os.stat(path)
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            return path
         except OSError as error:
             raise ValueError(error.strerror) from error
+        if is_folder and not os.access(path, os.X_OK):  # Its files cannot be accessed.
+            raise ValueError(os.strerror(errno.EACCES))
         return path
 
 
@@ -184,8 +219,19 @@ def define_paths(name: str, description: str) -> flags.FlagHolder:
     return flags.DEFINE_multi(_PathParser(), serializer, name, [], description)
 
 
+def load_tensorflow(statements: Sequence[Import | Binding]) -> None:
+    """Imports TensorFlow, which takes seconds, with the kernels that gin statements choose.
+
+    Raises:
+      UserError: If TensorFlow cannot be used; see `import_tensorflow`.
+    """
+    print("loading TensorFlow ...", flush=True)
+    import_tensorflow(configuration.uses_onednn(statements))
+
+
 def python_command() -> str:
     """Returns the command that starts the running Python from the current folder."""
     executable = pathlib.Path(sys.executable)
-    here = pathlib.Path.cwd()
-    return str(executable.relative_to(here) if executable.is_relative_to(here) else executable)
+    with contextlib.suppress(FileNotFoundError, ValueError):  # deleted, or not above the executable
+        return str(executable.relative_to(pathlib.Path.cwd()))
+    return str(executable)

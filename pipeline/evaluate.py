@@ -19,7 +19,6 @@ from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import EVALUATING, Progress, score_text
 from pipeline.utils.shutdown import StopSignal
-from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.acting.evaluation import Evaluator
@@ -61,9 +60,8 @@ def main(_: Sequence[str]) -> int:
     run = SavedRun(_ROOT_DIR.value or name, _CHECKPOINT.value)
     video = _video_path()
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    print("loading TensorFlow ...", flush=True)
     # Import it before StopSignal, so that a signal during the import ends the process at once.
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     with StopSignal("stopping") as stop:
         is_done = _evaluate(run, statements, video, stop)
     return 0 if is_done else 128 + (stop.signal or 0)
@@ -109,7 +107,7 @@ def _evaluate(
     @contextlib.contextmanager
     def watched(**kwargs: Any) -> Iterator[Evaluator]:
         environment = build_evaluation_environment(seed, bound("create_environment"), **kwargs)
-        watchdog = Watchdog([environment], str, stop)
+        watchdog = Watchdog([environment.episodes], str, stop)
         with contextlib.closing(environment), contextlib.closing(watchdog):
             environment.check_spaces(restored.observation_space, restored.action_space)
             policies = restored.agent.policy, restored.agent.collect_policy

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from pipeline import cli, configuration
+from pipeline import cli
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import named_errors
-from pipeline.utils.tensorflow_import import import_tensorflow
+from pipeline.utils.files import UNFINISHED, named_errors
 
 _SUFFIXES = {"saved_model": "", "tflite": ".tflite", "onnx": ".onnx", "run": "-run"}
 
@@ -50,8 +49,7 @@ def main(_: Sequence[str]) -> None:
     output = output.absolute()  # a module that gin imports may change the folder
     _check(output)
     statements = run.read_config([], _ALLOW_GIN_IMPORTS.value)
-    print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     from pipeline import exported_policy
     from pipeline.utils.execution import configure_gpu
 
@@ -59,7 +57,7 @@ def main(_: Sequence[str]) -> None:
     export = exported_policy.load_export(run, _ALLOW_GIN_IMPORTS.value, _FORMAT.value)
     with named_errors(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=output.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=output.parent) as folder:
             temporary = pathlib.Path(folder) / output.name
             export.write(temporary)
             temporary.rename(output)

@@ -95,7 +95,7 @@ def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         write_saved_model(policy, pathlib.Path(folder))
-        with _converting():
+        with _converting("tflite"):
             content = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
     path.write_bytes(content)
 
@@ -108,19 +108,22 @@ def write_onnx(policy: ExportedPolicy, path: pathlib.Path) -> None:
     """
     import tf2onnx
 
-    with _converting():
+    with _converting("onnx"):
         model, _ = tf2onnx.convert.from_function(policy.act, policy.act.input_signature)
     path.write_bytes(model.SerializeToString())
 
 
 @contextlib.contextmanager
-def _converting() -> Iterator[None]:
+def _converting(export_format: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # each converter has errors of its own
-        reason = str(error).strip().partition("\n")[0]
+        text = str(error).strip()
+        operation = re.search(r"tf\.\w+\(.*", text)  # in MLIR, with the dtypes of its arguments
+        reason = operation.group() if operation else text.partition("\n")[0]
         raise UserError(
-            f"the policy cannot be converted ({reason}). Export it as saved_model."
+            f"the policy cannot be converted to {export_format} ({reason}). Choose another "
+            "--format."
         ) from error
 
 
@@ -145,8 +148,12 @@ def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> E
     if export_format == "run":
         return _load_small_run(run, allow_gin_imports)
     write = {"saved_model": write_saved_model, "tflite": write_tflite, "onnx": write_onnx}
-    # The other formats have no bfloat16 convolutions. The weights are float32 in any case.
-    bindings = [] if export_format == "saved_model" else ["encoder_precision.policy = 'float32'"]
+    bindings = []
+    if export_format != "saved_model":
+        # The others have no bfloat16 convolutions. The weights are float32 in any case.
+        bindings.append("encoder_precision.policy = 'float32'")
+    if export_format == "tflite":  # It cannot calculate in float64.
+        bindings.append("ObservationNormalizer.precision = 'float32'")
     policy = load_policy(run, allow_gin_imports, bindings)
     exported = ExportedPolicy(policy)
     return Export(

@@ -60,8 +60,7 @@ def _compare_runs(folder: str) -> None:
 
 def _compare_updates() -> None:
     statements = configuration.read(_GIN_FILE.value, _GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
-    print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     from pipeline.benchmarks.eager_graph import report
     from pipeline.benchmarks.eager_graph.updates import Updates
     from pipeline.training.components import build, configure_tensorflow

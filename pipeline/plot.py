@@ -23,6 +23,7 @@ from pipeline import cli
 from pipeline.benchmarks.formatting import short
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import errors, jsonl
+from pipeline.utils.files import replacing
 
 _SEED = re.compile(r"((?<=.)[_-]|^)seed[_-]?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
@@ -222,7 +223,8 @@ def main(_: Sequence[str]) -> None:
         raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(output)
+        with replacing(output) as temporary:
+            figure.savefig(temporary)
     except OSError as error:
         raise errors.UserError(f"cannot write --output={output}: {error}") from error
     with cli.expendable_output():

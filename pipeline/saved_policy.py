@@ -61,7 +61,7 @@ class SavedPolicy:
             spaces, every array has that axis. It must come from the space that the agent was
             trained on, wrappers included. Any dtype is allowed that converts to the space's dtype
             without a change of kind: integers convert to floats, but floats do not convert to
-            integers.
+            integers. Integers must be in the range of an integer dtype.
           seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
             from the collect policy instead, exploration included. The same number samples the same
             actions, so pass a different number at each step.
@@ -157,9 +157,12 @@ def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.n
             f"{name} has shape {array.shape}. Pass shape {shape}, or (batch size{sizes}) for a "
             "batch."
         )
-    dtype = spec.dtype.as_numpy_dtype
-    fits = np.can_cast(array.dtype, dtype, "same_kind")
-    if not fits and not (array.dtype.kind in "uib" and np.array_equal(array.astype(dtype), array)):
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if array.dtype.kind in "uib" and dtype.kind in "uib":
+        fits = np.array_equal(array.astype(dtype), array)
+    else:
+        fits = np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits:
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
     if not specs.are_in(specs.categories(leaf.space), array):
         raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")

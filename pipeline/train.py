@@ -13,7 +13,6 @@ from pipeline.configuration.statements import Binding
 from pipeline.runs.run_folder import RESTART_BEHAVIORS
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import score_text
-from pipeline.utils.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from pipeline.utils.execution import Execution
@@ -95,8 +94,7 @@ def _train() -> int:
     bound = {s.short_name for s in statements if isinstance(s, Binding)}
     if _RAY_ADDRESS.value is not None and "train.runner" not in bound:
         raise UserError("--ray_address has no effect without --gin_file=runners/distributed.")
-    print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    cli.load_tensorflow(statements)
     from pipeline.checkpointing.exactness import Exactness
     from pipeline.training.train_loop import train
     from pipeline.utils.shutdown import Stopped, StopSignal
@@ -139,12 +137,13 @@ def _closing_words(result: dict) -> str:
     folder = _ROOT_DIR.value or ""  # No run starts without a folder.
     root_dir = f"--root_dir={shlex.quote(folder)}"
     video = shlex.quote(f"{folder}/episode.mp4")
+    imports = " --allow_gin_imports" if _ALLOW_GIN_IMPORTS.value else ""
     return (
         f"evaluation of the final weights: {score_text(evaluation['return_mean'])} "
         f"± {score_text(evaluation['return_std'])} over {len(evaluation['returns'])} episodes\n"
         f"{folder}/result.json has the return of each episode. Next steps:\n"
         f"  {python} -m pipeline.plot {root_dir} --output=curve.png\n"
-        f"  {python} -m pipeline.evaluate {root_dir} --video={video}"
+        f"  {python} -m pipeline.evaluate {root_dir} --video={video}{imports}"
     )
 
 

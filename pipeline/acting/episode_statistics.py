@@ -12,6 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments.episodes import WINDOW
 from pipeline.ops.batches import ordered_sum
+from pipeline.utils.jsonl import plain
 
 
 class EpisodeStatistics(NamedTuple):
@@ -195,7 +196,10 @@ def metrics_record(
     returns = np.asarray(statistics.last_returns)
     lengths = np.asarray(statistics.last_lengths)
     known = lengths > 0
-    measured = {
+    record = {
+        "env_steps": int(statistics.env_steps),
+        "updates": int(updates),
+        "episodes": int(statistics.episodes),
         "wall_seconds": wall_seconds,
         "env_steps_per_second": env_steps_per_second,
         "return_mean_100": returns[known].mean(dtype=np.float64) if known.any() else math.nan,
@@ -203,15 +207,4 @@ def metrics_record(
         "return_sum": statistics.return_sum,
         **scalars,
     }
-    return {
-        "env_steps": int(statistics.env_steps),
-        "updates": int(updates),
-        "episodes": int(statistics.episodes),
-        **{key: _finite(value) for key, value in measured.items()},
-    }
-
-
-def _finite(value: Any) -> float | list | None:
-    if isinstance(value, list):
-        return value
-    return float(value) if value is not None and math.isfinite(value) else None
+    return plain(record)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import cv2
 import gin
 import imageio.v2 as imageio
+import imageio_ffmpeg
 import numpy as np
 import tensorflow as tf
 from tf_agents.policies import tf_policy
@@ -23,6 +24,7 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.files import UNFINISHED
 
 T = TypeVar("T")
 
@@ -326,7 +328,7 @@ def record_video(
     Raises:
       UserError: If the environment fails or cannot render, or if the file cannot be written.
     """
-    temporary = path.with_name(f".tmp-{path.name}")
+    temporary = path.with_name(UNFINISHED + path.name)
     unrecorded = environment.episodes.unrecorded(0, max_episode_steps)
     try:
         with unrecorded, named_failures(environment):
@@ -354,6 +356,7 @@ def _film(
     step = tf.function(lambda carry: driver.run(policy, carry, 1)[0], autograph=False)
     carry = initial_carry(environment, policy)
     first_frame = environment.render()
+    num_frames = 1
     writer: Any  # imageio declares only a base class
     with imageio.get_writer(
         path,
@@ -372,7 +375,23 @@ def _film(
             if frame.shape != first_frame.shape:  # a video has one size
                 frame = cv2.resize(frame, first_frame.shape[1::-1])
             writer.append_data(_even(frame))
+            num_frames += 1
+    _check_video(path, num_frames)
     return float(carry.statistics.last_returns[-1])
+
+
+def _check_video(path: pathlib.Path, num_frames: int) -> None:
+    """Checks that a video is complete, because imageio ignores the exit code of ffmpeg.
+
+    Raises:
+      OSError: If it is not, for example because the disk is full.
+    """
+    try:
+        written, _ = imageio_ffmpeg.count_frames_and_secs(path)
+    except RuntimeError:  # It is no video.
+        written = 0
+    if written != num_frames:
+        raise OSError(f"only {written} of {num_frames} frames were written; is the disk full?")
 
 
 def _even(frame: np.ndarray) -> np.ndarray:

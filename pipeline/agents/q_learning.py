@@ -6,7 +6,8 @@ import gin
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
-from pipeline.networks.encoders import QHead, QNetwork, create_encoder, num_actions
+from pipeline.networks.encoders import QNetwork, create_encoder
+from pipeline.networks.heads import QHead, num_actions
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.utils.constraints import Positive, check_arguments
 from pipeline.utils.errors import UserError

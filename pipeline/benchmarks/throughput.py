@@ -20,7 +20,7 @@ from pipeline.ops.randomness import stream_key
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training.components import Components
 from pipeline.training.host_loop import HostLoop
-from pipeline.training.intervals import Plan, WarmUp
+from pipeline.training.intervals import Plan, initialize_replay_buffer
 from pipeline.training.iteration import Iterations, LoopState
 from pipeline.training.train_loop import bound, build_bound
 from pipeline.utils.progress import Progress
@@ -51,7 +51,7 @@ def measure(seconds: float) -> str:
     with tempfile.TemporaryDirectory() as folder:
         components = build_components()
         try:
-            stages = all_stages(components, WarmUp().num_env_steps, pathlib.Path(folder))
+            stages = all_stages(components, initialize_replay_buffer(), pathlib.Path(folder))
             answers = {name: stage(seconds) for name, stage in stages.items()}
         finally:
             components.close()

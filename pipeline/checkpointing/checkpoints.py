@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pipeline.checkpointing import manifest
 from pipeline.utils.errors import UserError, WriteError
-from pipeline.utils.files import make_folder, sync
+from pipeline.utils.files import UNFINISHED, error_kind, make_folder, sync
 
 _START_OVER = "To start over and move the old run aside, pass --restart_behavior=restart."
 
@@ -42,6 +42,31 @@ class Part(Protocol):
 
     def restore(self, folder: pathlib.Path) -> None:
         """Reads what `save` wrote; raises ValueError on any mismatch."""
+
+
+class Parts:
+    """Saves several parts as one, each in a folder of its own name."""
+
+    def __init__(self, parts: Mapping[str, Part]):
+        self._parts = dict(parts)
+
+    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
+        """Saves all parts; see `Part.save`."""
+        for name, part in self._parts.items():
+            (folder / name).mkdir()
+            part.save(folder / name, earlier / name if earlier else None)
+
+    def restore(self, folder: pathlib.Path) -> None:
+        """Restores all parts.
+
+        Raises:
+          ValueError: If other parts were saved, or one does not fit.
+        """
+        saved = {path.name for path in folder.iterdir() if path.is_dir()}
+        if saved != self._parts.keys():
+            raise ValueError(f"it has the parts {sorted(saved)}, not {sorted(self._parts)}")
+        for name, part in self._parts.items():
+            part.restore(folder / name)
 
 
 class CheckpointError(WriteError):
@@ -93,7 +118,7 @@ class Checkpoints:
         self._newest: pathlib.Path | None = None  # That this process wrote or restored.
         if writable:
             make_folder(folder)
-            for path in folder.glob(".tmp-*"):
+            for path in folder.glob(f"{UNFINISHED}*"):
                 _remove(path)
 
     def save(self, env_steps: int, return_mean: float | None = None) -> pathlib.Path:
@@ -111,7 +136,7 @@ class Checkpoints:
         """
         same = [x.revision for x in self._list() if x.env_steps == env_steps]
         name = _Name(env_steps, max(same, default=-1) + 1)
-        temporary = self._folder / f".tmp-{name}"
+        temporary = self._folder / f"{UNFINISHED}{name}"
         try:
             self._write(temporary, {"env_steps": env_steps, "return_mean": return_mean})
             path = temporary.rename(self._folder / str(name))
@@ -186,8 +211,10 @@ class Checkpoints:
             except manifest.Damaged as fault:
                 self._damaged.add(candidate.name)
                 if path:
-                    message = f"{path} is damaged: {fault}. Choose another checkpoint."
-                    raise UserError(message) from fault
+                    message = f"is damaged: {fault}. Choose another checkpoint."
+                    if not path.exists():
+                        message = "has been removed by the run. Repeat the command."
+                    raise UserError(f"{path} {message}") from fault
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
             except OSError as error:
@@ -206,9 +233,7 @@ class Checkpoints:
     def _write(self, temporary: pathlib.Path, header: dict[str, Any]) -> None:
         temporary.mkdir()
         earlier = self._newest if self._newest and self._newest.is_dir() else None
-        for name, part in self._parts.items():
-            (temporary / name).mkdir()
-            part.save(temporary / name, earlier / name if earlier else None)
+        Parts(self._parts).save(temporary, earlier)
         manifest.seal(temporary, {**header, "parts": list(self._parts)}, earlier)
 
     def _prune(self, saved: _Name) -> None:
@@ -224,7 +249,7 @@ class Checkpoints:
             if name not in superseded | self._damaged:
                 continue
             # Rename first, so that an interrupted removal leaves no damaged checkpoint.
-            _remove((self._folder / name).rename(self._folder / f".tmp-removed-{name}"))
+            _remove((self._folder / name).rename(self._folder / f"{UNFINISHED}removed-{name}"))
         self._damaged.clear()
 
     def _restore_parts(
@@ -257,14 +282,14 @@ class Checkpoints:
         """Returns the names of all checkpoints, oldest first.
 
         Raises:
-          WriteError: If the folder cannot be read now.
+          UserError: If the folder cannot be read; a WriteError if that may pass.
         """
         try:
             return sorted(x for x in map(_Name.parse, self._folder.iterdir()) if x)
         except FileNotFoundError:
             return []
-        except OSError as error:  # It must not pass for a folder without checkpoints.
-            raise WriteError(f"Cannot read {self._folder}: {error}.") from error
+        except OSError as error:  # An unreadable folder is not one without checkpoints.
+            raise error_kind(error)(f"Cannot read {self._folder}: {error}.") from error
 
 
 class _Name(NamedTuple):

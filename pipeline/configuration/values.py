@@ -164,12 +164,12 @@ def _kind(annotation: Any) -> _Kind | None:
         return None
     if NoneType not in members:
         return kind
-    none = _NONE_TOLD.get(kind.wanted, kind.wanted)
+    none = _WANTED_OR_NONE.get(kind.wanted, kind.wanted)
     return kind._replace(types=(*kind.types, NoneType), wanted=none)
 
 
-# Numbers are told without the None that they may be, too.
-_NONE_TOLD = {
+# Messages about numbers do not mention None, even where it is allowed.
+_WANTED_OR_NONE = {
     "True or False": "True, False or None",
     **{
         _KINDS[x].wanted: f"{_KINDS[x].wanted}, or None"

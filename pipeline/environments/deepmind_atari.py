@@ -21,6 +21,7 @@ from pipeline.environments.atari import ANCHOR_INTERVAL, check_game
 from pipeline.environments.atari_rendering import FRAMES_PER_SECOND
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.environments.vectors import Outcome
 from pipeline.utils.constraints import PositiveInt, check_arguments
 
 _SIDE = 84  # pixels
@@ -196,10 +197,12 @@ class DeepMindAtariEnv(gymnasium.Env):
 class DeepMindAtariVector(SyncVector):
     """Steps games, and returns a discount of 0 when a life is lost. The game continues."""
 
-    def _discount(self, terminated: np.ndarray) -> np.ndarray:
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
+        """Steps games; see `Vector.step`."""
+        outcome = super().step(actions, live)
         games = [cast(DeepMindAtariEnv, single.env) for single in self.envs]
         lost = np.array([game.life_lost for game in games])
-        return np.subtract(1, terminated | lost, dtype=np.float32)
+        return outcome._replace(discount=np.where(lost, np.float32(0), outcome.discount))
 
 
 @gin.configurable(denylist=["seed", "render"])

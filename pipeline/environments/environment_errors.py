@@ -36,7 +36,7 @@ def named_failures(
         raise UserError(message + cause()) from error
 
 
-def untold(
+def unreported(
     errors: Sequence[Exception], environments: Sequence[VectorEnvironment]
 ) -> Sequence[Exception]:
     """Returns the `errors` that `named_failures` may not report.

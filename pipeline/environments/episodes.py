@@ -58,6 +58,9 @@ class Episodes:
       crossing: Identifier of the thread that is inside such a call now, or 0 if none is.
     """
 
+    usual_seconds = 0.0  # a watchdog ends the program soon after a signal
+    limits_itself = False
+
     def __init__(
         self,
         vector: Vector,
@@ -77,6 +80,7 @@ class Episodes:
         """
         self.vector = vector
         self.name = name
+        self.complaint = f"environment {name} has not returned from a step or reset"
         self.resets = 0
         self._max_steps: int | None = None
         self.endings: list[tuple[int, bool]] = []

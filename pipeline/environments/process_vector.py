@@ -92,11 +92,7 @@ class ProcessVector:
             self._send(index, "step", actions[index])
         observation = self._observation = [array.copy() for array in self._observation]
         answers = self._receive(indices, observation)
-        reward, terminated, truncated, own_returns = gather(
-            self.num_envs, zip(indices, answers, strict=True)
-        )
-        discount = np.subtract(1, terminated, dtype=np.float32)
-        return Outcome(observation, reward, discount, terminated | truncated, own_returns)
+        return gather(observation, self.num_envs, zip(indices, answers, strict=True))
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""

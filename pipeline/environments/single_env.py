@@ -59,7 +59,7 @@ class SingleEnv:
 
     @property
     def description(self) -> Description:
-        """Returns what a vector says about its environments."""
+        """Returns the description of the environment for its vector."""
         return Description(
             self.env.observation_space,
             self.env.action_space,

@@ -44,15 +44,11 @@ class SyncVector:
         new = np.empty_like if live is None else np.copy
         observation = self._observation = [new(array) for array in self._observation]
         indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
-        reward, terminated, truncated, own_returns = gather(
-            self.num_envs,
-            [  # not a generator, in which a StopIteration would become another error
-                (i, self.envs[i].step(actions[i], [array[i, ...] for array in observation]))
-                for i in indices
-            ],
-        )
-        is_last = terminated | truncated
-        return Outcome(observation, reward, self._discount(terminated), is_last, own_returns)
+        results = [  # not a generator, in which a StopIteration would become another error
+            (i, self.envs[i].step(actions[i], [array[i, ...] for array in observation]))
+            for i in indices
+        ]
+        return gather(observation, self.num_envs, results)
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""
@@ -77,7 +73,3 @@ class SyncVector:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def _discount(self, terminated: np.ndarray) -> np.ndarray:
-        """Computes the discounts, float32 [N], of a step."""
-        return np.subtract(1, terminated, dtype=np.float32)

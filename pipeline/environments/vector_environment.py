@@ -85,14 +85,6 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         return self.episodes.name
 
     @property
-    def complaint(self) -> str:
-        """Returns the message of a watchdog if a call does not return."""
-        return f"environment {self.name} has not returned from a step or reset"
-
-    usual_seconds = 0.0  # a watchdog ends the program soon after a signal
-    limits_itself = False
-
-    @property
     def observation_space(self) -> gymnasium.Space:
         """Returns the gymnasium observation space of one environment."""
         return self.episodes.vector.description.observation_space

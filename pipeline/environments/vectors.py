@@ -61,23 +61,7 @@ class Outcome(NamedTuple):
     own_returns: Sequence[tuple[int, float]] = ()
 
 
-class Results(NamedTuple):
-    """Results of a step of all environments, 0 for those that were not stepped.
-
-    Attributes:
-      reward: float32 [N].
-      terminated: bool [N].
-      truncated: bool [N].
-      own_returns: See `Outcome`.
-    """
-
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    own_returns: Sequence[tuple[int, float]]
-
-
-def gather(num_envs: int, results: Iterable[tuple[int, Any]]) -> Results:
+def gather(observation: Arrays, num_envs: int, results: Iterable[tuple[int, Any]]) -> Outcome:
     """Gathers what `SingleEnv.step` has returned, given with the number of each environment."""
     reward = np.zeros(num_envs, np.float32)
     terminated, truncated = np.zeros((2, num_envs), np.bool_)
@@ -86,7 +70,8 @@ def gather(num_envs: int, results: Iterable[tuple[int, Any]]) -> Results:
         reward[index], terminated[index], truncated[index], own_return = result
         if own_return is not None:
             own_returns.append((index, own_return))
-    return Results(reward, terminated, truncated, own_returns)
+    discount = np.subtract(1, terminated, dtype=np.float32)
+    return Outcome(observation, reward, discount, terminated | truncated, own_returns)
 
 
 def store(leaf: specs.Leaf, received: Any, array: np.ndarray) -> str:
@@ -182,8 +167,9 @@ def new_observations(space: gymnasium.Space, num_envs: int) -> Arrays:
 class GymnasiumVector:
     """Adapts a gymnasium vector environment with autoreset mode NEXT_STEP.
 
-    The vector environment must be able to reset some of its environments alone, and must not write
-    again to arrays that it has returned.
+    Its `reset` must take a list with a seed for each environment, and `options["reset_mask"]` with
+    the environments to reset, as `SyncVectorEnv.reset` does. It must not write again to arrays that
+    it has returned.
     """
 
     thread = 0

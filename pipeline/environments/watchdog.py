@@ -26,8 +26,8 @@ _STOP_SECONDS = 8.0
 _GRAPH_SECONDS = 20.0
 
 
-class Calls(Protocol):
-    """Says whether a call is under way; see `Episodes`."""
+class Watched(Protocol):
+    """Episodes of a vector, or another object whose calls may never return."""
 
     @property
     def calls(self) -> int:
@@ -36,10 +36,6 @@ class Calls(Protocol):
     @property
     def crossing(self) -> int:
         """Returns the identifier of the thread that is inside a call now, or 0 if none is."""
-
-
-class Watched(Protocol):
-    """Vector environment, or another object whose calls may never return."""
 
     @property
     def complaint(self) -> str:
@@ -52,10 +48,6 @@ class Watched(Protocol):
     @property
     def limits_itself(self) -> bool:
         """Returns True if its calls end without a watchdog unless there is a signal."""
-
-    @property
-    def episodes(self) -> Calls:
-        """Returns the calls into it."""
 
 
 @gin.configurable(denylist=["environments", "advice", "stop"])
@@ -110,14 +102,14 @@ class Watchdog:
         while not self._closed.wait(tick):
             since_stop += self._stop.requested
             for index, environment in enumerate(self._environments):
-                waits = environment.episodes.crossing and environment.episodes.calls == calls[index]
+                waits = environment.crossing and environment.calls == calls[index]
                 ticks[index] = ticks[index] + 1 if waits else 0
-                calls[index] = environment.episodes.calls
+                calls[index] = environment.calls
                 if waits:
                     self._check(environment, ticks[index] * tick, since_stop * tick)
 
     def _check(self, environment: Watched, seconds: float, since_stop: float) -> None:
-        place = _innermost_frame(environment.episodes.crossing)
+        place = _innermost_frame(environment.crossing)
         if min(seconds, since_stop) >= _STOP_SECONDS + environment.usual_seconds:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
         elif environment.limits_itself:

@@ -2,14 +2,13 @@
 
 from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy
 from pipeline.networks.encoders import (
-    GaussianHead,
-    QHead,
     QNetwork,
     create_encoder,
     mlp_encoder,
     nature_cnn_encoder,
     small_cnn_encoder,
 )
+from pipeline.networks.heads import GaussianHead, QHead
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
 from pipeline.networks.sac_networks import ActorNetwork, ActorPolicy, CriticNetwork
 

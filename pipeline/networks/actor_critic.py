@@ -12,7 +12,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.policy_step import PolicyStep
 from tf_agents.typing import types
 
-from pipeline.networks.encoders import ValueHead, create_encoder, create_policy_head
+from pipeline.networks.encoders import create_encoder
+from pipeline.networks.heads import ValueHead, create_policy_head
 from pipeline.networks.initializers import Initializer, Orthogonal
 from pipeline.ops.normalizers import create_normalizer
 from pipeline.ops.observations import action_mask, has_pixels

@@ -1,4 +1,4 @@
-"""Encoders, which are chosen by the observation spec, and the heads that agents put on them.
+"""Encoders, which are chosen by the observation spec, and the networks that hold them.
 
 | observation | encoder |
 |---|---|
@@ -19,29 +19,33 @@ The widths, activations and initialisers of the three encoders are gin parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import gin
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from tf_agents.networks import network
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from pipeline.networks.encoder_checks import check_layers, check_sizes
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
-from pipeline.networks.layers import check_layers, check_sizes
+from pipeline.networks.layers import (
+    Apply,
+    ColourFramesToChannels,
+    EncodeArrays,
+    FramesToChannels,
+    ToFloat,
+    to_float,
+)
 from pipeline.ops.masks import mask_out
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (
-    CategoricalSpec,
     action_mask,
     is_channels_first,
     is_colour_stack,
     is_frame_stack,
     is_image,
-    is_of_bytes,
-    num_categories,
     without_mask,
 )
 from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
@@ -167,105 +171,6 @@ def _convolutions(
     ]  # fmt: skip
 
 
-class FramesToChannels(tf.keras.layers.Layer):
-    """Transposes [B, frames, height, width] to [B, height, width, frames].
-
-    Convolutions on the CPU need NHWC. The layer transposes float32 values: transposing the original
-    uint8 values takes twice as long, although they are four times smaller.
-    """
-
-    def call(self, frames: tf.Tensor) -> tf.Tensor:
-        return tf.transpose(frames, [0, 2, 3, 1])
-
-
-class ColourFramesToChannels(tf.keras.layers.Layer):
-    """Turns [B, frames, height, width, channels] into [B, height, width, frames * channels]."""
-
-    def call(self, frames: tf.Tensor) -> tf.Tensor:
-        _, num_frames, height, width, channels = frames.shape
-        last = tf.transpose(frames, [0, 2, 3, 1, 4])
-        return tf.reshape(last, [-1, height, width, num_frames * channels])
-
-
-class ToFloat(tf.keras.layers.Layer):
-    """Converts any dtype to float32, and multiplies integers by `scale`.
-
-    With a `scale` of 1 / 255, bytes are scaled from [0, 255] to [0, 1]. Floats are not scaled,
-    because they are the pixels of an image that has been normalised already. The layer multiplies
-    because the graph optimizer rewrites a division as a product, which would make eager and graph
-    results differ in the last bit.
-    """
-
-    def __init__(self, scale: float = 1.0):
-        super().__init__(autocast=False)
-        self._scale = scale
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        outputs = tf.cast(inputs, tf.float32)
-        scaled = inputs.dtype.is_integer and self._scale != 1.0
-        return outputs * self._scale if scaled else outputs
-
-
-class OneHot(tf.keras.layers.Layer):
-    """Encodes categories [B, ...] as float32 [B, sum of the numbers of categories].
-
-    Args:
-      observation_spec: Spec of one observation.
-    """
-
-    def __init__(self, observation_spec: CategoricalSpec):
-        super().__init__(autocast=False)
-        first = observation_spec.minimum.astype(np.int64)
-        self._first = np.broadcast_to(first, observation_spec.shape)
-        self._sizes = num_categories(observation_spec).ravel().tolist()
-
-    def call(self, categories: tf.Tensor) -> tf.Tensor:
-        places = tf.cast(categories, tf.int64) - self._first
-        places = tf.reshape(places, [-1, len(self._sizes)])
-        if len(set(self._sizes)) == 1:
-            width = len(self._sizes) * self._sizes[0]
-            return tf.reshape(tf.one_hot(places, self._sizes[0]), [-1, width])
-        of_each = zip(tf.unstack(places, axis=1), self._sizes, strict=True)
-        return tf.concat([tf.one_hot(place, size) for place, size in of_each], -1)
-
-
-class EncodeArrays(tf.keras.layers.Layer):
-    """Encodes each array of an observation, and concatenates the results: [B, features] float32.
-
-    Args:
-      encoders: An encoder for each array of the observation, in the order of `tf.nest.flatten`.
-    """
-
-    def __init__(self, encoders: Sequence[tf.keras.Sequential]):
-        super().__init__(autocast=False)
-        self.encoders = list(encoders)
-
-    def call(self, observation: Any) -> tf.Tensor:
-        arrays = zip(self.encoders, tf.nest.flatten(observation), strict=True)
-        return tf.concat([encoder(array) for encoder, array in arrays], -1)
-
-
-class Apply(tf.keras.layers.Layer):
-    """Applies a function to a nest of tensors. The layer has no variables of its own."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        super().__init__(autocast=False)
-        self._function = function
-
-    def call(self, observation: Any) -> Any:
-        return self._function(observation)
-
-
-def to_float(observation_spec: tf.TensorSpec) -> tf.keras.layers.Layer:
-    """Creates the layer that converts an array to float32.
-
-    It scales bytes to [0, 1], and encodes categories one-hot.
-    """
-    if isinstance(observation_spec, CategoricalSpec):
-        return OneHot(observation_spec)
-    return ToFloat(1 / 255 if is_of_bytes(observation_spec) else 1.0)
-
-
 @gin.configurable(denylist=["observation_spec", "normalizer", "of_vectors"])
 def create_encoder(
     observation_spec: types.NestedTensorSpec,
@@ -389,154 +294,3 @@ class QNetwork(Network):
         del step_type, training  # no layer is recurrent or specific to training
         q_values = self.head(self.encoder(observation))
         return mask_out(q_values, action_mask(observation)), network_state
-
-
-@gin.configurable(denylist=["num_actions"])
-class QHead(tf.keras.layers.Layer):
-    """Head for Q-values: [B, features] -> [B, actions] float32.
-
-    Args:
-      num_actions: Number of discrete actions.
-      kernel_initializer: Initialiser of the kernel.
-    """
-
-    def __init__(self, num_actions: int, kernel_initializer: Initializer = GlorotUniform):
-        super().__init__()
-        self.q_values = tf.keras.layers.Dense(num_actions, **layer_initializers(kernel_initializer))
-
-    def call(self, features: tf.Tensor) -> tf.Tensor:
-        return self.q_values(features)
-
-
-class ValueHead(tf.keras.layers.Layer):
-    """Head for state values: [B, features] -> [B] float32."""
-
-    def __init__(self, kernel_initializer: Initializer = GlorotUniform):
-        super().__init__()
-        self.value = tf.keras.layers.Dense(1, **layer_initializers(kernel_initializer))
-
-    def call(self, features: tf.Tensor) -> tf.Tensor:
-        return tf.squeeze(self.value(features), -1)
-
-
-class CategoricalHead(tf.keras.layers.Layer):
-    """Policy head for discrete actions: [B, features] -> a distribution over 0 .. n-1."""
-
-    def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
-        super().__init__()
-        self._dtype_of_action = action_spec.dtype
-        self.logits = tf.keras.layers.Dense(
-            num_actions(action_spec), **layer_initializers(kernel_initializer)
-        )
-
-    def call(
-        self, features: tf.Tensor, mask: tf.Tensor | None = None
-    ) -> tfp.distributions.Distribution:
-        logits = mask_out(self.logits(features), mask)
-        return tfp.distributions.Categorical(logits, dtype=self._dtype_of_action)
-
-
-class MultiCategoricalHead(tf.keras.layers.Layer):
-    """Policy head for several discrete actions: [B, features] -> a distribution.
-
-    The actions are independent of each other. Each has its own logits.
-    """
-
-    def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
-        super().__init__()
-        self._dtype_of_action = action_spec.dtype
-        sizes = np.broadcast_to(action_spec.maximum + 1, action_spec.shape)
-        self._shape = [*action_spec.shape, int(sizes.max(initial=1))]
-        # All actions have as many logits as the largest one. The unused logits are masked.
-        self._exists = np.arange(self._shape[-1]) < sizes[..., np.newaxis]
-        self.logits = tf.keras.layers.Dense(
-            int(np.prod(self._shape)), **layer_initializers(kernel_initializer)
-        )
-
-    def call(
-        self, features: tf.Tensor, mask: tf.Tensor | None = None
-    ) -> tfp.distributions.Distribution:
-        del mask  # environments with a mask have a single discrete action
-        logits = tf.reshape(self.logits(features), [-1, *self._shape])
-        numbers = tfp.distributions.Categorical(
-            mask_out(logits, self._exists), dtype=self._dtype_of_action
-        )
-        return tfp.distributions.Independent(numbers, len(self._shape) - 1)
-
-
-@gin.configurable(denylist=["action_spec", "kernel_initializer"])
-class GaussianHead(tf.keras.layers.Layer):
-    """Policy head for continuous actions: [B, features] -> a diagonal Gaussian.
-
-    See Schulman et al. 2017, section 6.1. The standard deviation is learnt and does not depend on
-    the state. Actions are not squashed. The collect driver clips the actions that it passes to the
-    environment.
-
-    Args:
-      action_spec: Spec of the actions.
-      kernel_initializer: Initialiser of the kernel of the mean.
-      initial_log_std: Logarithm of the standard deviation at the start.
-      scale_actions: Whether to scale the mean and the standard deviation to the bounds of the
-        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled.
-    """
-
-    def __init__(
-        self,
-        action_spec: tensor_spec.BoundedTensorSpec,
-        kernel_initializer: Initializer,
-        initial_log_std: float = 0.0,
-        scale_actions: bool = True,
-    ):
-        super().__init__()
-        self._shape = action_spec.shape
-        self._units = _units(action_spec) if scale_actions else None
-        size = int(np.prod(action_spec.shape))
-        self.mean = tf.keras.layers.Dense(size, **layer_initializers(kernel_initializer))
-        self.log_std = self.add_weight(
-            "log_std", (size,), initializer=tf.keras.initializers.Constant(initial_log_std)
-        )
-
-    def call(
-        self, features: tf.Tensor, mask: tf.Tensor | None = None
-    ) -> tfp.distributions.Distribution:
-        del mask  # environments with a mask have a single discrete action
-        shape = [-1, *self._shape]
-        mean = tf.reshape(self.mean(features), shape)
-        std = tf.reshape(tf.exp(self.log_std), self._shape)
-        if self._units is not None:
-            half, middle = self._units
-            mean, std = middle + half * mean, half * std
-        normal = tfp.distributions.Normal(mean, tf.broadcast_to(std, tf.shape(mean)))
-        return tfp.distributions.Independent(normal, len(self._shape))
-
-
-def _units(action_spec: tensor_spec.BoundedTensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns half of the distance between the bounds, and their middle.
-
-    Returns:
-      float32 arrays that broadcast to the action, with 1 and 0 where the distance is infinite or 0.
-      None if no action is scaled.
-    """
-    low, high = action_spec.minimum, action_spec.maximum
-    with np.errstate(over="ignore", invalid="ignore"):
-        half, middle = (high - low) / 2, (high + low) / 2
-    has_units = np.isfinite(half) & (half > 0)
-    half, middle = np.where(has_units, half, 1), np.where(has_units, middle, 0)
-    if (half == 1).all() and (middle == 0).all():
-        return None
-    return half.astype(np.float32), middle.astype(np.float32)
-
-
-def create_policy_head(
-    action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer
-) -> tf.keras.layers.Layer:
-    """Creates a categorical head for discrete actions, or a Gaussian head for continuous ones."""
-    if not tensor_spec.is_discrete(action_spec):
-        return GaussianHead(action_spec, kernel_initializer)
-    head = MultiCategoricalHead if action_spec.shape.rank else CategoricalHead
-    return head(action_spec, kernel_initializer)
-
-
-def num_actions(action_spec: tensor_spec.BoundedTensorSpec) -> int:
-    """Returns the number of actions of a discrete spec [0, n-1]."""
-    return int(action_spec.maximum - action_spec.minimum) + 1

@@ -1,67 +1,111 @@
-"""Checks the parameters that gin binds to the encoders."""
+"""Keras layers that prepare observations for encoders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from pipeline.utils.constraints import PositiveInt, check
-from pipeline.utils.errors import UserError
+from pipeline.ops.observations import CategoricalSpec, is_of_bytes, num_categories
 
 
-def check_layers(
-    encoder: str,
-    activation: str,
-    filters: Sequence[tuple[int, int, int]] | None = None,
-) -> None:
-    """Checks that Keras can create layers with these parameters.
+class FramesToChannels(tf.keras.layers.Layer):
+    """Transposes [B, frames, height, width] to [B, height, width, frames].
+
+    Convolutions on the CPU need NHWC. The layer transposes float32 values: transposing the original
+    uint8 values takes twice as long, although they are four times smaller.
+    """
+
+    def call(self, frames: tf.Tensor) -> tf.Tensor:
+        return tf.transpose(frames, [0, 2, 3, 1])
+
+
+class ColourFramesToChannels(tf.keras.layers.Layer):
+    """Turns [B, frames, height, width, channels] into [B, height, width, frames * channels]."""
+
+    def call(self, frames: tf.Tensor) -> tf.Tensor:
+        _, num_frames, height, width, channels = frames.shape
+        last = tf.transpose(frames, [0, 2, 3, 1, 4])
+        return tf.reshape(last, [-1, height, width, num_frames * channels])
+
+
+class ToFloat(tf.keras.layers.Layer):
+    """Converts any dtype to float32, and multiplies integers by `scale`.
+
+    With a `scale` of 1 / 255, bytes are scaled from [0, 255] to [0, 1]. Floats are not scaled,
+    because they are the pixels of an image that has been normalised already. The layer multiplies
+    because the graph optimizer rewrites a division as a product, which would make eager and graph
+    results differ in the last bit.
+    """
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__(autocast=False)
+        self._scale = scale
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        outputs = tf.cast(inputs, tf.float32)
+        scaled = inputs.dtype.is_integer and self._scale != 1.0
+        return outputs * self._scale if scaled else outputs
+
+
+class OneHot(tf.keras.layers.Layer):
+    """Encodes categories [B, ...] as float32 [B, sum of the numbers of categories].
 
     Args:
-      encoder: Name of the encoder in gin, for error messages.
-      activation: Keras name of an activation.
-      filters: (channels, kernel, stride) of each convolution; None without convolutions.
-
-    Raises:
-      UserError: If a parameter is invalid.
+      observation_spec: Spec of one observation.
     """
-    if filters is not None and not filters:
-        raise UserError(
-            f"{encoder}.filters = {filters!r}: must have at least one convolution. For none, bind "
-            "create_encoder.layers = @mlp_encoder."
-        )
-    for place, sizes in enumerate(filters or ()):
-        name = f"{encoder}.filters[{place}]"
-        check(name, sizes, Sequence[PositiveInt])
-        if len(sizes) != 3:
-            raise UserError(f"{name} = {sizes!r}: must be (channels, kernel, stride).")
-    try:
-        tf.keras.activations.get(activation)
-    except ValueError:
-        raise UserError(
-            f"{encoder}.activation = {activation!r}: Keras has no activation of this name. Use "
-            "'relu', 'tanh', 'elu', 'gelu', 'selu', 'swish' or another of its activations."
-        ) from None
+
+    def __init__(self, observation_spec: CategoricalSpec):
+        super().__init__(autocast=False)
+        first = observation_spec.minimum.astype(np.int64)
+        self._first = np.broadcast_to(first, observation_spec.shape)
+        self._sizes = num_categories(observation_spec).ravel().tolist()
+
+    def call(self, categories: tf.Tensor) -> tf.Tensor:
+        places = tf.cast(categories, tf.int64) - self._first
+        # LiteRT cannot split int64.
+        places = tf.cast(tf.reshape(places, [-1, len(self._sizes)]), tf.int32)
+        if len(set(self._sizes)) == 1:
+            width = len(self._sizes) * self._sizes[0]
+            return tf.reshape(tf.one_hot(places, self._sizes[0]), [-1, width])
+        of_each = zip(tf.unstack(places, axis=1), self._sizes, strict=True)
+        return tf.concat([tf.one_hot(place, size) for place, size in of_each], -1)
 
 
-def check_sizes(
-    encoder: str, filters: Sequence[tuple[int, int, int]], sides: Sequence[int]
-) -> None:
-    """Checks that each convolution without padding gets an input at least as large as its kernel.
+class EncodeArrays(tf.keras.layers.Layer):
+    """Encodes each array of an observation, and concatenates the results: [B, features] float32.
 
     Args:
-      encoder: Name of the encoder in gin, for error messages.
-      filters: (channels, kernel, stride) of each convolution.
-      sides: Height and width of the image, in pixels.
-
-    Raises:
-      UserError: If an input is too small.
+      encoders: An encoder for each array of the observation, in the order of `tf.nest.flatten`.
     """
-    for place, (_, kernel, stride) in enumerate(filters):
-        if kernel > min(sides):
-            height, width = sides
-            raise UserError(
-                f"{encoder}.filters[{place}] has a kernel of {kernel}, but its input has only "
-                f"{height} x {width} pixels. Make the kernels or the strides smaller."
-            )
-        sides = [(side - kernel) // stride + 1 for side in sides]
+
+    def __init__(self, encoders: Sequence[tf.keras.Sequential]):
+        super().__init__(autocast=False)
+        self.encoders = list(encoders)
+
+    def call(self, observation: Any) -> tf.Tensor:
+        arrays = zip(self.encoders, tf.nest.flatten(observation), strict=True)
+        return tf.concat([encoder(array) for encoder, array in arrays], -1)
+
+
+class Apply(tf.keras.layers.Layer):
+    """Applies a function to a nest of tensors. The layer has no variables of its own."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__(autocast=False)
+        self._function = function
+
+    def call(self, observation: Any) -> Any:
+        return self._function(observation)
+
+
+def to_float(observation_spec: tf.TensorSpec) -> tf.keras.layers.Layer:
+    """Creates the layer that converts an array to float32.
+
+    It scales bytes to [0, 1], and encodes categories one-hot.
+    """
+    if isinstance(observation_spec, CategoricalSpec):
+        return OneHot(observation_spec)
+    return ToFloat(1 / 255 if is_of_bytes(observation_spec) else 1.0)

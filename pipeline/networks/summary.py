@@ -9,7 +9,8 @@ import tensorflow as tf
 import tree
 from tf_agents.specs import tensor_spec
 
-from pipeline.networks.encoders import EncodeArrays, Network
+from pipeline.networks.encoders import Network
+from pipeline.networks.layers import EncodeArrays
 
 
 class _Row(NamedTuple):

@@ -29,7 +29,10 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, named_errors, write_text
 
 #: What to do without run.json, for messages.
-REWRITE = "repeat the run's training command, which goes on from its checkpoint and writes it anew"
+REWRITE = (
+    "repeat the run's training command, which continues from its checkpoint and writes run.json "
+    "again"
+)
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
 #: Beginning of the error message if another process holds the lock of a folder.
@@ -94,9 +97,10 @@ class RunFolder:
 
     def _has_something(self) -> bool:
         with named_errors(self.path):
-            # A first start that failed may have left the lock and an empty folder.
-            known = self.path / _LOCK, self.checkpoints
-            return self.path.is_dir() and any(x not in known for x in self.path.iterdir())
+            # A first start that failed may have left the lock, an empty folder or a part of a file.
+            known = _LOCK, self.checkpoints.name
+            names = [x.name for x in self.path.iterdir()] if self.path.is_dir() else []
+            return any(x not in known and not x.startswith(files.UNFINISHED) for x in names)
 
     def _lock(self) -> None:
         """Keeps other processes out until `close` is called or this process ends in any way."""

@@ -103,7 +103,7 @@ class Actors:
 
     def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
         self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
-        self.watched: Sequence[Watched] = [driver.environment for driver in self.drivers]
+        self.watched: Sequence[Watched] = [x.environment.episodes for x in self.drivers]
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
         self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}

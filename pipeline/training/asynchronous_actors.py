@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from pipeline.acting.episode_statistics import (
     merge_statistics,
 )
 from pipeline.agents.agent import Agent, Gradients
-from pipeline.checkpointing.checkpoints import Part
+from pipeline.checkpointing.checkpoints import Parts
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.batches import ordered_sum
@@ -45,27 +44,11 @@ class Actor(Iterations):
         self._updates_when_copied = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.staleness = tf.Variable(tf.zeros([_STALENESS_BINS], tf.int64), trainable=False)
         accumulator = {"accumulator": agent.accumulator} if agent.accumulator else {}
-        self._own = Variables(staleness=self.staleness, **accumulator)
+        # Everything that is not shared, except the copy of the weights, which is made anew before
+        # each rollout.
+        variables = Variables(staleness=self.staleness, **accumulator)
+        self.parts = Parts({"experience": experience, "variables": variables})
         agent.share_target(shared)
-
-    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
-        """Saves what the actor does not share, except its copy of the weights.
-
-        The actor copies the weights again before each rollout.
-        """
-        parts: dict[str, Part] = {"experience": self.experience, "variables": self._own}
-        for name, part in parts.items():
-            (folder / name).mkdir()
-            part.save(folder / name)
-
-    def restore(self, folder: pathlib.Path) -> None:
-        """Restores what `save` wrote.
-
-        Raises:
-          ValueError: If the saved state does not fit this actor.
-        """
-        self.experience.restore(folder / "experience")
-        self._own.restore(folder / "variables")
 
     def give_up(self, state: LoopState) -> LoopState:
         """Drops the rows of a failed iteration, and returns the state with the episode cut off."""
@@ -119,36 +102,11 @@ def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:
         return tf.identity(value)
 
 
-class _Together:
-    """Saves several parts of a checkpoint as one, each in a numbered folder."""
-
-    def __init__(self, members: Sequence[Part]):
-        self._members = members
-
-    def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
-        """Saves all members."""
-        for number, member in enumerate(self._members):
-            (folder / str(number)).mkdir()
-            member.save(folder / str(number), earlier / str(number) if earlier else None)
-
-    def restore(self, folder: pathlib.Path) -> None:
-        """Restores all members.
-
-        Raises:
-          ValueError: If the number of members differs or a member does not fit.
-        """
-        saved = len([path for path in folder.iterdir() if path.is_dir()])
-        if saved != len(self._members):
-            raise ValueError(f"it was saved with {saved} actors, this run has {len(self._members)}")
-        for number, member in enumerate(self._members):
-            member.restore(folder / str(number))
-
-
-class ActorEnvironments(_Together):
+class ActorEnvironments(Parts):
     """Holds the environments of all actors; implements `TrainingEnvironment`."""
 
     def __init__(self, environments: Sequence[VectorEnvironment]):
-        super().__init__(environments)
+        super().__init__({str(n): x for n, x in enumerate(environments)})
         self._environments = environments
         self.batch_size = len(environments)
         self.observation_space = environments[0].observation_space
@@ -170,11 +128,11 @@ class ActorEnvironments(_Together):
         return "\n".join(filter(None, messages))
 
 
-class ActorExperience(_Together):
+class ActorExperience(Parts):
     """Holds all actors' rollouts and accumulated gradients; the host loop saves and checks them."""
 
     def __init__(self, actors: Sequence[Actor]):
-        super().__init__(actors)
+        super().__init__({str(n): x.parts for n, x in enumerate(actors)})
         self._stores = [actor.experience for actor in actors]
 
     keeps_rows = False

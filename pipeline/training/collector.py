@@ -24,10 +24,10 @@ from pipeline.acting.collect_driver import (
 from pipeline.acting.episode_statistics import (
     EpisodeStatistics,
     initial_statistics,
-    with_empty_window,
 )
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
+from pipeline.checkpointing.checkpoints import Parts
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -160,6 +160,8 @@ class Collector:
         self._collect[True] = self._function(random, num_steps)
         with named_failures(environment):
             self._carry = initial_carry(environment, policy)
+        carry = Tensors(lambda: self._carry, self._set_carry)
+        self._parts = Parts({"environment": environment, "carry": carry})
 
     def _function(self, policy: tf_policy.TFPolicy, num_steps: int) -> Callable[[Carry], Any]:
         def collect(carry: Carry) -> Any:
@@ -177,9 +179,9 @@ class Collector:
             for variable, value in zip(self._weights, order.weights, strict=True):
                 variable.assign(value)
         self._env_steps.assign(order.env_steps)
-        fresh = initial_statistics(1)
-        statistics = with_empty_window(self._carry.statistics)._replace(
-            episodes=fresh.episodes, return_sum=fresh.return_sum, env_steps=fresh.env_steps
+        unfinished = self._carry.statistics
+        statistics = initial_statistics(1)._replace(
+            episode_return=unfinished.episode_return, episode_length=unfinished.episode_length
         )
         with named_failures(self.environment):
             self._carry, rows = self._collect[order.is_random](
@@ -207,12 +209,8 @@ class Collector:
     def save(self) -> dict[str, bytes]:
         """Returns the files that `restore` needs, by their relative paths."""
         with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            for part in ("environment", "carry"):
-                (folder / part).mkdir()
-            self.environment.save(folder / "environment")
-            self._tensors().save(folder / "carry")
-            return files_in(folder)
+            self._parts.save(pathlib.Path(name))
+            return files_in(pathlib.Path(name))
 
     def restore(self, saved: dict[str, bytes]) -> str:
         """Reads what `save` returned. If the episodes cannot be continued, new ones begin.
@@ -225,19 +223,15 @@ class Collector:
         """
         with tempfile.TemporaryDirectory() as name:
             unpack(saved, pathlib.Path(name))
-            self.environment.restore(pathlib.Path(name) / "environment")
-            self._tensors().restore(pathlib.Path(name) / "carry")
+            self._parts.restore(pathlib.Path(name))
         divergence = self.environment.divergence
         if divergence:
             self.environment.episodes.abandon()
             self._carry = interrupt_episodes(self._carry)
         return divergence
 
-    def _tensors(self) -> Tensors:
-        def replace(carry: Carry) -> None:
-            self._carry = carry
-
-        return Tensors(lambda: self._carry, replace)
+    def _set_carry(self, carry: Carry) -> None:
+        self._carry = carry
 
     def close(self) -> None:
         """Closes the environments."""

@@ -39,7 +39,7 @@ class Place(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that environments took; of parallel collectors, the mean."""
+        """Returns the seconds spent in environments: the mean if collectors run in parallel."""
 
     def submit(self, number: int, order: Order) -> None:
         """Asks a collector for a message; it does not wait."""
@@ -94,7 +94,7 @@ class InProcess:
     @property
     def watched(self) -> Sequence[Watched]:
         """Returns the environments."""
-        return [collector.environment for collector in self._collectors]
+        return [collector.environment.episodes for collector in self._collectors]
 
     @property
     def seconds(self) -> float:

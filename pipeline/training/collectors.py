@@ -360,7 +360,7 @@ class Collectors:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that environments took; of parallel collectors, the mean."""
+        """Returns the seconds spent in environments: the mean if collectors run in parallel."""
         return self._place.seconds
 
     def failure_message(self) -> str:

@@ -83,7 +83,7 @@ class GraphCalls:
         """Returns the shares of time for the environments, the rest of collecting, and the updates.
 
         If several iterations run at the same time, the sums of their times are divided by their
-        number. Of environments that step during updates, only the time that updates wait counts.
+        number. If environments step during updates, only the time for which updates wait counts.
         """
         if not self._seconds:
             return {}

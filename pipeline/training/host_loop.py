@@ -21,7 +21,7 @@ from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
-from pipeline.environments.environment_errors import named_failures, untold
+from pipeline.environments.environment_errors import named_failures, unreported
 from pipeline.environments.episodes import WINDOW
 from pipeline.environments.watchdog import Watchdog
 from pipeline.runs.run_folder import RunFolder
@@ -94,7 +94,7 @@ class HostLoop:
         self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [*self._runner.watched]
         if not components.evaluator.shares_environment:
-            environments.append(components.evaluator.environment)
+            environments.append(components.evaluator.environment.episodes)
         self._watched = environments
         self._watchdog = Watchdog(environments, self._resume_hint, stop)
         # Two, because a record may fit on a disk where a checkpoint does not.
@@ -245,7 +245,7 @@ class HostLoop:
                 self._progress.message(f"building the graph for {phase} ...")
             self._calls.trace(chunk, self.state)
         self._check_stop()
-        with hinting(self._resume_hint), self._failing_well():
+        with hinting(self._resume_hint), self._explaining_failures():
             self.state = self._calls.run(chunk, self.state, until)
             self._check_losses()
         self._progress.update(self.record(), phase)
@@ -253,8 +253,8 @@ class HostLoop:
         self._save_patience.retry(self._save)
 
     @contextlib.contextmanager
-    def _failing_well(self) -> Iterator[None]:
-        """Adds the cause to errors. If an actor fails, saves a checkpoint of all other actors."""
+    def _explaining_failures(self) -> Iterator[None]:
+        """Adds the cause to errors. If an actor fails, saves the work of the others first."""
         components = self._components
         weights = functools.partial(unsound_weights, components.agent)
         with named_failures(components.environment, weights):
@@ -268,7 +268,7 @@ class HostLoop:
                 except UserError as error:
                     self._progress.message(f"the other actors could not be saved: {error}")
                 environments = [driver.environment for driver in self._runner.drivers]
-                for other in untold(halted.errors, environments):
+                for other in unreported(halted.errors, environments):
                     self._progress.message(f"another failure: {other}")
                 raise halted.errors[0] from halted.errors[0].__cause__
 
@@ -335,7 +335,7 @@ class HostLoop:
             )
         if not result["returns"]:
             self._progress.message(
-                "no episode ended in this evaluation, so its mean return says nothing: increase "
+                "no episode ended in this evaluation, so it has no mean return: increase "
                 "Evaluator.num_env_steps"
             )
         self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import gin
 
 from pipeline.replay import Experience
-from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
+from pipeline.utils.constraints import NonNegativeInt, check_arguments
 from pipeline.utils.errors import UserError
 
 
@@ -25,20 +24,12 @@ class Plan(NamedTuple):
       num_final_episodes: Episodes of the evaluation of the final weights.
     """
 
-    num_env_steps: PositiveInt
-    log_interval: NonNegativeInt
-    eval_interval: NonNegativeInt
-    checkpoint_interval: NonNegativeInt
-    num_eval_episodes: PositiveInt
-    num_final_episodes: PositiveInt
-
-    def check(self) -> None:
-        """Checks that every value is a whole number and large enough.
-
-        Raises:
-          UserError: If a value is not a whole number or is too small.
-        """
-        check_arguments(Plan, self._asdict(), "train")
+    num_env_steps: int
+    log_interval: int
+    eval_interval: int
+    checkpoint_interval: int
+    num_eval_episodes: int
+    num_final_episodes: int
 
     def next_stop(self, env_steps: int) -> int:
         """Returns the next multiple of an interval after `env_steps`, or the end of the run."""
@@ -47,43 +38,39 @@ class Plan(NamedTuple):
         return min([self.num_env_steps, *stops])
 
 
-@gin.configurable("initialize_replay_buffer")
-@dataclasses.dataclass(frozen=True)
-class WarmUp:
-    """Warm-up, in which a random policy fills the replay buffer before training.
+@gin.configurable
+def initialize_replay_buffer(num_env_steps: NonNegativeInt = 0) -> int:
+    """Returns the length of the warm-up, in which a random policy fills the replay buffer.
 
-    Its name in gin is `initialize_replay_buffer`.
-
-    Attributes:
+    Args:
       num_env_steps: Environment steps of the warm-up; 0 for on-policy agents, which need none.
     """
+    check_arguments(initialize_replay_buffer, locals())
+    return num_env_steps
 
-    num_env_steps: NonNegativeInt = 0
 
-    def check(self, plan: Plan) -> None:
-        """Checks that the warm-up leaves environment steps of `plan` to train.
+def check_warm_up(warm_up: int, plan: Plan) -> None:
+    """Checks that a warm-up leaves environment steps of `plan` to train.
 
-        Raises:
-          UserError: If no environment steps are left, or if the length of the warm-up is not a
-            whole number.
-        """
-        check_arguments(WarmUp, vars(self), "initialize_replay_buffer")
-        if self.num_env_steps >= plan.num_env_steps:
-            raise UserError(
-                f"train.num_env_steps = {plan.num_env_steps:_} includes the warm-up, and "
-                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_} leaves nothing "
-                "to train: raise the former or lower the latter."
-            )
+    Raises:
+      UserError: If it leaves none.
+    """
+    if warm_up >= plan.num_env_steps:
+        raise UserError(
+            f"train.num_env_steps = {plan.num_env_steps:_} includes the warm-up, and "
+            f"initialize_replay_buffer.num_env_steps = {warm_up:_} leaves nothing to train: raise "
+            "the former or lower the latter."
+        )
 
-    def check_fits(self, experience: Experience) -> None:
-        """Checks that `experience` keeps the rows of the warm-up until they are learnt from.
 
-        Raises:
-          UserError: If there is a warm-up and `experience` does not keep rows.
-        """
-        if self.num_env_steps and not experience.keeps_rows:
-            raise UserError(
-                f"initialize_replay_buffer.num_env_steps = {self.num_env_steps:_}, but this agent "
-                "uses a rollout, which has no warm-up. Bind initialize_replay_buffer.num_env_steps "
-                "to 0."
-            )
+def check_store(warm_up: int, experience: Experience) -> None:
+    """Checks that `experience` keeps the rows of a warm-up until they are learnt from.
+
+    Raises:
+      UserError: If there is a warm-up and `experience` does not keep rows.
+    """
+    if warm_up and not experience.keeps_rows:
+        raise UserError(
+            f"initialize_replay_buffer.num_env_steps = {warm_up:_}, but this agent uses a rollout, "
+            "which has no warm-up. Bind initialize_replay_buffer.num_env_steps to 0."
+        )

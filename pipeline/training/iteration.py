@@ -215,7 +215,7 @@ class Iterations(Updates):
         """
         super().__init__(agent, experience)
         self.drivers: Sequence[CollectDriver] = (driver,)
-        self.watched: Sequence[Watched] = (driver.environment,)
+        self.watched: Sequence[Watched] = (driver.environment.episodes,)
         self._driver = driver
         self.collect_steps = experience.collect_steps
         self._env_steps = env_steps

@@ -106,15 +106,11 @@ class _Waits:
     def complaint(self) -> str:
         return f"{self._name} has not answered"
 
-    @property
-    def episodes(self) -> _Waits:
-        return self
-
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         self._name = name
         self.calls += 1
-        self.crossing = -1  # no thread: where it waits is of no interest
+        self.crossing = -1  # not a thread, so the watchdog reports no line
         started = time.monotonic()
         try:
             yield
@@ -261,7 +257,7 @@ class OverRay:
         return sum(self._seconds) / len(self._seconds)
 
     def submit(self, number: int, order: Order) -> None:
-        """Asks a collector for a message. Weights are sent once, whatever their receivers.
+        """Asks a collector for a message. Weights are stored once for all collectors.
 
         Raises:
           UserError: If the weights cannot be stored.
@@ -364,7 +360,8 @@ class OverRay:
         except RayError as error:
             if getattr(error, "actor_init_failed", False):  # it would fail again
                 raise UserError(f"collector {number} cannot start: {last_line(error)}") from error
-            reason = last_line(error).partition(". ")[0]  # then Ray guesses at causes
+            # In further sentences, Ray guesses at causes.
+            reason = last_line(error).partition(". ")[0]
             raise CollectorLost(number, reason.rstrip(".")) from error
 
     def failure_message(self) -> str:

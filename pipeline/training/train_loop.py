@@ -38,7 +38,13 @@ from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow
 from pipeline.training.host_loop import HostLoop
-from pipeline.training.intervals import Plan, WarmUp
+from pipeline.training.intervals import (
+    Plan,
+    check_store,
+    check_warm_up,
+    initialize_replay_buffer,
+)
+from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError, hinting
 from pipeline.utils.execution import Execution
 from pipeline.utils.progress import Progress
@@ -69,12 +75,12 @@ def train(
     create_agent: Callable[..., Agent] = gin.REQUIRED,
     create_experience: Callable[..., Experience] = gin.REQUIRED,
     runner: Callable[..., Components] = build,
-    num_env_steps: int = gin.REQUIRED,
-    log_interval: int = 1_000,
-    eval_interval: int = 10_000,
-    checkpoint_interval: int = 10_000,
-    num_eval_episodes: int = 10,
-    num_final_episodes: int = 100,
+    num_env_steps: PositiveInt = gin.REQUIRED,
+    log_interval: NonNegativeInt = 1_000,
+    eval_interval: NonNegativeInt = 10_000,
+    checkpoint_interval: NonNegativeInt = 10_000,
+    num_eval_episodes: PositiveInt = 10,
+    num_final_episodes: PositiveInt = 100,
 ) -> dict[str, Any]:
     """Trains a run to its end, from its newest checkpoint if it has one.
 
@@ -104,6 +110,7 @@ def train(
         `HostLoop.train` raises it.
       Stopped: If a signal arrived. A checkpoint has been written.
     """
+    check_arguments(train, locals())
     # Paths are made absolute before an environment can change the working directory.
     folder = RunFolder(root_dir or "")
     source = _source(warm_start, folder) if warm_start else None
@@ -111,9 +118,8 @@ def train(
         num_env_steps, log_interval, eval_interval, checkpoint_interval, num_eval_episodes,
         num_final_episodes,
     )  # fmt: skip
-    plan.check()
-    warm_up = WarmUp()
-    warm_up.check(plan)
+    warm_up = initialize_replay_buffer()
+    check_warm_up(warm_up, plan)
     may_be_finished = not dry_run and restart_behavior == "resume"
     flags = {"execution": execution.value, **({"warm_start": source} if source else {})}
     if may_be_finished and (result := _finished(folder, seed, num_env_steps, flags)):
@@ -124,7 +130,7 @@ def train(
     settings = configure_tensorflow(execution=execution) | flags
     components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components):
-        warm_up.check_fits(components.experience)
+        check_store(warm_up, components.experience)
         _call_what_training_calls()
         if dry_run:
             agent = components.agent
@@ -145,7 +151,7 @@ def train(
             with contextlib.closing(loop):
                 _restore(loop, components, folder, progress, circumstances, source)
                 _note_large_numbers(loop, components, progress, create_agent)
-                loop.collect_randomly(warm_up.num_env_steps)
+                loop.collect_randomly(warm_up)
                 return loop.train()
 
 

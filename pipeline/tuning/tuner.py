@@ -17,6 +17,7 @@ from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told,
 from pipeline.tuning.search import Search
 from pipeline.tuning.search_folder import SearchFolder
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError
+from pipeline.utils.files import error_kind
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import score_text
 from pipeline.utils.shutdown import StopSignal
@@ -181,7 +182,7 @@ class _Tuner:
                 try:
                     process = self._start(run)
                 except OSError as error:
-                    raise UserError(f"{run.name} cannot be started: {error}") from error
+                    raise error_kind(error)(f"{run.name} cannot be started: {error}") from error
                 if process is not None:
                     self._running[run.folder] = process
         if len(returns) < self._search.num_seeds:
@@ -228,8 +229,9 @@ class _Tuner:
         if process.was_stopped():
             return ""
         code, error = process.poll() or 0, process.error()
-        # A shared file system may show the results of a run that has finished only later.
-        is_no_failure = code <= 0 or process.is_lost
+        # A shared file system may show the results of a run that has finished only later. Codes
+        # above 128 are those of a signal.
+        is_no_failure = code <= 0 or code > 128 or process.is_lost
         if is_no_failure and self._losses.count(process):
             return ""
         if code == USER_ERROR_CODE and not self._folder.has_begun:

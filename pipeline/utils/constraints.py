@@ -12,7 +12,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ForwardRef, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pipeline.utils.errors import UserError
 
@@ -46,18 +46,15 @@ _LARGEST = 2**63 - 1
 ENDS = "ends"
 
 
-def check_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None
-) -> None:
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Checks the arguments of a call against the ranges in the annotations of its parameters.
 
-    Parameters without a range are not checked. Of a `linear_schedule`, both ends are checked; they
-    may also be the bound that the range itself leaves out, for example a learning rate of 0.
+    Parameters without a range are not checked. Both ends of a `linear_schedule` are checked. An end
+    may equal a bound that the range excludes, for example a learning rate of 0.
 
     Args:
       function: Function that is called.
       arguments: Values by name. Names that are not parameters of the function are ignored.
-      name: Name of the function in messages; None for its own name.
 
     Raises:
       UserError: If an argument is out of its range. The message names the parameter and the range.
@@ -66,7 +63,7 @@ def check_arguments(
     for parameter in inspect.signature(target).parameters.values():
         if parameter.name in arguments:
             annotation = resolved(target, parameter.annotation)
-            full_name = f"{name or target.__name__}.{parameter.name}"
+            full_name = f"{target.__name__}.{parameter.name}"
             check(full_name, arguments[parameter.name], annotation)
 
 
@@ -133,8 +130,6 @@ def resolved(target: Any, annotation: Any) -> Any:
 
     Returns None if the string uses names that its module does not have at run time.
     """
-    if isinstance(annotation, ForwardRef):  # of a NamedTuple
-        annotation = annotation.__forward_arg__
     if not isinstance(annotation, str):
         return annotation
     try:

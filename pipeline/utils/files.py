@@ -24,6 +24,10 @@ from pipeline.utils.errors import RetryableError, UserError, WriteError
 # Errors of a disk or a file server that may pass; others are mistakes, such as a wrong path.
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
+#: Prefix of the names of files and folders that are being written or removed. A killed process
+#: leaves them behind.
+UNFINISHED = ".tmp-"
+
 _LOCK_SECONDS = 1.0
 
 
@@ -44,6 +48,8 @@ def make_folder(path: pathlib.Path) -> None:
     """
     if path.is_dir():
         return
+    if path.is_symlink():
+        raise OSError(errno.ENOTDIR, "It is a link that leads to no folder", str(path))
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(exist_ok=True)
@@ -64,19 +70,32 @@ def replace(temporary: pathlib.Path, path: pathlib.Path) -> None:
     sync(path.parent)
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of another file to write, which replaces `path` unless there is an error.
+
+    Raises:
+      OSError: If the file cannot be written, for example because the disk is full.
+    """
+    temporary = path.with_name(UNFINISHED + path.name)
+    try:
+        yield temporary
+        replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replaces a text file in one step.
 
     Raises:
       WriteError: If the file cannot be written, for example because the disk is full.
     """
-    temporary = path.with_name(f".tmp-{path.name}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise WriteError(f"cannot write {path}: {error.strerror}") from error
 
 
@@ -185,6 +204,11 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
             time.sleep(0.02)
 
 
+def error_kind(error: OSError) -> type[UserError]:
+    """Returns WriteError for an error that may pass, such as a full disk, and else UserError."""
+    return WriteError if error.errno in _PASSING else UserError
+
+
 @contextlib.contextmanager
 def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[None]:
     """Converts an OSError within the context to a UserError that names `flag` and `folder`.
@@ -195,8 +219,8 @@ def named_errors(folder: pathlib.Path, flag: str = "--root_dir") -> Iterator[Non
     try:
         yield
     except OSError as error:
-        kind = WriteError if error.errno in _PASSING else UserError
-        raise kind(f"cannot write to {flag}={folder}: {error.strerror}") from error
+        message = f"cannot write to {flag}={folder}: {error.strerror}"
+        raise error_kind(error)(message) from error
 
 
 def read_json(

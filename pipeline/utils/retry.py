@@ -103,8 +103,8 @@ class Patience:
         self._next_try = now + wait
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
         self._say(
-            f"warning: {error}\nThe run goes on. The next try is in {wait:.0f} s; the run stops if"
-            f" none succeeds within {left:.0f} s (Patience.give_up_after)."
+            f"warning: {error}\nTraining continues. The next attempt is in {wait:.0f} s. The run "
+            f"stops if no attempt succeeds within {left:.0f} s (Patience.give_up_after)."
         )
 
     def _succeed(self) -> None:

@@ -27,6 +27,10 @@ KERAS_3_MESSAGE = (
     f"variable {LEGACY_KERAS}=1 before TensorFlow is imported; for Keras 3 models of your own, "
     "use `import keras` instead of tf.keras."
 )
+NO_DOCSTRINGS_MESSAGE = (
+    "TensorFlow cannot be imported by a Python that drops docstrings: start it without -OO, and "
+    "unset PYTHONOPTIMIZE."
+)
 NO_TF_AGENTS_MESSAGE = (
     "TF-Agents is not installed. This package cannot require it, because TF-Agents' own "
     "requirements are outdated. Install it with: pip install --no-deps tf-agents==0.19.0"
@@ -47,8 +51,10 @@ def import_tensorflow(onednn: bool | None = None) -> None:
 
     Raises:
       UserError: If `tf.keras` is Keras 3, because the program imported TensorFlow before or the
-        environment asks for it, or if TF-Agents is not installed.
+        environment asks for it, if TF-Agents is not installed, or if Python drops docstrings.
     """
+    if sys.flags.optimize >= 2:
+        raise UserError(NO_DOCSTRINGS_MESSAGE)
     if importlib.util.find_spec("tf_agents") is None:
         raise UserError(NO_TF_AGENTS_MESSAGE)
     _load_cusolver()

@@ -176,6 +176,17 @@ def test_episodes_of_one_environment_differ():
     assert len(set(returns)) == 10
 
 
+def test_episodes_after_a_truncated_one_have_seeds_of_their_own():
+    returns = evaluator(environment(LuckyEnv()), max_episode_steps=1).run(10, 0)["returns"]
+    assert len(set(returns)) == 10
+
+
+def test_the_limit_of_steps_counts_from_the_start_of_every_evaluation():
+    evaluation = evaluator(environment(ScriptedEnv([(50, "terminated")])), max_episode_steps=30)
+    for index in range(2):  # the first call plays two steps more than an episode
+        assert evaluation.run(1, index)["returns"] == [sum(range(1, 31))]
+
+
 def test_draws_of_the_policy_depend_on_index_and_seed():
     scripted = ScriptedEnv([(20, "terminated")])
     env = environment(scripted)
@@ -188,6 +199,7 @@ def test_draws_of_the_policy_depend_on_index_and_seed():
     assert actions(1, 0) == actions(1, 0)
     assert actions(1, 0) != actions(1, 1)
     assert actions(1, 0) != actions(2, 0)
+    assert actions(1, 0)[1:] != actions(1, 1)[:-1]  # not the same draws a step later
 
 
 def test_greedy_says_which_policy_plays():
@@ -342,6 +354,33 @@ def test_the_return_of_a_video_is_that_of_the_environment(tmp_path):
     recorded = gymnasium.wrappers.RecordEpisodeStatistics(scripted)
     env = environment(gymnasium.wrappers.TransformReward(recorded, lambda reward: 0.0))
     assert record_video(env, random_policy(env), tmp_path / "episode.mp4", seed=1) == 1 + 2 + 3
+
+
+def test_a_video_ends_at_the_limit_of_steps(tmp_path):
+    env = environment(VisibleEnv([(9, "terminated")]))
+    path = tmp_path / "episode.mp4"
+    returned = record_video(env, random_policy(env), path, seed=1, max_episode_steps=5)
+    assert returned == sum(range(1, 6))
+
+
+@pytest.mark.parametrize("frames", [0, 3])
+def test_a_video_of_which_frames_are_missing_is_no_video(tmp_path, monkeypatch, frames):
+    def cut(writer):  # as on a disk that fills up, of which ffmpeg's exit code tells
+        monkeypatch.undo()
+        writer.close()
+        path = tmp_path / ".tmp-episode.mp4"
+        path.unlink()
+        path.write_bytes(b"")
+        if frames:
+            imageio.mimwrite(path, [np.zeros([16, 16, 3], np.uint8)] * frames)
+
+    env = environment(VisibleEnv([(5, "terminated")]))
+    path = tmp_path / "episode.mp4"
+    path.write_text("an older one")
+    monkeypatch.setattr("imageio.core.format.Format.Writer.__exit__", lambda self, *_: cut(self))
+    with pytest.raises(UserError, match=f"cannot write {path}: only {frames} of 6 frames"):
+        record_video(env, random_policy(env), path, seed=1)
+    assert path.read_text() == "an older one"
 
 
 def test_interrupted_video_is_not_written(tmp_path):

@@ -40,7 +40,6 @@ from pipeline.agents.q_learning import squared_loss
 from pipeline.agents.sac import create_sac_agent
 from pipeline.checkpointing.saveables import Variables
 from pipeline.ops.optimizers import Adam, RMSprop
-from pipeline.utils.errors import UserError
 
 SGD = tf.keras.optimizers.legacy.SGD
 ROWS, BATCHES = 6, 4
@@ -294,11 +293,3 @@ def test_batches_without_a_valid_row_give_no_gradient() -> None:
     for _ in range(2):
         accumulator.add([tf.constant(5.0)], tf.constant(0.0), seen.append)
     assert seen[0][0] == 0.0
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.0, 1.5, True])
-@pytest.mark.parametrize("name", ["dqn", "nstep_q", "ppo", "a2c", "sac"])
-def test_user_errors(name: str, value: Any) -> None:
-    message = f"create_{name}_agent.accumulate_updates = {value}: must be a whole number, at least"
-    with pytest.raises(UserError, match=message):
-        create(name, accumulate_updates=value)

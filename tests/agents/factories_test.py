@@ -61,6 +61,8 @@ def create(algorithm: str, **kwargs: Any) -> Any:
         *((algorithm, "entropy_coefficient", -0.01) for algorithm in ("a2c", "ppo")),
         *((algorithm, "value_coefficient", None) for algorithm in ("a2c", "ppo")),
         *(("dqn", "target_update_tau", value) for value in (5.0, 0.0)),
+        *((algorithm, "target_update_env_steps", 0) for algorithm in ("dqn", "nstep_q")),
+        *(("trpo", name, 0) for name in ("value_epochs", "value_minibatch_size")),
         ("sac", "target_update_tau", 5.0),
         ("sac", "initial_alpha", 0.0),
         ("ppo", "clip_ratio", -0.2),

@@ -190,10 +190,3 @@ def test_the_target_network_begins_as_a_copy() -> None:
 def test_actions_must_be_discrete() -> None:
     with pytest.raises(UserError, match="n-step Q-learning needs discrete actions"):
         create_nstep_q_agent(specs(), TWO_MOTORS, num_envs=1, seed=0, env_steps=env_steps())
-
-
-@pytest.mark.parametrize("value", [0, 2.5, None])
-def test_a_period_that_is_no_count_is_refused(value: Any) -> None:
-    message = f"create_nstep_q_agent.target_update_env_steps = {value}: must be a whole number"
-    with pytest.raises(UserError, match=message):
-        create(target_update_env_steps=value)

@@ -39,12 +39,8 @@ from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
 from pipeline.agents.trpo import create_trpo_agent
 from pipeline.checkpointing.saveables import weights_sha256
-from pipeline.networks.encoders import (
-    GaussianHead,
-    MultiCategoricalHead,
-    create_encoder,
-    create_policy_head,
-)
+from pipeline.networks.encoders import create_encoder
+from pipeline.networks.heads import GaussianHead, MultiCategoricalHead, create_policy_head
 from pipeline.networks.initializers import GlorotUniform
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import CategoricalSpec

@@ -34,6 +34,8 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "shown":
+        progress.Progress(2).message("x" * 100_000)
     else:
         print("ran", NAME.value, NUMBER.value, flush=True)
     return 143 if NAME.value == "stopped" else None
@@ -82,9 +84,23 @@ def test_what_cannot_be_shown_ends_no_program_whose_results_are_files(output, en
     ways = {"stdout": output(), "stderr": subprocess.PIPE, "env": os.environ | environment}
     ended = subprocess.run([*command, "expendable"], **ways, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, b"")
-    ended = subprocess.run([*command, "x"], **ways, timeout=60)  # its output is its result
-    assert ended.returncode not in (0, 2)
     os.close(ways["stdout"])
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "message"),
+    [
+        (closed_pipe, 128 + signal.SIGPIPE, b""),
+        (full_disk, 75, b"error: cannot write to standard output: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--root_dir=x", "--root_dir=shown", "--help", "--helpfull"])
+def test_output_that_is_the_result_must_be_written(output, code, message, flag):
+    stdout = output()
+    command = [sys.executable, "-c", PROGRAM, flag]
+    ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, message)
+    os.close(stdout)
 
 
 def test_what_is_shown_is_shown_where_it_may_be_lost():
@@ -119,6 +135,22 @@ def test_a_path_that_is_none_of_this_machine_is_refused(path, reason):
     ended = subprocess.run(command, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, b"")
     assert reason.encode() in ended.stderr
+
+
+def test_a_folder_whose_files_cannot_be_accessed_is_refused(tmp_path):
+    path = tmp_path / "private"
+    path.mkdir()
+    program = PROGRAM.replace("cli.run", "os.access = lambda path, mode: False; cli.run")
+    command = [sys.executable, "-c", program, f"--root_dir={path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--root_dir" in ended.stderr and "Permission denied" in ended.stderr
+
+
+def test_a_current_folder_that_was_deleted_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert cli.python_command() == sys.executable
 
 
 def test_user_error_is_its_message() -> None:

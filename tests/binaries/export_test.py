@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT, run_binary, user_environment
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from scripted_environments import SamplingEnv
 from tiny_runs import build_components
 
@@ -26,6 +27,7 @@ from pipeline.exported_policy import (
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.saved_policy import SavedPolicy
+from pipeline.utils.errors import UserError
 
 SPACES = {
     "dqn": (Box(-1, 1, (3,), np.float32), Discrete(4, start=2)),
@@ -33,10 +35,22 @@ SPACES = {
         Dict(flag=Discrete(3), picture=Box(0, 255, (4, 36, 36), np.uint8)),
         MultiDiscrete([2, 3]),
     ),
-    "sac": (Box(-1, 1, (3,), np.float32), Box(-0.1, 0.3, (2,), np.float64)),
+    "sac": (Box(-1, 1, (3,), np.float64), Box(-0.1, 0.3, (2,), np.float64)),
+    "a2c": (
+        Dict(
+            bits=MultiBinary(3),
+            bool=Box(0, 1, (2,), np.bool_),
+            half=Box(-1, 1, (2,), np.float16),
+            int8=Box(-9, 9, (2,), np.int8),
+            int64=Box(-9, 9, (2,), np.int64),
+            places=MultiDiscrete([3, 4], start=[1, -1]),
+            uint32=Box(0, 9, (2,), np.uint32),
+        ),
+        Discrete(3),
+    ),
 }
 
-# PPO's observations are normalised by the bindings of `tiny_runs`.
+# Those of PPO and A2C are normalised by the bindings of `tiny_runs`.
 NORMALIZED = {
     "dqn": {"create_dqn_agent__normalize_observations": True},
     "sac": {"create_sac_agent__normalize_observations": True},
@@ -128,6 +142,17 @@ def test_each_runtime_returns_the_same_actions(policy, name, tmp_path):
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
         assert all(map(policy.action_space.contains, actions))
     assert len(np.unique(expected)) > 1
+
+
+def test_an_operation_that_a_format_lacks_is_named(tmp_path):
+    module: Any = tf.Module()
+    signature = [tf.TensorSpec([None, 3], tf.uint64, "observation")]
+    module.act = tf.function(lambda x: {"action": tf.cast(x, tf.float32)}, signature)
+    with pytest.raises(
+        UserError, match=r"to tflite \(tf\.Cast\(.*ui64.*\)\. Choose another --format"
+    ):
+        write_tflite(module, tmp_path / "policy.tflite")
+    assert list(tmp_path.iterdir()) == []
 
 
 PROGRAM = """

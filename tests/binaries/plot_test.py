@@ -232,6 +232,15 @@ def test_binary_writes_the_picture(tmp_path: pathlib.Path) -> None:
     assert Image.open(output).size == (900, 500)
 
 
+def test_a_drawing_that_fails_leaves_the_older_one(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path / "run", {0: 1.0})
+    output = tmp_path / "curve.png"
+    output.write_text("an older one")
+    (tmp_path / ".tmp-curve.png").mkdir()
+    ended = run_binary("plot", f"--root_dir={tmp_path / 'run'}", f"--output={output}")
+    assert (ended.returncode, output.read_text()) == (2, "an older one")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

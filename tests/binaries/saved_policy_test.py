@@ -262,6 +262,23 @@ def test_images_keep_their_dtype():
         policy.predict(image / 255)
 
 
+@pytest.mark.parametrize(
+    ("space", "number", "dtype"),
+    [
+        (Box(0, 255, (2,), np.uint8), 300, np.uint16),
+        (Box(0, 255, (2,), np.uint8), -1, np.int64),
+        (Box(-100, 100, (2,), np.int8), 300, np.int16),
+        (Box(0, 60_000, (2,), np.uint16), 70_000, np.uint32),
+    ],
+    ids=str,
+)
+def test_integers_that_would_change_are_refused(space, number, dtype):
+    policy, _ = summing(space, Discrete(3))
+    assert policy.predict(np.array([1, 1], dtype)) == 2
+    with pytest.raises(ValueError, match=f"has dtype {np.dtype(dtype)}; the agent takes"):
+        policy.predict(np.array([number, 0], dtype))
+
+
 def test_traced_once_for_all_batches():
     policy, agents_policy = summing(Box(-9, 9, (2,), np.float32), Discrete(9))
     for observation in (np.zeros(2), np.zeros((1, 2)), np.zeros((7, 2), int), [0, 0]):

@@ -464,6 +464,9 @@ def test_a_named_checkpoint_is_restored_or_refused_never_another(
     with pytest.raises(UserError) as error:
         run.checkpoints.restore(path)
     assert f"{path} is damaged: state/state.json is missing." in str(error.value)
+    path.rename(tmp_path / "removed")
+    with pytest.raises(UserError, match=f"{path} has been removed by the run. Repeat the command"):
+        run.checkpoints.restore(path)
 
 
 def test_a_subset_of_the_parts_neither_reads_nor_verifies_the_others(

@@ -15,6 +15,7 @@ CONFIG = """
 atari_environment.num_threads = {threads}
 evaluation/atari_environment.num_threads = {threads}
 atari_environment.num_envs = {envs}
+Evaluator.max_episode_steps = {limit}
 train.num_env_steps = {steps}
 train.log_interval = {interval}
 train.checkpoint_interval = {interval}
@@ -29,7 +30,7 @@ def circumstances(
     settings: dict[str, Any] | None = None,
     **values: Any,
 ):
-    values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, **values}
+    values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, "limit": 100, **values}
     text = CONFIG.format(**values) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
     usual = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
@@ -47,6 +48,7 @@ SPREAD = "linear_schedule.num_steps = @whole_run()\n"
         ({"envs": 4}, "", ["atari_environment.num_envs: 8 in the checkpoint, 4 here"]),
         ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
         ({"steps": 200}, "", []),
+        ({"limit": 50}, "", []),
         ({"steps": 200}, SPREAD, ["train.num_env_steps: 100 in the checkpoint, 200 here"]),
     ],
 )
@@ -141,7 +143,7 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
 
 def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):
     path = tmp_path / "operative_config.gin"
-    text = CONFIG.format(threads=1, envs=8, steps=100, interval=50)
+    text = CONFIG.format(threads=1, envs=8, steps=100, interval=50, limit=100)
     path.write_text(f"{text}rate/linear_schedule.final = 1\n")
     more = "GAMES = 8\nevaluation/atari_environment.num_envs = %GAMES\n"
     more += "gymnasium_environment.kwargs = {'b': 1, 'a': 2}\n"
@@ -150,12 +152,17 @@ def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_p
         configuration.load([str(path)])
         assert configured_otherwise(path) == []
         harmless = ["evaluation/atari_environment.num_threads = 2", "train.num_env_steps = 50"]
-        changed = ["atari_environment.num_envs = 4", "GAMES = 2"]
+        changed = [
+            "atari_environment.num_envs = 4",
+            "Evaluator.max_episode_steps = 50",
+            "GAMES = 2",
+        ]
         changed += ["train.create_agent = @create_dqn_agent"]
         configuration.load([str(path)], [*harmless, *changed])
         path.write_text(path.read_text() + "train.create_agent = @create_sac_agent\n")
         assert configured_otherwise(path) == [
             "atari_environment.num_envs: 8 there, 4 here",
+            "Evaluator.max_episode_steps: 100 there, 50 here",
             "GAMES: 8 there, 2 here",
             "train.create_agent: @create_sac_agent there, @create_dqn_agent here",
         ]

@@ -311,7 +311,7 @@ def test_saved_before_the_first_reset_it_starts_episodes(tmp_path):
         lambda folder: np.savez(folder / "actions.npz", actions=np.zeros((3, 3))),
         lambda folder: np.savez(
             folder / "actions.npz",
-            actions=np.zeros((3, 3)),
+            actions=np.zeros((3, 3), np.int32),
             anchors=np.zeros(3, np.int64),
             numbers=np.zeros(3, np.int64),
             steps=np.int64(9),

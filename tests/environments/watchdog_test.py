@@ -75,7 +75,7 @@ def ended(monkeypatch):
 
 
 def test_many_short_calls_are_not_one_long_one(environment, ended, capsys):
-    dog = Watchdog([environment], lambda: "", StopSignal(), timeout=0.5)
+    dog = Watchdog([environment.episodes], lambda: "", StopSignal(), timeout=0.5)
     started = time.monotonic()
     while time.monotonic() - started < 1.0:
         environment.episodes.cross(time.sleep, 0.05)
@@ -96,7 +96,7 @@ def test_advice_that_fails_keeps_neither_the_reason_nor_the_end_back(
 
     raised = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
-    Watchdog([environment], unreadable, StopSignal(), timeout=0.1)
+    Watchdog([environment.episodes], unreadable, StopSignal(), timeout=0.1)
     environment.episodes.cross(raised.wait, 10.0)
     assert ended.is_set() and raised.is_set()
     assert "environment walk has not returned" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
             thread.start()
         while not environment.episodes.crossing:
             time.sleep(0.01)
-        dog = Watchdog([environment], str, StopSignal(), timeout=0.1)
+        dog = Watchdog([environment.episodes], str, StopSignal(), timeout=0.1)
         ended.wait(10.0)
         dog.close()
     for thread in threads:
@@ -137,7 +137,7 @@ def test_a_negative_timeout_is_refused():
 
 def test_a_timeout_of_0_waits_for_ever(environment, ended, monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK", 0.05)
-    dog = Watchdog([environment], lambda: "", StopSignal(), timeout=0.0)
+    dog = Watchdog([environment.episodes], lambda: "", StopSignal(), timeout=0.0)
     environment.episodes.cross(ended.wait, 1.0)
     assert not ended.is_set()
     dog.close()
@@ -148,7 +148,7 @@ def test_after_a_signal_a_call_may_take_some_seconds(environment, ended, monkeyp
     monkeypatch.setattr(watchdog, "_TICK", 0.05)
     monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.5)
     stop = StopSignal()
-    dog = Watchdog([environment], lambda: "", stop, timeout=timeout)
+    dog = Watchdog([environment.episodes], lambda: "", stop, timeout=timeout)
     environment.episodes.cross(ended.wait, 1.0)
     assert not ended.is_set()
     stop.requested, stop.signal = True, signal.SIGINT

@@ -20,22 +20,22 @@ from numpy_references import (
 from tf_agents.specs import tensor_spec
 
 from pipeline.networks.encoders import (
-    CategoricalHead,
-    ColourFramesToChannels,
-    FramesToChannels,
-    GaussianHead,
-    QHead,
     QNetwork,
-    ToFloat,
-    ValueHead,
     create_encoder,
-    create_policy_head,
     mlp_encoder,
     nature_cnn_encoder,
-    num_actions,
     small_cnn_encoder,
 )
+from pipeline.networks.heads import (
+    CategoricalHead,
+    GaussianHead,
+    QHead,
+    ValueHead,
+    create_policy_head,
+    num_actions,
+)
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
+from pipeline.networks.layers import ColourFramesToChannels, FramesToChannels, ToFloat
 from pipeline.networks.sac_networks import SquashedGaussianHead
 from pipeline.utils.errors import UserError
 

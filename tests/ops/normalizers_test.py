@@ -116,6 +116,16 @@ def test_reward_scaler_equals_a_plain_loop(num_steps: int) -> None:
         assert_close(scaled, reference.scale(part, types), 1e-4)
 
 
+def test_new_episodes_begin_without_returns() -> None:
+    scaler, reference = RewardScaler(2, GAMMA), VecNormalize(2)
+    rewards, types = np.ones((5, 2), np.float32), np.full((5, 2), MID)
+    for _ in range(2):
+        scaled = scaler.scale(tf.constant(rewards), valid_mask(tf.constant(types)))
+        assert_close(scaled, reference.scale(rewards, types), 1e-4)
+        scaler.begin_anew()
+        reference.running[:] = 0
+
+
 def test_scaled_rewards_are_clipped() -> None:
     rewards = np.zeros((50, 1), np.float32)
     rewards[20] = 1000.0

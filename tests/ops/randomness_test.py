@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ROOT
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +53,15 @@ def operations(graph: tf.Graph) -> set[str]:
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return {node.op for node in nodes}
+
+
+def test_no_two_users_share_a_stream() -> None:
+    names = [
+        name
+        for path in (ROOT / "pipeline").rglob("*.py")
+        for name in re.findall(r'stream_key\((?:\w+\.)?seed, "(\w+)"', path.read_text())
+    ]
+    assert len(names) == len(set(names)) > 8
 
 
 def draws_from_state(operation: str) -> bool:

@@ -150,6 +150,7 @@ def test_the_working_directory_is_not_moved_aside(folder, config, monkeypatch):
 def test_a_run_killed_before_it_was_described_is_gone_on_with(folder):
     folder.open("resume", 1)
     folder.checkpoints.mkdir()  # by a first start that then fails
+    (folder.path / ".tmp-run.json").write_text("{")
     assert folder.open("fail", 1) == []
     (folder.checkpoints / "step-0000000100").mkdir()
     assert folder.open("resume", 1) == []

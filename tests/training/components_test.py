@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tiny_runs import build_components, variables
 
-from pipeline.acting.collect_driver import initial_carry
+from pipeline.acting.collect_driver import CollectDriver, initial_carry
 from pipeline.replay.replay_buffer import ReplayBuffer
 from pipeline.replay.rollout import Rollout
 from pipeline.training.components import (
@@ -120,6 +120,22 @@ def test_evaluation_has_its_own_bindings_and_never_the_seeds_of_training():
     ]
     assert [len(x) for x in seeds] == [2, 5]
     assert seeds[0].isdisjoint(seeds[1])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a3c", "collectors"])
+def test_no_two_drivers_draw_the_same_random_numbers(algorithm, monkeypatch):
+    seeds, initialize = [], CollectDriver.__init__
+
+    def noted(self, *args, seed, **kwargs):
+        seeds.append(tuple(np.ravel(seed)))
+        initialize(self, *args, seed=seed, **kwargs)
+
+    monkeypatch.setattr(CollectDriver, "__init__", noted)
+    if algorithm == "collectors":
+        files = ["agents/dqn", "environments/gymnasium", "runners/distributed"]
+        monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
+    build_components("dqn" if algorithm == "collectors" else algorithm).close()
+    assert len(set(seeds)) == len(seeds) > 1
 
 
 def test_the_evaluation_environment_takes_further_arguments():

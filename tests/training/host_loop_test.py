@@ -18,6 +18,7 @@ from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
 
 from pipeline import configuration
+from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.training import graph_calls, host_loop
 from pipeline.utils import retry
 from pipeline.utils.errors import UserError, WriteError
@@ -114,6 +115,21 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
     assert len(run.checkpoints) == 3  # the newest two, and the best
 
 
+def test_only_weights_that_were_evaluated_have_a_mean_return(tmp_path, monkeypatch):
+    means, save = {}, Checkpoints.save
+
+    def noted(self, env_steps, return_mean=None):
+        means[env_steps] = return_mean
+        return save(self, env_steps, return_mean)
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    run = Run(tmp_path / "run", PLAN, "ppo")
+    run.train()
+    of_evaluations = {record["env_steps"]: record["return_mean"] for record in run.evaluations}
+    assert means == {steps: of_evaluations.get(steps) for steps in means}
+    assert 0 < len([x for x in means.values() if x is not None]) < len(means)
+
+
 def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
     run = Run(tmp_path / "run", PLAN._replace(checkpoint_interval=0))
@@ -129,7 +145,7 @@ def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path,
         run.progress.hook = hook
         assert run.train()["env_steps"] >= 300
     first = next(message for message in run.progress.said if "Cannot read" in message)
-    assert "is intact.\nThe run goes on." in first
+    assert "is intact.\nTraining continues." in first
     assert any("writing works again" in message for message in run.progress.said)
 
 
@@ -517,7 +533,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
         run.progress.hook = hook
         result = run.train()
     said = run.progress.said
-    warnings = [message for message in said if "The run goes on" in message]
+    warnings = [message for message in said if "Training continues" in message]
     assert len(warnings) > 2
     assert all("File too large" in message for message in warnings)
     assert any("writing works again" in message for message in said)

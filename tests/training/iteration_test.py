@@ -120,6 +120,14 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
     assert not all(tf.math.is_finite(total) for total in whole.state.loss_sums.values())
 
 
+def test_stacks_of_frames_are_verified_in_the_warm_up():
+    run, verified = Run("dqn"), []
+    add = run.parts.experience.add
+    run.parts.experience.add = lambda *args: (verified.append(args[2:]), add(*args))
+    run.collect(1, 10**6)
+    assert set(verified) == {(True,)}
+
+
 def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_iterations():
     run = Run("dqn")  # 4 environment steps per update in 2 environments make iterations of 2 steps
     steps = run.parts.experience.collect_steps

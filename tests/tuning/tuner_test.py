@@ -151,6 +151,19 @@ def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     assert "ended by signal 9 (Killed). The run will be restarted" in capsys.readouterr().out
 
 
+def test_a_run_that_was_stopped_by_somebody_else_is_started_again(tmp_path, capsys):
+    started = []
+
+    def start(run):
+        started.append(run.name)
+        return ends_with(143, "stopped")(run) if len(started) == 1 else start_fake(run)
+
+    search = PATIENT._replace(rungs=(), bindings=())
+    (trial,) = tuner.tune(search, tmp_path, 1, 1, StopSignal(), start=start).trials.values()
+    assert trial.returns and len(started) == 2
+    assert "exit code 143. The run will be restarted" in capsys.readouterr().out
+
+
 def ends_with(code, message, *names):
     """Returns a function that starts a process which fails, for trials of these names, or all."""
     program = f"import sys; print({message!r}); sys.exit({code})"
@@ -299,7 +312,7 @@ def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
     def start(run):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(UserError, match="cannot be started.*No space left"):
+    with pytest.raises(RetryableError, match="cannot be started.*No space left"):
         tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), start=start)
     assert run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1).trials[0].returns
 

@@ -58,6 +58,16 @@ def test_a_new_folder_is_entered_into_each_above_it(tmp_path, synced):
     assert (tmp_path / "runs" / "x" / "checkpoints").is_dir()
 
 
+@pytest.mark.parametrize("name", ["link", "link/checkpoints"])
+def test_a_link_to_no_folder_is_named(tmp_path, name):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with (
+        pytest.raises(UserError, match=f"--root_dir={tmp_path}.*: It is a link that leads to no"),
+        files.named_errors(tmp_path / name),
+    ):
+        files.make_folder(tmp_path / name)
+
+
 @pytest.mark.parametrize("kind", [JsonlLog, EventLog])
 def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, synced, kind):
     log = kind(tmp_path / ("metrics.jsonl" if kind is JsonlLog else "events"))

@@ -57,6 +57,12 @@ def test_cusolver_is_loaded_before_tensorflow_looks_for_it(tmp_path):
     assert str(library) not in run(code, PYTHONPATH=str(tmp_path)).stdout
 
 
+def test_a_python_without_docstrings_is_refused():
+    code = "from pipeline.utils import tensorflow_import as x; x.import_tensorflow()"
+    error = run(code, PYTHONOPTIMIZE="2").stderr
+    assert "drops docstrings: start it without -OO" in last_line(error)
+
+
 def test_importing_says_nothing_and_leaves_no_module_that_poses_as_gym():
     ended = run("""
         import sys

@@ -17,7 +17,7 @@ from tf_agents.trajectories import Trajectory
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments.environment_errors import named_failures
 from pipeline.training.components import Components
-from pipeline.training.intervals import WarmUp
+from pipeline.training.intervals import check_store, initialize_replay_buffer
 from pipeline.training.iteration import Iterations
 from pipeline.utils.execution import Execution
 
@@ -139,11 +139,11 @@ def running(execution: Execution, without: Sequence[str] = ()) -> Iterator[None]
 def _collect_batches(components: Components, num_updates: int) -> list[_Batch]:
     runner, experience = components.runner, components.experience
     assert isinstance(runner, Iterations)
-    warm_up = WarmUp()
-    warm_up.check_fits(experience)
+    warm_up = initialize_replay_buffer()
+    check_store(warm_up, experience)
     state = runner.initial_state()
-    if warm_up.num_env_steps:
-        steps = tf.constant(warm_up.num_env_steps, tf.int64)
+    if warm_up:
+        steps = tf.constant(warm_up, tf.int64)
         state = runner.collect_randomly(state, steps, steps)
     experience.check_ready()
     batches: list[_Batch] = []
