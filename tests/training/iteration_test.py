@@ -121,11 +121,10 @@ def test_chunks_are_cut_anywhere_and_traced_once_and_end_with_a_loss_that_is_not
 
 
 def test_stacks_of_frames_are_verified_in_the_warm_up():
-    run, verified = Run("dqn"), []
-    add = run.parts.experience.add
-    run.parts.experience.add = lambda *args: (verified.append(args[2:]), add(*args))
-    run.collect(1, 10**6)
-    assert set(verified) == {(True,)}
+    run = Run("dqn")
+    with mock.patch.object(run.parts.experience, "add", wraps=run.parts.experience.add) as add:
+        run.collect(1, 10**6)
+    assert {call.args[2:] for call in add.call_args_list} == {(True,)}
 
 
 def test_a_chunk_ends_at_the_first_iteration_that_reaches_until_or_after_max_iterations():
