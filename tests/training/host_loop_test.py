@@ -334,7 +334,8 @@ def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(
     watchdog = Mock(wraps=host_loop.Watchdog)
     monkeypatch.setattr(host_loop, "Watchdog", watchdog)
     parts = Run(tmp_path / "run").parts
-    assert watchdog.call_args.args[0] == [parts.environment, parts.evaluator.environment]
+    watched = [parts.environment.episodes, parts.evaluator.environment.episodes]
+    assert watchdog.call_args.args[0] == watched
     settings = configuration.operative_config().splitlines()
     assert {"Watchdog.timeout = 300.0", "Patience.give_up_after = 600.0"} <= {*settings}
 
