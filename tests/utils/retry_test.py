@@ -47,7 +47,7 @@ def test_tries_are_further_and_further_apart_until_it_gives_up(disk):
             disk.clock.sleep(0.5)
     assert disk.tries == [0, 1, 3, 7, 15, 31, 63, 123, 183, 200]
     assert len(disk.said) == 9
-    assert "next try is in 1 s; the run stops if none succeeds within 200 s" in disk.said[0]
+    assert "attempt is in 1 s. The run stops if no attempt succeeds within 200 s" in disk.said[0]
     assert "runs/x: No space left" in disk.said[0]
 
 
