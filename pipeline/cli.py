@@ -64,10 +64,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             app.run(guarded_main, flags_parser=_parse_flags)
     except _OutputError as error:
         _discard(stdout)
-        if isinstance(error.__cause__, BrokenPipeError):
+        if isinstance(error.error, BrokenPipeError):
             # The program that reads the output, such as head, has ended.
             sys.exit(128 + signal.SIGPIPE)
-        _fail(f"cannot write to standard output: {error}", errors.RETRY_CODE)
+        _fail(f"cannot write to standard output: {error.error.strerror}", errors.RETRY_CODE)
     raise AssertionError("app.run does not return")
 
 
@@ -140,10 +140,15 @@ def _discard(file: TextIO) -> None:
 
 
 class _OutputError(Exception):
-    """Raised if standard output cannot be written. The cause is an OSError.
+    """Raised if standard output cannot be written.
 
-    It is no OSError itself, so that nobody takes it for the error of another file.
+    It is no OSError itself, so that nobody takes it for the error of another file. The OSError is
+    an attribute, because gin drops the causes of exceptions.
     """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.error = error
 
 
 class _Output:
@@ -169,7 +174,7 @@ class _Output:
         try:
             yield
         except OSError as error:
-            raise _OutputError(error.strerror) from error
+            raise _OutputError(error) from error
 
 
 class _Expendable(_Output):

@@ -148,13 +148,11 @@ def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> E
     if export_format == "run":
         return _load_small_run(run, allow_gin_imports)
     write = {"saved_model": write_saved_model, "tflite": write_tflite, "onnx": write_onnx}
-    bindings = []
-    if export_format != "saved_model":
-        # The others have no bfloat16 convolutions. The weights are float32 in any case.
-        bindings.append("encoder_precision.policy = 'float32'")
-    if export_format == "tflite":  # It cannot calculate in float64.
-        bindings.append("ObservationNormalizer.precision = 'float32'")
-    policy = load_policy(run, allow_gin_imports, bindings)
+    # The other formats have no bfloat16 convolutions. The weights are float32 in any case.
+    bindings = [] if export_format == "saved_model" else ["encoder_precision.policy = 'float32'"]
+    policy = load_policy(
+        run, allow_gin_imports, bindings, computes_float64=export_format != "tflite"
+    )
     exported = ExportedPolicy(policy)
     return Export(
         functools.partial(write[export_format], exported),

@@ -18,6 +18,7 @@ from pipeline.checkpointing.checkpoints import Restored
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments import specs
 from pipeline.environments.saved_spaces import from_json
+from pipeline.ops.normalizers import RunningMoments
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import build_agent
@@ -61,7 +62,7 @@ class SavedPolicy:
             spaces, every array has that axis. It must come from the space that the agent was
             trained on, wrappers included. Any dtype is allowed that converts to the space's dtype
             without a change of kind: integers convert to floats, but floats do not convert to
-            integers. Integers must be in the range of an integer dtype.
+            integers. If the space's dtype is an integer, the values must fit into it.
           seed: None returns the greedy action, whatever `Evaluator.greedy` says. A number samples
             from the collect policy instead, exploration included. The same number samples the same
             actions, so pass a different number at each step.
@@ -159,10 +160,12 @@ def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.n
         )
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if array.dtype.kind in "uib" and dtype.kind in "uib":
-        fits = np.array_equal(array.astype(dtype), array)
-    else:
-        fits = np.can_cast(array.dtype, dtype, "same_kind")
-    if not fits:
+        if not np.array_equal(array.astype(dtype), array):
+            raise ValueError(
+                f"{name} holds integers from {array.min()} to {array.max()}, which do not fit into "
+                f"{dtype.name}."
+            )
+    elif not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
     if not specs.are_in(specs.categories(leaf.space), array):
         raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
@@ -209,16 +212,26 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
 
 
 def load_policy(
-    run: SavedRun, allow_gin_imports: bool, gin_bindings: Sequence[str] = ()
+    run: SavedRun,
+    allow_gin_imports: bool,
+    gin_bindings: Sequence[str] = (),
+    computes_float64: bool = True,
 ) -> SavedPolicy:
     """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`."""
     with configuration.preserved():
         configuration.apply(run.read_config([*gin_bindings], allow_gin_imports))
-        restored = restore_agent(run)
-        return SavedPolicy(
-            restored.agent.policy,
-            restored.agent.collect_policy,
-            restored.observation_space,
-            restored.action_space,
-            restored.checkpoint.env_steps,
-        )
+        return policy_of(restore_agent(run), computes_float64)
+
+
+def policy_of(restored: RestoredAgent, computes_float64: bool = True) -> SavedPolicy:
+    """Returns the policy of an agent, which normalises observations in float32 only if asked to."""
+    for module in restored.agent.submodules:
+        if isinstance(module, RunningMoments):
+            module.is_precise = computes_float64
+    return SavedPolicy(
+        restored.agent.policy,
+        restored.agent.collect_policy,
+        restored.observation_space,
+        restored.action_space,
+        restored.checkpoint.env_steps,
+    )

@@ -282,14 +282,16 @@ class Checkpoints:
         """Returns the names of all checkpoints, oldest first.
 
         Raises:
-          UserError: If the folder cannot be read; a WriteError if that may pass.
+          UserError: If the folder cannot be read; a WriteError if that may pass, or if this process
+            trains, which then tries again.
         """
         try:
             return sorted(x for x in map(_Name.parse, self._folder.iterdir()) if x)
         except FileNotFoundError:
             return []
         except OSError as error:  # An unreadable folder is not one without checkpoints.
-            raise error_kind(error)(f"Cannot read {self._folder}: {error}.") from error
+            kind = WriteError if self._writable else error_kind(error)
+            raise kind(f"Cannot read {self._folder}: {error}.") from error
 
 
 class _Name(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -21,7 +21,13 @@ class RunningMoments(tf.Module):
     Args:
       shape: Shape of one value.
       name: Name of the module.
+
+    Attributes:
+      is_precise: Whether `normalize` subtracts the mean from float64 values and from 32- and 64-bit
+        integers in float64.
     """
+
+    is_precise = True
 
     def __init__(self, shape: tuple[int, ...], name: str):
         super().__init__(name=name)
@@ -44,12 +50,10 @@ class RunningMoments(tf.Module):
         self.variance.assign(squares / total)
         self.count.assign(total)
 
-    def normalize(self, values: tf.Tensor, clip: float, precision: str = "float64") -> tf.Tensor:
-        """Returns (values - mean) / std as float32, clipped to [-clip, clip].
-
-        The mean is subtracted with `precision` if values may have more digits than float32.
-        """
-        dtype = precision if values.dtype in _PRECISE else tf.float32
+    def normalize(self, values: tf.Tensor, clip: float) -> tf.Tensor:
+        """Returns (values - mean) / std as float32, clipped to [-clip, clip]."""
+        # Large numbers that differ little, such as timestamps, would be equal in float32.
+        dtype = tf.float64 if self.is_precise and values.dtype in _PRECISE else tf.float32
         centred = tf.cast(values, dtype) - tf.cast(self.mean, dtype)
         scaled = tf.cast(centred, tf.float32) / self.standard_deviation()
         return tf.clip_by_value(scaled, -clip, clip)
@@ -66,27 +70,19 @@ class ObservationNormalizer(tf.Module):
     Categories and action masks stay as they are.
     """
 
-    def __init__(
-        self,
-        observation_spec: Any,
-        clip: Positive = 10.0,
-        precision: Literal["float64", "float32"] = "float64",
-    ):
+    def __init__(self, observation_spec: Any, clip: Positive = 10.0):
         """Initializes the statistics.
 
         Args:
           observation_spec: Nest of the specs of one observation.
           clip: Bound on the absolute value of a normalised number.
-          precision: Dtype in which the mean is subtracted from float64 values and 32- or 64-bit
-            integers. In float32, large numbers that differ little, such as timestamps, are equal.
 
         Raises:
-          UserError: If an argument is out of its range.
+          UserError: If `clip` is out of its range.
         """
         check_arguments(ObservationNormalizer, locals())
         super().__init__(name="observation_normalizer")
         self._clip = clip
-        self._precision = precision
         mask = action_mask(observation_spec)
         self.moments = [
             None
@@ -98,7 +94,7 @@ class ObservationNormalizer(tf.Module):
     def __call__(self, observation: Any) -> Any:
         """Normalises observations [B, ...]. Numbers become float32."""
         arrays = [
-            moments.normalize(array, self._clip, self._precision) if moments else array
+            moments.normalize(array, self._clip) if moments else array
             for moments, array in zip(self.moments, tf.nest.flatten(observation), strict=True)
         ]
         return tf.nest.pack_sequence_as(observation, arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -230,8 +231,8 @@ class _Tuner:
             return ""
         code, error = process.poll() or 0, process.error()
         # A shared file system may show the results of a run that has finished only later. Codes
-        # above 128 are those of a signal.
-        is_no_failure = code <= 0 or code > 128 or process.is_lost
+        # from 129 on are those of signals.
+        is_no_failure = code <= 0 or 128 < code < 128 + signal.NSIG or process.is_lost
         if is_no_failure and self._losses.count(process):
             return ""
         if code == USER_ERROR_CODE and not self._folder.has_begun:

@@ -49,7 +49,7 @@ def make_folder(path: pathlib.Path) -> None:
     if path.is_dir():
         return
     if path.is_symlink():
-        raise OSError(errno.ENOTDIR, "It is a link that leads to no folder", str(path))
+        raise OSError(errno.ENOTDIR, f"{path} is a link that leads to no folder")
     if not path.parent.exists():
         make_folder(path.parent)
     path.mkdir(exist_ok=True)

@@ -11,11 +11,15 @@ from pipeline import cli
 PROGRAM = """
 '''Says hello.'''
 import atexit, os, signal, sys
+import gin
 from absl import flags
 from pipeline import cli
 from pipeline.utils import errors, progress
 NAME = cli.define_path("root_dir", None, "Folder of the run.")
 NUMBER = flags.DEFINE_integer("num_episodes", 3, "Episodes.", lower_bound=1)
+@gin.configurable
+def print_all():
+    print("x" * 100_000)
 def main(argv):
     if NAME.value == "missing":
         raise errors.UserError("no folder 'missing'; make it")
@@ -34,6 +38,8 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "configurable":
+        print_all()
     elif NAME.value == "shown":
         progress.Progress(2).message("x" * 100_000)
     else:
@@ -94,7 +100,10 @@ def test_what_cannot_be_shown_ends_no_program_whose_results_are_files(output, en
         (full_disk, 75, b"error: cannot write to standard output: No space left on device\n"),
     ],
 )
-@pytest.mark.parametrize("flag", ["--root_dir=x", "--root_dir=shown", "--help", "--helpfull"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--root_dir=x", "--root_dir=shown", "--root_dir=configurable", "--help", "--helpfull"],
+)
 def test_output_that_is_the_result_must_be_written(output, code, message, flag):
     stdout = output()
     command = [sys.executable, "-c", PROGRAM, flag]

@@ -62,7 +62,7 @@ def test_a_new_folder_is_entered_into_each_above_it(tmp_path, synced):
 def test_a_link_to_no_folder_is_named(tmp_path, name):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with (
-        pytest.raises(UserError, match=f"--root_dir={tmp_path}.*: It is a link that leads to no"),
+        pytest.raises(UserError, match=f"--root_dir={tmp_path}.*: {tmp_path}/link is a link that"),
         files.named_errors(tmp_path / name),
     ):
         files.make_folder(tmp_path / name)
