@@ -217,14 +217,26 @@ def load_policy(
     gin_bindings: Sequence[str] = (),
     computes_float64: bool = True,
 ) -> SavedPolicy:
-    """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`."""
+    """Loads the policy of a run and leaves gin's config unchanged. See `pipeline.load_policy`.
+
+    Args:
+      run: The run.
+      allow_gin_imports: Whether its configuration may import other packages.
+      gin_bindings: Bindings that override its configuration.
+      computes_float64: See `policy_of`.
+    """
     with configuration.preserved():
         configuration.apply(run.read_config([*gin_bindings], allow_gin_imports))
         return policy_of(restore_agent(run), computes_float64)
 
 
 def policy_of(restored: RestoredAgent, computes_float64: bool = True) -> SavedPolicy:
-    """Returns the policy of an agent, which normalises observations in float32 only if asked to."""
+    """Returns the policy of an agent.
+
+    Args:
+      restored: The agent, whose normalizers are changed.
+      computes_float64: False if normalizers must compute in float32 alone, as for LiteRT.
+    """
     for module in restored.agent.submodules:
         if isinstance(module, RunningMoments):
             module.is_precise = computes_float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import UNFINISHED
+from pipeline.utils.files import replacing
 
 T = TypeVar("T")
 
@@ -328,20 +327,16 @@ def record_video(
     Raises:
       UserError: If the environment fails or cannot render, or if the file cannot be written.
     """
-    temporary = path.with_name(UNFINISHED + path.name)
     unrecorded = environment.episodes.unrecorded(0, max_episode_steps)
     try:
-        with unrecorded, named_failures(environment):
+        with replacing(path) as temporary, unrecorded, named_failures(environment):
             episode_return = _film(environment, policy, temporary, seed, on_progress)
-            if episode_return is not None and environment.episodes.own_returns:
+            if episode_return is None:
+                temporary.unlink()
+            elif environment.episodes.own_returns:
                 _, episode_return = environment.episodes.own_returns[-1]
-        if episode_return is not None:
-            temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return episode_return
 
 

@@ -18,7 +18,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.networks.actor_critic import ActorCritic
-from pipeline.ops.batches import masked_mean, row_weights, rows_at
+from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.normalizers import RewardScaler
 from pipeline.ops.optimizers import RMSprop
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -56,7 +56,7 @@ class A2CAgent(OnPolicyAgent):
         See Mnih et al. 2016, algorithm S3. Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
-        rows = rows_at(experience, 0)
+        rows = first_rows(experience)
         distribution, value = self.actor_critic(rows.observation)
         policy_loss = masked_mean(
             -distribution.log_prob(rows.action) * rows.policy_info.advantage, weights

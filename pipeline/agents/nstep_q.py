@@ -27,7 +27,7 @@ from pipeline.agents.q_learning import (
     squared_loss,
 )
 from pipeline.agents.target_network import PeriodicTarget
-from pipeline.ops.batches import masked_mean, row_weights, rows_at
+from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.normalizers import ObservationNormalizer, create_normalizer
 from pipeline.ops.optimizers import RMSprop, build_slots
 from pipeline.ops.returns import discounted_returns, one_step_targets, valid_mask
@@ -154,7 +154,7 @@ class NStepQAgent(Agent):
         Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
-        rows = rows_at(experience, 0)
+        rows = first_rows(experience)
         q_values, _ = self.q_network(rows.observation)
         q_taken = select_action(q_values, rows.action)
         loss = masked_mean(self._td_loss_fn(rows.policy_info.value_target - q_taken), weights)

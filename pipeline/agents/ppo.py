@@ -18,7 +18,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
 from pipeline.networks.actor_critic import ActorCritic
-from pipeline.ops.batches import masked_mean, row_weights, rows_at, standardize
+from pipeline.ops.batches import first_rows, masked_mean, row_weights, standardize
 from pipeline.ops.normalizers import RewardScaler
 from pipeline.ops.optimizers import Adam
 from pipeline.ops.schedules import Schedule, as_schedule
@@ -95,7 +95,7 @@ class PPOAgent(OnPolicyAgent):
     def _loss(self, experience: Trajectory, weights=None, **unused) -> tf_agent.LossInfo:
         """Computes the mean loss of rows [B, 1]; boundary rows have weight 0."""
         weights = row_weights(experience, weights)
-        rows = rows_at(experience, 0)
+        rows = first_rows(experience)
         info = rows.policy_info
         advantage = info.advantage
         if self._normalize_advantages == "minibatch":

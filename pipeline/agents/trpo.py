@@ -20,7 +20,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
-from pipeline.ops.batches import masked_mean, row_weights, rows_at
+from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.natural_gradient import (
     TrustRegion,
     conjugate_gradient,
@@ -98,7 +98,7 @@ class TRPOAgent(OnPolicyAgent):
         Boundary rows have weight 0.
         """
         weights = row_weights(experience, weights)
-        value = self.actor_critic.value(rows_at(experience.observation, 0))
+        value = self.actor_critic.value(first_rows(experience).observation)
         target = experience.policy_info.value_target[:, 0]
         loss = masked_mean((target - value) ** 2, weights)
         return tf_agent.LossInfo(loss, {"value_loss": loss})
@@ -118,7 +118,7 @@ class TRPOAgent(OnPolicyAgent):
     def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
         """Makes one policy step and fits the value function, on a whole rollout [B, 1]."""
         weights = row_weights(experience, weights)
-        rows = rows_at(experience, 0)
+        rows = first_rows(experience)
         step, entropy = self._step_policy(rows, weights)
         self.train_step_counter.assign_add(tf.cast(step.accepted, tf.int64))
         value_loss = self._fit_value(experience, weights)

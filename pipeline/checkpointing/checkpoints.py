@@ -45,7 +45,13 @@ class Part(Protocol):
 
 
 class Parts:
-    """Saves several parts as one, each in a folder of its own name."""
+    """Saves several parts as one, each in a folder of its own name.
+
+    Attributes:
+      noun: What the parts are, for messages.
+    """
+
+    noun = "parts"
 
     def __init__(self, parts: Mapping[str, Part]):
         self._parts = dict(parts)
@@ -64,7 +70,9 @@ class Parts:
         """
         saved = {path.name for path in folder.iterdir() if path.is_dir()}
         if saved != self._parts.keys():
-            raise ValueError(f"it has the parts {sorted(saved)}, not {sorted(self._parts)}")
+            raise ValueError(
+                f"it was saved with {len(saved)} {self.noun}, this run has {len(self._parts)}"
+            )
         for name, part in self._parts.items():
             part.restore(folder / name)
 

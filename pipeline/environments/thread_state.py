@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-_of_thread = threading.local()
+_thread_local = threading.local()
 
 
 def keep_thread_state() -> None:
@@ -14,7 +14,7 @@ def keep_thread_state() -> None:
     Otherwise, in a thread that Python did not start, each call from a graph would create that
     state, map memory for its stack, and free both. This takes as long as a step of CartPole.
     """
-    if not hasattr(_of_thread, "is_kept"):
+    if not hasattr(_thread_local, "is_kept"):
         # Never released, so that the reference count of the thread's state does not fall to zero.
         ctypes.pythonapi.PyGILState_Ensure()
-        _of_thread.is_kept = True
+        _thread_local.is_kept = True

@@ -2,6 +2,7 @@
 
 from pipeline.ops.batches import (
     clip_by_global_norm,
+    first_rows,
     masked_mean,
     ordered_sum,
     row_weights,
@@ -39,6 +40,7 @@ __all__ = [
     "clip_by_global_norm",
     "conjugate_gradient",
     "discounted_returns",
+    "first_rows",
     "fisher_vector_product",
     "generalized_advantage_estimation",
     "is_frame_stack",

@@ -22,6 +22,11 @@ def row_weights(experience: Trajectory, weights: tf.Tensor | None) -> tf.Tensor:
     return valid if weights is None else valid * weights
 
 
+def first_rows(experience: Trajectory) -> Trajectory:
+    """Returns the rows [B, ...] of sequences [B, 1, ...]."""
+    return tf.nest.map_structure(lambda t: tf.squeeze(t, 1), experience)
+
+
 def rows_at(sequences: Any, index: int) -> Any:
     """Returns row `index` of sequences [B, T, ...], for every tensor of a nest."""
     return tf.nest.map_structure(lambda x: x[:, index], sequences)

@@ -105,6 +105,8 @@ def _when_written(agent: Agent, value: tf.Tensor) -> tf.Tensor:
 class ActorEnvironments(Parts):
     """Holds the environments of all actors; implements `TrainingEnvironment`."""
 
+    noun = "actors"
+
     def __init__(self, environments: Sequence[VectorEnvironment]):
         super().__init__({str(n): x for n, x in enumerate(environments)})
         self._environments = environments
@@ -130,6 +132,8 @@ class ActorEnvironments(Parts):
 
 class ActorExperience(Parts):
     """Holds all actors' rollouts and accumulated gradients; the host loop saves and checks them."""
+
+    noun = "actors"
 
     def __init__(self, actors: Sequence[Actor]):
         super().__init__({str(n): x.parts for n, x in enumerate(actors)})

@@ -72,7 +72,9 @@ def replace(temporary: pathlib.Path, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the path of another file to write, which replaces `path` unless there is an error.
+    """Yields the path of another file to write, which replaces `path` once it is complete.
+
+    It does not if there is an error, or if it was deleted again.
 
     Raises:
       OSError: If the file cannot be written, for example because the disk is full.
@@ -80,7 +82,8 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     temporary = path.with_name(UNFINISHED + path.name)
     try:
         yield temporary
-        replace(temporary, path)
+        if temporary.exists():
+            replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ def test_no_two_users_share_a_stream() -> None:
     names = [
         name
         for path in (ROOT / "pipeline").rglob("*.py")
-        for name in re.findall(r'stream_key\((?:\w+\.)?seed, "(\w+)"', path.read_text())
+        for name in re.findall(r'stream_key\((?:\w+\.)?_?seed, "(\w+)"', path.read_text())
     ]
     assert len(names) == len(set(names)) > 8
 
