@@ -14,7 +14,7 @@ from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess, was_interrupted
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import duration, score_text
@@ -156,10 +156,10 @@ class _Runner:
 
     def _error(self, process: Process) -> str:
         error = process.error()
-        return f"{error}\n{self._losses.reason(process.run)}" if process.is_lost else error
+        return f"{error}\n{self._losses.reason(process.run)}" if was_interrupted(process) else error
 
     def _goes_on(self, process: Process) -> bool:
-        return process.was_stopped() or (process.is_lost and self._losses.count(process))
+        return process.was_stopped() or (was_interrupted(process) and self._losses.count(process))
 
     def _start_next(self) -> None:
         """Starts the first run that waits; if there is no room for it, puts it at the end."""

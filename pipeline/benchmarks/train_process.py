@@ -154,8 +154,19 @@ class TrainProcess(LocalProcess):
         return time.monotonic() - self._started
 
 
+def was_interrupted(process: Process) -> bool:
+    """Returns True if a process that has ended without a result can be expected to go on.
+
+    Its machine was lost, or a signal from elsewhere ended it: the kernel's when memory ran out, or
+    an operator's. Exit code 0 counts too, because a shared file system may show a result late.
+    """
+    code = process.poll() or 0
+    # Shells and `StopSignal` give signals the codes from 129 on.
+    return process.is_lost or code <= 0 or 128 < code < 128 + signal.NSIG
+
+
 class Losses:
-    """Counts how often the processes of runs were lost.
+    """Counts how often the processes of runs were interrupted.
 
     The counts are kept in the runs' folders. How many losses in a row had no new checkpoint between
     them is counted from 0 again by every command, which gives a failed run another chance.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess, was_interrupted
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told, trained_steps
 from pipeline.tuning.search import Search
@@ -230,16 +229,14 @@ class _Tuner:
         if process.was_stopped():
             return ""
         code, error = process.poll() or 0, process.error()
-        # A shared file system may show the results of a run that has finished only later. Codes
-        # from 129 on are those of signals.
-        is_no_failure = code <= 0 or 128 < code < 128 + signal.NSIG or process.is_lost
-        if is_no_failure and self._losses.count(process):
+        interrupted = was_interrupted(process)
+        if interrupted and self._losses.count(process):
             return ""
         if code == USER_ERROR_CODE and not self._folder.has_begun:
             raise UserError(f"the trials cannot be trained:\n{error}")
         if code == RETRY_CODE:
             raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
-        if is_no_failure:
+        if interrupted:
             error += f"\n{self._losses.reason(process.run)}"
         return error
 

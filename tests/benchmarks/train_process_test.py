@@ -1,4 +1,5 @@
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import types
 
 import pytest
 from tiny_benchmarks import (
+    FAKE,
     PATIENCE,
     is_alive,
     make_suite,
@@ -16,9 +18,12 @@ from tiny_benchmarks import (
     waiting_processes,
 )
 
-from pipeline.benchmarks import train_process
+from pipeline.benchmarks import runner, train_process
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder
+from pipeline.benchmarks.train_process import TrainProcess
+from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE
+from pipeline.utils.shutdown import StopSignal
 
 
 @pytest.fixture
@@ -97,13 +102,51 @@ def test_the_terminals_ctrl_c_reaches_the_benchmark_alone(program, tmp_path):
     assert os.getpgid(program.pid) not in groups
 
 
-def test_a_run_that_somebody_else_kills_has_failed(program, tmp_path):
-    for count in (2, 4):
-        for process_id in filter(is_alive, waiting_processes(tmp_path, count)):
-            os.kill(process_id, signal.SIGKILL)
-    program.communicate(timeout=30)
-    errors = {record["error"] for record in recorded(tmp_path).values()}
-    assert errors == {f"ended by signal 9 (Killed)\nstarted {seed}" for seed in (1, 2)}
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_somebody_else_stops_or_kills_is_started_again(tmp_path, number):
+    killed = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"]
+
+    def start(planned):
+        process = TrainProcess(planned, FAKE if planned.folder in started else killed)
+        started.append(planned.folder)
+        return process
+
+    started: list[pathlib.Path] = []
+    outcome = runner.run_suite(make_suite(), tmp_path, 1, (), StopSignal(), start)
+    assert outcome == (2, [], 0)
+    assert [record["losses"] for record in recorded(tmp_path).values()] == [1, 1]
+
+
+def test_a_run_that_is_killed_again_and_again_has_failed(tmp_path):
+    def start(planned):
+        started.append(planned.folder)
+        return TrainProcess(planned, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+    started: list[pathlib.Path] = []
+    outcome = runner.run_suite(make_suite(), tmp_path, 1, (), StopSignal(), start)
+    assert (outcome.finished, len(outcome.failed), len(started)) == (0, 2, 8)
+    for record in recorded(tmp_path).values():
+        assert record["error"].startswith("ended by signal 9 (Killed)\nThe run was lost 4 times")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_lost", "expected"),
+    [
+        (0, False, True),
+        (-signal.SIGSEGV, False, True),
+        (128 + signal.SIGINT, False, True),
+        (1, True, True),
+        (1, False, False),
+        (USER_ERROR_CODE, False, False),
+        (RETRY_CODE, False, False),
+        (255, False, False),
+    ],
+)
+def test_signals_and_lost_machines_interrupt_a_run_and_its_own_errors_do_not(
+    code, is_lost, expected
+):
+    process = types.SimpleNamespace(poll=lambda: code, is_lost=is_lost)
+    assert train_process.was_interrupted(process) == expected
 
 
 def test_a_process_that_is_to_die_with_its_parent_starts_nothing_for_a_parent_that_has_died(
