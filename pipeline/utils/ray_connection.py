@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 
+import grpc
 import ray
 
 from pipeline.utils.errors import RetryableError
@@ -34,14 +36,25 @@ def connect(address: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Checks that something listens at HOST:PORT. Ray itself would try for several minutes.
+    """Checks that a program at HOST:PORT speaks Ray's protocol, gRPC.
+
+    Ray itself would try for several minutes, and no signal would stop it.
 
     Raises:
-      OSError: If nothing listens there.
+      OSError: If none does.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    place = address.removeprefix("ray://")
+    host, _, port = place.rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    if os.environ.get("RAY_USE_TLS", "0") != "0":  # Ray takes its certificates to connect
+        return
+    with grpc.insecure_channel(place) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_CONNECT_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            raise OSError("a program listens at this port, but it is not Ray") from error
 
 
 def last_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 from pipeline.benchmarks import cluster, planned_runs, ray_process
 from pipeline.benchmarks.ray_process import ProcessActor
 from pipeline.runs import source_revision
+from pipeline.utils import ray_connection
 from pipeline.utils.errors import UserError
 
 
@@ -266,6 +268,15 @@ def test_no_folder(nodes, tmp_path):
 def test_no_cluster(tmp_path):
     with pytest.raises(UserError, match=r"--ray_address=127\.0\.0\.1:1: cannot connect"):
         run("127.0.0.1:1", tmp_path, make_suite(1))
+    assert not ray.is_initialized()
+
+
+def test_another_program_at_the_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_connection, "_CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"--ray_address={address}.*it is not Ray"):
+            run(address, tmp_path, make_suite(1))
     assert not ray.is_initialized()
 
 
