@@ -133,14 +133,17 @@ def _execution() -> Execution:
 
 
 def _closing_words(result: dict) -> str:
-    evaluation, python = result["evaluation"], shlex.quote(cli.python_command())
+    returns, python = result["evaluation"]["returns"], shlex.quote(cli.python_command())
     folder = _ROOT_DIR.value or ""  # No run starts without a folder.
     root_dir = f"--root_dir={shlex.quote(folder)}"
     video = shlex.quote(f"{folder}/episode.mp4")
     imports = " --allow_gin_imports" if _ALLOW_GIN_IMPORTS.value else ""
+    score = "no episode ended"
+    if returns:
+        mean, deviation = (score_text(result["evaluation"][f"return_{x}"]) for x in ("mean", "std"))
+        score = f"{mean} ± {deviation} over {len(returns)} episodes"
     return (
-        f"evaluation of the final weights: {score_text(evaluation['return_mean'])} "
-        f"± {score_text(evaluation['return_std'])} over {len(evaluation['returns'])} episodes\n"
+        f"evaluation of the final weights: {score}\n"
         f"{folder}/result.json has the return of each episode. Next steps:\n"
         f"  {python} -m pipeline.plot {root_dir} --output=curve.png\n"
         f"  {python} -m pipeline.evaluate {root_dir} --video={video}{imports}"

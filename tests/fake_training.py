@@ -4,6 +4,7 @@ Bindings `fake.x = value` choose what it does; see `main`.
 """
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,7 +18,8 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
 
     With `patience`, it takes half of its steps and waits for SIGTERM, then takes half a second to
     write a checkpoint; started again, it finishes. `quality` is the mean return of the evaluation
-    after half of the steps and of the final one, for seed 1; above 1, it is killed once.
+    after half of the steps and of the final one, for seed 1; above 1, it is killed once. With NaN,
+    no episode ends in the evaluations.
     """
     print("started", seed, flush=True)
     with (root_dir.parent / "times.jsonl").open("a") as times:
@@ -35,7 +37,7 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
         if (root_dir / "eval.jsonl").exists():  # what a killed run has done is not lost
             checkpoint.touch()
         with (root_dir / "eval.jsonl").open("w") as file:
-            file.write(json.dumps({"env_steps": budget // 2, "return_mean": quality}) + "\n")
+            file.write(json.dumps({"env_steps": budget // 2, "return_mean": known(quality)}) + "\n")
     if str(seed) in fake.get("failing", "") and pathlib.Path(fake["broken"]).exists():
         print("a line\nerror: the loss is NaN", file=sys.stderr)
         return 2
@@ -47,6 +49,10 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
     with (root_dir.parent / "times.jsonl").open("a") as times:
         times.write(f'["{root_dir.name}", -1, {time.monotonic()}]\n')
     return int(fake.get("exit_code", 0))
+
+
+def known(return_mean: float) -> float | None:
+    return None if math.isnan(return_mean) else return_mean
 
 
 def description(root_dir: pathlib.Path) -> dict:
@@ -78,7 +84,11 @@ def log(root_dir: pathlib.Path, env_steps: int) -> None:
 def finish(root_dir: pathlib.Path, seed: int, budget: int, return_mean: float) -> None:
     returns = [1.0 * seed, 2.0 * seed]
     result = {
-        "evaluation": {"returns": returns, "return_mean": return_mean, "return_std": 0.5 * seed},
+        "evaluation": {
+            "returns": [] if math.isnan(return_mean) else returns,
+            "return_mean": known(return_mean),
+            "return_std": 0.5 * seed,
+        },
         "env_steps": budget + 3,
         "updates": budget // 2,
         "episodes": 4,

@@ -291,10 +291,10 @@ class _StepTally(EpisodeTally):
 def summarize(returns: list[float]) -> dict[str, Any]:
     """Returns the mean, the population standard deviation and the returns themselves.
 
-    The mean and the standard deviation of no returns are 0.
+    The mean and the standard deviation of no returns are None.
     """
     if not returns:
-        return {"return_mean": 0.0, "return_std": 0.0, "returns": []}
+        return {"return_mean": None, "return_std": None, "returns": []}
     return {
         "return_mean": float(np.mean(returns)),
         "return_std": float(np.std(returns)),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 _SHOW_SECONDS = 1.0
 _PLAIN_SECONDS = 60.0  # between lines without a terminal
+_SPEED_SECONDS = 1800.0  # over which the speed is averaged, because slow runs log every minute
 
 
 class Display:
@@ -33,6 +34,7 @@ class Display:
             progress.TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            speed_estimate_period=_SPEED_SECONDS,
         )
         self._title = title
         self._task = self._progress.add_task(title, counts="")

@@ -155,7 +155,7 @@ def profiles(group: Group) -> Figure | None:
     svg, labels = _draw_profiles(
         tasks, thresholds, "human-normalized score", f"profiles {group.key}"
     )
-    above = [np.mean(np.concatenate(of) > 1) for of in tasks.values()]
+    above = [interval_estimates.mean(*(runs > 1 for runs in of)) for of in tasks.values()]
     drawn = [
         f"{label}: {x:.0%} above 1 after {ends[algorithm]:,} environment steps"
         for algorithm, label, x in zip(tasks, labels, above, strict=True)
@@ -225,7 +225,7 @@ def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
     if not drawn:
         return
     steps, estimates = zip(*drawn, strict=True)
-    points, lows, highs, _ = zip(*estimates, strict=True)
+    points, lows, highs, *_ = zip(*estimates, strict=True)
     label = f"{formatting.agent(pair.algorithm)}, {_DIAMONDS[run['score']]}"
     axes.vlines(steps, lows, highs, color=colour, linewidth=1.8)
     axes.plot(steps, points, "D", color=colour, markersize=4.5, label=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from pipeline.benchmarks.interval_estimates import Estimate
 from pipeline.benchmarks.published_scores import Published
 from pipeline.utils import progress
 
-_FEWEST_RUNS = 5  # with fewer runs, the bootstrap interval is far too narrow
+FEWEST_RUNS = 5  # with fewer runs, the bootstrap interval is far too narrow
 
 
 def agent(algorithm: str) -> str:
@@ -18,21 +19,20 @@ def agent(algorithm: str) -> str:
     return {"nstep_q": "n-step Q", "dqn3": "DQN 3.0"}.get(algorithm, algorithm.upper())
 
 
-def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
+def interval(estimate: Estimate | None, spec: str = "") -> str:
     """Formats an estimate as "IQM [low, high] (n)".
 
-    The interval is left out if no task has more than one run.
+    The interval is left out if a task has a single run.
 
     Args:
       estimate: Estimate over the runs of all tasks; None is formatted as "".
       spec: Format specification of the three numbers. If empty, it is `score_format` of the
         largest of them.
-      tasks: Number of tasks of the estimate.
     """
     if estimate is None:
         return ""
     spec = spec or progress.score_format(max(estimate[:3], key=abs))
-    if estimate.n <= tasks:
+    if estimate.fewest == 1:
         return f"{estimate.point:{spec}} ({estimate.n})"
     point, low, high = (format(value, spec) for value in estimate[:3])
     return f"{point} [{low}, {high}] ({estimate.n})"
@@ -40,26 +40,34 @@ def interval(estimate: Estimate | None, spec: str = "", tasks: int = 1) -> str:
 
 def published(score: Published) -> str:
     """Formats a published score as "mean ± standard deviation (n)"; unknown parts are left out."""
-    spec = progress.score_format(max(score.score, score.spread or 0.0, key=abs))
+    spec = _format_of(score)
     spread = "" if score.spread is None else f" ± {score.spread:{spec}}"
     runs = "" if score.num_runs is None else f" ({score.num_runs})"
     return f"{score.score:{spec}}{spread}{runs}"
 
 
-def verdict(ours: Estimate, theirs: float) -> str:
+def _format_of(score: Published) -> str:
+    """Returns the format of a published score, with no more decimals than were published."""
+    of_size = progress.score_format(max(score.score, score.spread or 0.0, key=abs))
+    return f"z,.{min(int(of_size[-2]), score.decimals)}f"
+
+
+def verdict(ours: Estimate, theirs: Published) -> str:
     """Returns whether our mean is at or above theirs: "yes", "no" or "no, but in its interval".
 
     Both are compared as printed, because published scores are rounded. The last answer means that
     theirs is above our mean, but not above the interval of our mean.
     """
-    if _printed(ours.point, theirs) >= _printed(theirs, theirs):
+    spec = _format_of(theirs)
+    point, high, other = (_printed(x, spec) for x in (ours.point, ours.high, theirs.score))
+    if point >= other:
         return "yes"
-    is_within = _printed(ours.high, theirs) >= _printed(theirs, theirs)
-    return "no, but in its interval" if is_within and ours.n >= _FEWEST_RUNS else "no"
+    is_within = high >= other
+    return "no, but in its interval" if is_within and ours.n >= FEWEST_RUNS else "no"
 
 
-def _printed(value: float, other: float) -> float:
-    return float(format(value, progress.score_format(other)).replace(",", ""))
+def _printed(value: float, spec: str) -> float:
+    return float(format(value, spec).replace(",", ""))
 
 
 def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) -> str:
@@ -68,6 +76,11 @@ def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) 
         return ""
     center, *ends = (show(float(value)) for value in (np.median(values), min(values), max(values)))
     return center if len(values) == 1 else f"{center} [{', '.join(ends)}]"
+
+
+def clock(seconds: float) -> str:
+    """Formats a duration as hours, minutes and seconds: "0:00:56", "1 day, 2:03:04"."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def steps(env_steps: int, is_atari: bool) -> str:

@@ -3,13 +3,15 @@
 Agarwal, Schwarzer, Castro, Courville & Bellemare, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice", NeurIPS 2021.
 
-A task (an environment or a game) has an array of the scores of its runs, shape [n]. Tasks may have
-different numbers of runs. Scores of different tasks are pooled into one number, so normalize them
-to a common scale first. The bootstrap is stratified: it resamples the runs of each task separately.
+A task (an environment or a game) has an array of the scores of its runs, shape [n]. Scores of
+different tasks are pooled into one number, so normalize them to a common scale first. Tasks may
+have different numbers of runs; each task has the same weight. The bootstrap is stratified: it
+resamples the runs of each task separately. If a task has a single run, there is no interval.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,29 +33,34 @@ class Estimate(NamedTuple):
 
     Attributes:
       point: The statistic, float or [points].
-      low: Lower end of the interval, of the same shape.
-      high: Upper end of the interval, of the same shape.
+      low: Lower end of the interval, of the same shape; `point` if a task has a single run.
+      high: Upper end of the interval, of the same shape; `point` if a task has a single run.
       n: Number of runs of all tasks.
+      fewest: Number of runs of the task that has the fewest.
     """
 
     point: Any
     low: Any
     high: Any
     n: int
+    fewest: int
 
 
 def mean(*tasks: np.ndarray) -> np.ndarray:
-    """Computes the mean over all runs of all tasks: [..., n] each to [...]."""
-    return np.mean(np.concatenate(tasks, axis=-1), axis=-1)
+    """Computes the mean over tasks of the mean of a task's runs: [..., n] each to [...]."""
+    return np.mean([np.mean(runs, axis=-1) for runs in tasks], axis=0)
 
 
 def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
     """Computes the mean of the middle half of all runs of all tasks: [..., n] each to [...].
 
     Of n runs, the lowest floor(n / 4) and the highest floor(n / 4) are left out. For up to three
-    runs this is the mean.
+    runs this is the mean. The runs of tasks that have fewer are repeated, so that all tasks have
+    the same weight.
     """
-    return scipy.stats.trim_mean(np.concatenate(tasks, axis=-1), 0.25, axis=-1)
+    size = _common_size(tasks)
+    equal = [np.repeat(runs, size // np.shape(runs)[-1], axis=-1) for runs in tasks]
+    return scipy.stats.trim_mean(np.concatenate(equal, axis=-1), 0.25, axis=-1)
 
 
 def median_of_means(*tasks: np.ndarray) -> np.ndarray:
@@ -135,7 +142,7 @@ def estimate_curve(curves: Tasks, statistic: Statistic = interquartile_mean) -> 
 
 
 def estimate_profile(tasks: Tasks, thresholds: np.ndarray) -> Estimate:
-    """Estimates the fraction of all runs that score above each threshold, [k].
+    """Estimates the fraction of runs that score above each threshold, [k], as the mean over tasks.
 
     This is the performance profile of Dolan & Moré 2002 (Agarwal et al., section 4.2).
     """
@@ -147,37 +154,27 @@ def _estimate(tasks: Tasks, statistic: Statistic, num_resamples: int) -> Estimat
     arrays = [_checked(runs) for runs in tasks]
     if not arrays:
         raise ValueError("no scores")
-    point, n = statistic(*arrays), sum(runs.shape[-1] for runs in arrays)
-    resampled = [place for place, runs in enumerate(arrays) if runs.shape[-1] > 1]
-    if not resampled:
-        return Estimate(point, point, point, n)
-
-    def of_resampled(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-        del axis  # always the last
-        shape = samples[0].shape[:-1]
-        whole = [
-            np.broadcast_to(_aligned(runs, shape), (*shape, runs.shape[-1])) for runs in arrays
-        ]
-        for place, sample in zip(resampled, samples, strict=True):
-            whole[place] = sample
-        return statistic(*whole)
-
+    sizes = [runs.shape[-1] for runs in arrays]
+    point, n, fewest = statistic(*arrays), sum(sizes), min(sizes)
+    if fewest == 1:
+        return Estimate(point, point, point, n, fewest)
+    most_values = arrays[0].size // sizes[0] * len(arrays) * _common_size(arrays)
     interval = scipy.stats.bootstrap(
-        [arrays[place] for place in resampled],
-        of_resampled,
+        arrays,
+        lambda *samples, axis: statistic(*samples),  # the axis is always the last
         n_resamples=num_resamples,
-        batch=max(1, _BATCH_VALUES // sum(runs.size for runs in arrays)),
+        batch=max(1, _BATCH_VALUES // most_values),
         vectorized=True,
         axis=-1,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Estimate(point, interval.low, interval.high, n)
+    return Estimate(point, interval.low, interval.high, n, fewest)
 
 
-def _aligned(runs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Inserts the axis of resamples before the last one of `runs`, if `shape` has it."""
-    return runs[..., None, :] if len(shape) == runs.ndim else runs
+def _common_size(tasks: Sequence[np.ndarray]) -> int:
+    """Returns the lowest number to which the runs of every task can be repeated."""
+    return math.lcm(*(np.shape(runs)[-1] for runs in tasks))
 
 
 def _checked(runs: npt.ArrayLike) -> np.ndarray:

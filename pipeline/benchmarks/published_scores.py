@@ -44,6 +44,7 @@ class Published(NamedTuple):
       environment: A gymnasium id or a game, as published: "LunarLander-v2", "pong".
       env_steps: Environment steps of training. In Atari this is a quarter of the frames.
       score: Mean over the runs of a run's mean return.
+      decimals: Number of decimals of the score and the spread; at least 1.
       spread: Standard deviation over the runs. None if it is unknown, or if there is one run.
       num_runs: Number of runs. None if it is unknown.
       protocol: Description of how the score was taken. Equal texts mean equal protocols.
@@ -56,6 +57,7 @@ class Published(NamedTuple):
     environment: str
     env_steps: int
     score: float
+    decimals: int
     spread: float | None
     num_runs: int | None
     protocol: str
@@ -168,6 +170,7 @@ def _published(row: Mapping[str, str]) -> Published:
         environment=row["environment"],
         env_steps=int(row["env_steps"]),
         score=float(row["score"]),
+        decimals=max(1, *(len(row[x].partition(".")[2]) for x in ("score", "spread"))),
         spread=float(row["spread"]) if row["spread"] else None,
         num_runs=int(row["num_runs"]) if row["num_runs"] else None,
         protocol=row["protocol"],

@@ -35,7 +35,8 @@ _READING = (
     "Scores are interquartile means (IQM, the mean of the middle half) over runs of different "
     "seeds, with 95 % percentile intervals of a bootstrap that is stratified by environment, as "
     "Agarwal et al. (NeurIPS 2021) recommend: `IQM [low, high] (runs)`. A single run has no "
-    "interval, and the interval of fewer than five runs is too narrow to be trusted. Published "
+    "interval, nor has a number over environments of which one has a single run, and the interval "
+    "of fewer than five runs is too narrow to be trusted. Published "
     "scores are means, with `± standard deviation (runs)` where it is known. They are shown only "
     "under the same protocol, and compared with our mean only if they are of the same agent after "
     "as many environment steps. They are rounded, so ours are rounded too for the comparison."
@@ -63,8 +64,9 @@ _SPEED = (
 )
 _NORMALIZED = (
     "Scores are normalized by the usual random and human scores of 57 games: 0 is a random player, "
-    "1 is a human. The median is over the mean scores of games. The optimality gap is by how much "
-    "runs fall short of human scores on average."
+    "1 is a human. Every game has the same weight, however many runs it has. The median is over "
+    "the mean scores of games. The optimality gap is by how much runs fall short of human scores "
+    "on average."
 )
 _PROFILES = (
     "The fraction of the runs of an agent that score above each τ, with 95 % intervals. There is "
@@ -204,7 +206,8 @@ def _missing(suites: Sequence[_SuiteRecords], groups: Sequence[Group]) -> Iterat
         for group, pair in pairs
         if pair.missing
     ]
-    yield from _grouped([*not_begun, *missing], groups)
+    yield from _grouped(not_begun, [])  # they have no lines
+    yield from _grouped(missing, groups)
     for group, pair in pairs:
         yield from (f"{group.suite}, {point}" for point in _unscored(pair))
 

@@ -30,12 +30,12 @@ _ATARI5 = sorted(published_scores.ATARI5_WEIGHTS)
 def best(group: Group) -> str:
     """Returns a table of the best agent of each environment, its lead, and how sure the lead is.
 
-    Agents whose scores look equal in print share the first place. The first of them is compared
-    with the next agent.
+    Agents whose scores look equal in print share the first place, without an interval, because
+    each has its own. The first of them is compared with the next agent.
     """
     columns = (
         *("environment", "best agent", _SCORE, "next", "its score", "ahead by"),
-        "probability that a run of the best scores more",
+        *("probability that a run of the best scores more", "environment steps"),
     )
     rows = [_best_row(group, name) for name in group.environments]
     return table("Who is best", columns, [row for row in rows if row])
@@ -55,18 +55,22 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
     shown = progress.score_text(_point(first))
     leaders = [pair for pair in ranked if progress.score_text(_point(pair)) == shown]
     agents = ", ".join(formatting.agent(pair.algorithm) for pair in leaders)
+    score = _score(first) if len(leaders) == 1 else shown
+    compared = ranked[: len(leaders) + 1]
+    steps = " against ".join(dict.fromkeys(_steps(group, pair.num_env_steps) for pair in compared))
     if len(leaders) == len(ranked):
-        return escaped(environment), agents, _score(first), "", "", "", ""
+        return escaped(environment), agents, score, "", "", "", "", steps
     second = ranked[len(leaders)]
     lead = _point(first) - _point(second)
     return (
         escaped(environment),
         agents,
-        _score(first),
+        score,
         formatting.agent(second.algorithm),
         _score(second),
         progress.score_text(lead),
         _probability([(first, second)]),
+        steps,
     )
 
 
@@ -159,7 +163,7 @@ def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
         _steps(group, pair.num_env_steps),
         _score(pair),
         _mean(pair),
-        _median(pair.numbers("wall_seconds"), progress.duration),
+        _median(pair.numbers("wall_seconds"), formatting.clock),
         _median(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
         "",
         code(pair.config),
@@ -210,7 +214,7 @@ def _budget_rows(group: Group, pair: Pair) -> Iterator[tuple[str, ...]]:
         shown = [formatting.published(score) if score else "" for score in theirs]
         yield (*_names(pair), escaped(peer), *shown)
         verdicts = [
-            formatting.verdict(our, score.score) if our and score else ""
+            formatting.verdict(our, score) if our and score else ""
             for our, score in zip(means, theirs, strict=True)
         ]
         yield (*_names(pair), f"ours at or above {escaped(peer)}?", *verdicts)
@@ -248,7 +252,7 @@ def _improvement_rows(group: Group, first: str, second: str) -> Iterator[tuple[s
 def _probability(shared: Sequence[tuple[Pair, Pair]]) -> str:
     x, y = ([pair.scores for pair in agent] for agent in zip(*shared, strict=True))
     estimate = interval_estimates.estimate_improvement(x, y)
-    return formatting.interval(estimate, ".2f", tasks=2 * len(shared))
+    return formatting.interval(estimate, ".2f")
 
 
 # Speed, and how each number was made.
@@ -266,7 +270,7 @@ def speeds(group: Group) -> str:
             *_names(pair),
             _steps(group, pair.num_env_steps),
             _median(pair.numbers("updates"), "{:,.0f}".format),
-            formatting.middle(pair.numbers("wall_seconds"), progress.duration),
+            formatting.middle(pair.numbers("wall_seconds"), formatting.clock),
             formatting.middle(pair.numbers("env_steps_per_second"), "{:,.0f}".format),
             formatting.numbers(pair.numbers("workers").astype(int)),
             "; ".join(sorted({f"{_cpu(r)} ({r['cpu_count']})" for r in pair.finished})),
@@ -345,7 +349,7 @@ def _run_row(record: Record, machine: int) -> tuple[str, ...]:
         record["status"],
         "" if score is None else progress.score_text(score),
         *("" if count is None else f"{count:,}" for count in counts),
-        "" if seconds is None else progress.duration(seconds),
+        "" if seconds is None else formatting.clock(seconds),
         str(machine),
         "" if record["inexact_resumes"] is None else str(record["inexact_resumes"]),
         *map(code, (revisions, *hashes, record["command"])),
@@ -395,9 +399,9 @@ def aggregates(group: Group) -> str:
             if not tasks:
                 continue
             estimates = [interval_estimates.estimate(tasks, x) for x in statistics.values()]
-            games = f"{len(tasks)} of {len(group.of(algorithm=algorithm))}"
+            games = f"{len(tasks)} of {group.num_environments(algorithm)}"
             runs = str(sum(map(len, tasks)))
-            shown = [_without_runs(estimate, ".3f", len(tasks)) for estimate in estimates]
+            shown = [_without_runs(estimate, "z.3f") for estimate in estimates]
             agent = formatting.agent(algorithm)
             rows.append((agent, formatting.steps(steps, True), games, runs, *shown))
     columns = ("agent", "environment steps", "games", "runs", *statistics)
@@ -421,11 +425,11 @@ def _our_medians(group: Group) -> Iterator[tuple[str, ...]]:
         return published_scores.atari5_median(means)
 
     for algorithm in group.algorithms:
+        steps = group.common_steps(algorithm)
         of_game = {pair.environment: pair for pair in group.of(algorithm=algorithm)}
-        runs = [of_game[game].scores for game in _ATARI5 if game in of_game]
+        runs = [of_game[game].scores_at(steps) for game in _ATARI5 if game in of_game]
         if len(runs) == len(_ATARI5) and all(map(len, runs)):
-            steps = max(of_game[game].num_env_steps for game in _ATARI5)
-            shown = _without_runs(interval_estimates.estimate(runs, median), ".1f", len(runs))
+            shown = _without_runs(interval_estimates.estimate(runs, median), ".1f")
             yield formatting.agent(algorithm), _OURS, formatting.steps(steps, True), shown
 
 
@@ -472,11 +476,11 @@ def _score(pair: Pair) -> str:
 
 
 def _mean(pair: Pair) -> str:
-    return _without_runs(pair.mean, "", 1) if pair.mean else ""
+    return _without_runs(pair.mean) if pair.mean else ""
 
 
-def _without_runs(estimate: Estimate, spec: str, num_tasks: int) -> str:
-    return formatting.interval(estimate, spec, tasks=num_tasks).rpartition(" (")[0]
+def _without_runs(estimate: Estimate, spec: str = "") -> str:
+    return formatting.interval(estimate, spec).rpartition(" (")[0]
 
 
 def _verdict(pair: Pair, score: Published) -> str:
@@ -484,7 +488,7 @@ def _verdict(pair: Pair, score: Published) -> str:
         return ""
     other = formatting.other_version(score, pair.environment)
     theirs = f"; theirs is {other}" if other else ""
-    return formatting.verdict(pair.mean, score.score) + theirs
+    return formatting.verdict(pair.mean, score) + theirs
 
 
 def _median(values: np.ndarray, show: Callable[[float], str]) -> str:

@@ -113,6 +113,7 @@ class Group:
       score: "evaluation", "training" or "iteration"; see `records`.
       budgets: Environment steps at which scores are tabulated in addition to the final one.
       pairs: The pairs, by environment, then algorithm.
+      not_begun: Names of the experiments of the suite that were requested and have no record.
     """
 
     suite: str
@@ -120,6 +121,7 @@ class Group:
     score: str
     budgets: tuple[int, ...]
     pairs: tuple[Pair, ...]
+    not_begun: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -148,6 +150,11 @@ class Group:
             for pair in self.pairs
             if environment in (None, pair.environment) and algorithm in (None, pair.algorithm)
         ]
+
+    def num_environments(self, algorithm: str) -> int:
+        """Returns the number of environments that were requested for an agent."""
+        begun = len(self.of(algorithm=algorithm))
+        return begun + sum(name.startswith(f"{algorithm}-") for name in self.not_begun)
 
     def common_steps(self, algorithm: str) -> int:
         """Returns the environment steps for which an agent was trained in all environments."""
@@ -190,7 +197,11 @@ def groups(records: Sequence[Record], plan: Plan) -> list[Group]:
     """
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
-    split = [Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, plan)) for kind in kinds]
+    suite_names = {record["suite"] for record in records}
+    missing = tuple(name for suite in suite_names for name in not_begun(suite, records, plan))
+    split = [
+        Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, plan), missing) for kind in kinds
+    ]
     return sorted(split, key=lambda group: group.algorithms)
 
 

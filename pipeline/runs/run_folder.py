@@ -271,9 +271,9 @@ class RunFolder:
 
 
 def _is_evaluation(value: dict[str, Any]) -> bool:
-    numbers = [value.get("return_mean"), value.get("return_std")]
-    is_of_numbers = all(isinstance(number, int | float) for number in numbers)
-    return is_of_numbers and isinstance(value.get("returns"), list)
+    kind = int | float if value.get("returns") else int | float | None  # no returns have no mean
+    are_right = all(isinstance(value.get(name, ""), kind) for name in ("return_mean", "return_std"))
+    return are_right and isinstance(value.get("returns"), list)
 
 
 def _command() -> str:

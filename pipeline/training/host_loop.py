@@ -303,8 +303,7 @@ class HostLoop:
         self._logs.add_evaluation({"env_steps": self.env_steps, **result})
         self._log_patience.attempt(self._flush)
         self._host |= {"evaluations": self._host["evaluations"] + 1, "evaluated": self.env_steps}
-        # The mean of no episodes is 0, which is not a return.
-        mean = result["return_mean"] if result["returns"] else None
+        mean = result["return_mean"]
         self._returned = self.env_steps, mean
         self._save_patience.attempt(lambda: self._save_if_best(mean))
 

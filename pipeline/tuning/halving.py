@@ -20,6 +20,8 @@ import numpy as np
 
 from pipeline.tuning.search import Search, Told
 
+FINISHED, NOT_CONTINUED, FAILED = ENDED = ("finished", "not continued", "failed")
+
 
 class Trial(NamedTuple):
     """Trial and its results.
@@ -126,9 +128,24 @@ def told(search: Search, trials: Trials, number: int, num_trials: int) -> list[T
         if _is_early(search, of_trial, number, num_trials):
             # A search with fewer trials may have trained it longer, in a smaller bracket.
             num_rungs = sum(trial.number in x for x in cohorts(search, trials, of_trial))
+            if trial.error is not None:
+                num_rungs = 0  # ranks below all others
         means = [trial.value(rung) for rung in range(len(trial.returns))][:num_rungs]
         visible.append(Told(trial.parameters, means, len(means) == len(search.ends)))
     return visible
+
+
+def state_of(search: Search, trials: Trials, number: int, num_trials: int) -> str:
+    """Returns the state of a trial in words: one of `ENDED`, "begun" or "at 5,000 steps"."""
+    num_passed = len(trials[number].returns)
+    if trials[number].error is not None:
+        return FAILED
+    if num_passed == len(search.ends):
+        return FINISHED
+    continued = cohorts(search, trials, bracket(search, number, num_trials))[num_passed:]
+    if continued and number not in continued[0]:
+        return NOT_CONTINUED
+    return f"at {search.ends[num_passed - 1]:,} steps" if num_passed else "begun"
 
 
 def _can_begin(search: Search, trials: Trials, number: int, num_trials: int) -> bool:

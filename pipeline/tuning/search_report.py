@@ -15,7 +15,15 @@ from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
 from pipeline.configuration.statements import shipped_folder
-from pipeline.tuning.halving import Trial, bracket, cohorts, ready_jobs, trained_steps
+from pipeline.tuning.halving import (
+    FINISHED,
+    NOT_CONTINUED,
+    Trial,
+    bracket,
+    ready_jobs,
+    state_of,
+    trained_steps,
+)
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
 from pipeline.tuning.tuner import best_trial, in_words, last_line
@@ -24,7 +32,6 @@ from pipeline.utils.files import write_text
 from pipeline.utils.progress import score_text
 
 _HTML, _MARKDOWN, _BEST = "report.html", "report.md", "best.gin"
-_FINISHED, _NOT_CONTINUED = "finished", "not continued"
 _FEWEST = 4  # trials with values; fewer say nothing about importance
 _IMPORTANCE = (
     "How much of the differences between the best trials and the others a parameter explains, over "
@@ -64,14 +71,20 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
     written = {
         _MARKDOWN: _text(search, trials, best, ""),
         _HTML: page.render(_text(search, trials, best, inline(figures))),
-        _BEST: _best_gin(search, best, len(trials), output_dir),
+        _BEST: _best_gin(search, best, _count(trials), output_dir),
     }
     for name, text in written.items():
         write_text(output_dir / name, text)
     return [output_dir / name for name in written]
 
 
-def _best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path) -> str:
+def _count(trials: Mapping[int, Trial]) -> str:
+    """Returns the number of trials that have a value or have failed: "11 trials"."""
+    known = [trial for trial in trials.values() if trial.returns or trial.error is not None]
+    return formatting.count(len(known), "trial")
+
+
+def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str:
     """Returns the configuration of the best trial as a gin file to be written into `folder`."""
     try:
         path = configuration.find_config(search.config)
@@ -85,7 +98,7 @@ def _best_gin(search: Search, best: Trial, num_trials: int, folder: pathlib.Path
     config = str(path.relative_to(shipped)) if is_shipped else from_folder
     return "\n".join(
         [
-            f"# Trial {best.number} of the search {search.name}, the best of {num_trials} trials.",
+            f"# Trial {best.number} of the search {search.name}, the best of {of}.",
             "#",
             f"# Its mean return was {score_text(best.value(-1))} over {_seeds(search)}, after "
             f"{search.ends[len(best.returns) - 1]:,} environment steps.",
@@ -123,7 +136,7 @@ def _best(search: Search, trials: Mapping[int, Trial], best: Trial) -> Iterator[
     returns = best.returns[-1]
     after = f"{search.ends[len(best.returns) - 1]:,} environment steps"
     yield notice(
-        f"The best of {len(trials)} trials is trial {best.number}: mean return "
+        f"The best of {_count(trials)} is trial {best.number}: mean return "
         f"{score_text(best.value(-1))} over {_seeds(search)} after {after}.",
         [f"{code(f'{name} = {value!r}')}" for name, value in best.parameters.items()],
     )
@@ -144,7 +157,7 @@ def _savings(
         f"Trials were compared after {rungs} environment steps, and 1 of every "
         f"{search.reduction} continued."
     )
-    ended = {n: x for n, x in trials.items() if states[n] in (_FINISHED, _NOT_CONTINUED)}
+    ended = {n: x for n, x in trials.items() if states[n] in (FINISHED, NOT_CONTINUED)}
     if ended:
         trained = trained_steps(search, ended)
         whole = search.num_env_steps * search.num_seeds * len(ended)
@@ -180,7 +193,12 @@ def _all_trials(search: Search, trials: Mapping[int, Trial], states: Mapping[int
     columns = ["trial", "state", *(code(name) for name in search.parameters), *returns]
     best_first = sorted(
         trials.values(),
-        key=lambda x: (-len(x.returns), -x.value(-1) if x.returns else 0.0, x.number),
+        key=lambda x: (
+            x.error is not None,
+            -len(x.returns),
+            -x.value(-1) if x.returns else 0.0,
+            x.number,
+        ),
     )
     rows = [
         [
@@ -201,19 +219,7 @@ def _states(search: Search, trials: Mapping[int, Trial]) -> dict[int, str]:
     if any(ready_jobs(search, trials, num_trials)):
         # The search goes on, and may add trials to the last bracket.
         num_trials = bracket(search, num_trials, sys.maxsize).stop
-    return {number: _state(search, trials, number, num_trials) for number in trials}
-
-
-def _state(search: Search, trials: Mapping[int, Trial], number: int, num_trials: int) -> str:
-    num_passed = len(trials[number].returns)
-    if trials[number].error is not None:
-        return "failed"
-    if num_passed == len(search.ends):
-        return _FINISHED
-    continued = cohorts(search, trials, bracket(search, number, num_trials))[num_passed:]
-    if continued and number not in continued[0]:
-        return _NOT_CONTINUED
-    return f"at {search.ends[num_passed - 1]:,} steps" if num_passed else "begun"
+    return {number: state_of(search, trials, number, num_trials) for number in trials}
 
 
 def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,16 @@ from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess, was_interrupted
 from pipeline.runs.run_folder import RunFolder
-from pipeline.tuning.halving import Job, Trial, planned_steps, ready_jobs, told, trained_steps
+from pipeline.tuning.halving import (
+    ENDED,
+    Job,
+    Trial,
+    planned_steps,
+    ready_jobs,
+    state_of,
+    told,
+    trained_steps,
+)
 from pipeline.tuning.search import Search
 from pipeline.tuning.search_folder import SearchFolder
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError
@@ -24,6 +34,9 @@ from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.2
 _EVAL_INTERVAL = "train.eval_interval"
+_NO_RETURN = (
+    "no episode ended in an evaluation: increase Evaluator.num_env_steps in search.bindings"
+)
 
 
 class Outcome(NamedTuple):
@@ -171,6 +184,9 @@ class _Tuner:
         returns = []
         for run in self._runs_of(job.number):
             value = self._return_at(run, job.rung)
+            if value is not None and math.isnan(value):
+                self._fail(job, f"seed {run.seed}: {_NO_RETURN}")
+                return
             if value is not None:
                 returns.append(value)
                 if run.folder in self._running:
@@ -204,21 +220,26 @@ class _Tuner:
     def _return_at(self, run: Run, rung: int) -> float | None:
         """Returns the mean return of the run's first evaluation at a rung; None if not yet known.
 
+        The mean is NaN if no episode ended in the evaluation.
+
         Raises:
           UserError: If a file of the run is damaged.
         """
         folder = RunFolder(run.folder)
         if rung == len(self._search.rungs):
             result = folder.finished(run.seed, run.num_env_steps)
-            value = result["evaluation"]["return_mean"] if result else None
+            values = [result["evaluation"]["return_mean"]] if result else []
         else:
             evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
             end = self._search.rungs[rung]
-            values = (e["return_mean"] for e in evaluations if _number(e, folder) >= end)
-            value = next(values, None)
-        if value is not None and not math.isfinite(value):
+            values = [e["return_mean"] for e in evaluations if _env_steps(e, folder) >= end]
+        if not values:
+            return None
+        if values[0] is None:
+            return math.nan
+        if not math.isfinite(values[0]):
             raise UserError(f"{run.folder}: a mean return is not finite.")
-        return value
+        return values[0]
 
     def _failure(self, process: Process) -> str:
         """Returns why a process failed; "" if it was stopped or is to be started again.
@@ -253,14 +274,12 @@ class _Tuner:
     def _progress(self) -> tuple[int, int, str]:
         trials, search = self._folder.trials, self._search
         running = {process.run.experiment.name for process in self._running.values()}
-        failed = sum(trial.error is not None for trial in trials.values())
-        finished = sum(len(trial.returns) == len(search.ends) for trial in trials.values())
-        begun = len(trials) - failed - finished
-        at_rung = max(begun - len(running), 0)
-        text = (
-            f"{finished} finished, {len(running)} running, {at_rung} at a rung, {failed} failed, "
-            f"{self._num_trials - len(trials)} left"
-        )
+        states = Counter(state_of(search, trials, n, self._num_trials) for n in trials)
+        ended = [states[state] for state in ENDED]
+        at_rung = max(len(trials) - sum(ended) - len(running), 0)
+        text = ", ".join(f"{count} {state}" for count, state in zip(ended, ENDED, strict=True))
+        text = f"{len(running)} running, {at_rung} at a rung, {text}, "
+        text += f"{self._num_trials - len(trials)} left"
         if best := best_trial(trials):
             text += f"; best {score_text(best.value(-1))} (trial {best.number}: {in_words(best)})"
         done = trained_steps(search, trials) + sum(map(self._steps_ahead, trials.values()))
@@ -306,14 +325,14 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
         )
 
 
-def _number(evaluation: dict[str, Any], folder: RunFolder) -> int | float:
+def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:
     """Returns the environment steps of an evaluation.
 
     Raises:
       UserError: If a value of the record is not a number.
     """
     steps, value = evaluation["env_steps"], evaluation["return_mean"]
-    if not isinstance(steps, int | float) or not isinstance(value, int | float):
+    if not isinstance(steps, int | float) or not isinstance(value, int | float | None):
         raise UserError(f"{folder.evaluations} is damaged: a value is not a number.")
     return steps
 

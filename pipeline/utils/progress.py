@@ -222,21 +222,21 @@ def _fitting(fields: list[_Field], width: int) -> list[str]:
 def score_text(value: float) -> str:
     """Formats a return or another score as `score_format` does, but 5 as 5.0."""
     is_round = abs(value) < 1000 and round(value, 1) == value
-    return format(value, ",.1f" if is_round else score_format(value))
+    return format(value, "z,.1f" if is_round else score_format(value))
 
 
 def score_format(value: float) -> str:
     """Returns the format of a score, which depends on its size.
 
     Scores have no decimals from a thousand on, one from ten on, two from one on, and three below
-    one, because many environments give returns in [0, 1].
+    one, because many environments give returns in [0, 1]. A zero has no sign ("z").
     """
     size = abs(value)
     if size >= 1000:
-        return ",.0f"
+        return "z,.0f"
     if size >= 10:
-        return ",.1f"
-    return ",.2f" if size >= 1 else ",.3f"
+        return "z,.1f"
+    return "z,.2f" if size >= 1 else "z,.3f"
 
 
 def duration(seconds: float) -> str:

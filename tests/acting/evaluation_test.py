@@ -284,9 +284,9 @@ def test_a_return_that_is_not_finite_ends_an_evaluation():
         evaluator(environment(EndlessReward())).run(2, 0)
 
 
-def test_the_mean_of_no_episode_is_nought():
+def test_no_episode_has_no_mean():
     result = evaluator(environment(ScriptedEnv([(40, "terminated")])), num_env_steps=39).run(5, 0)
-    assert result == {"return_mean": 0.0, "return_std": 0.0, "returns": []}
+    assert result == {"return_mean": None, "return_std": None, "returns": []}
 
 
 def test_a_budget_of_steps_can_be_interrupted():

@@ -85,23 +85,38 @@ def test_the_performance_profile_agrees_with_rliable():
 
 def test_tasks_are_resampled_on_their_own():
     # All runs of a task are equal, so resampling changes nothing.
-    assert ours.estimate([[1.0] * 3, [5.0] * 2], ours.mean)[1:3] == pytest.approx((2.6, 2.6))
+    assert ours.estimate([[1.0] * 3, [5.0] * 2], ours.mean)[1:3] == pytest.approx((3.0, 3.0))
 
 
-def test_a_task_of_one_run_is_never_resampled():
-    alone = ours.estimate([[7.5]])
-    assert (alone.point, alone.low, alone.high, alone.n) == (7.5, 7.5, 7.5, 1)
+def test_there_is_no_interval_if_a_task_has_one_run():
+    assert ours.estimate([[7.5]]) == (7.5, 7.5, 7.5, 1, 1)
     both = ours.estimate([[0.0], [1.0, 3.0, 5.0]], ours.median_of_means)
-    of_second = ours.estimate([[1.0, 3.0, 5.0]], ours.mean)
-    assert_allclose(both[:3], np.array(of_second[:3]) / 2)
+    assert both == (1.5, 1.5, 1.5, 4, 1)
     curves = ours.estimate_curve([[[0.0, 1.0]], [[1.0, 2.0], [3.0, 4.0]]], ours.mean)
-    assert curves.point.shape == curves.low.shape == (2,)
+    assert_allclose(curves[:3], [[1.0, 2.0]] * 3)
+    assert ours.estimate_improvement([[1.0]], [[2.0, 0.0, 0.0]]).fewest == 1
+
+
+@pytest.mark.parametrize("statistic", [ours.mean, ours.median_of_means, ours.optimality_gap])
+@given(tasks=st.lists(runs, min_size=1, max_size=5), times=st.integers(2, 4))
+def test_a_task_has_the_same_weight_however_many_runs_it_has(statistic, tasks, times):
+    more = [np.tile(tasks[0], times), *tasks[1:]]
+    assert statistic(*more) == pytest.approx(statistic(*tasks), abs=1e-9)
+
+
+def test_the_interquartile_mean_weighs_all_tasks_alike():
+    one_each = [np.array([x]) for x in (1.15, 0.045, 0.003, 0.018)]
+    ten_of_first = [np.full(10, 1.15), *one_each[1:]]
+    assert ours.interquartile_mean(*ten_of_first) == pytest.approx((0.045 + 0.018) / 2)
+    assert ours.interquartile_mean(*one_each) == pytest.approx((0.045 + 0.018) / 2)
+    profile = ours.estimate_profile(ten_of_first, np.array([0.04]))
+    assert profile.point == pytest.approx(0.5)
 
 
 def test_pairs_are_resampled_as_a_whole():
     x = np.arange(12.0) ** 2
     estimate = ours.estimate_paired_difference(x + 3.0, x)
-    assert estimate == pytest.approx((3.0, 3.0, 3.0, 12))
+    assert estimate == pytest.approx((3.0, 3.0, 3.0, 12, 12))
     assert ours.estimate_paired_difference(x, np.roll(x, 5)).low < 0
     with pytest.raises(ValueError):
         ours.estimate_paired_difference([1.0, 2.0, 3.0], [1.0, 2.0])

@@ -21,9 +21,15 @@ from benchmark_records import (
     write_records,
 )
 
-from pipeline.benchmarks import interval_estimates, published_scores, report, suites
+from pipeline.benchmarks import (
+    formatting,
+    interval_estimates,
+    published_scores,
+    report,
+    suites,
+)
 from pipeline.benchmarks.records import Record
-from pipeline.utils import errors
+from pipeline.utils import errors, progress
 
 SEEDS = (1, 2, 3, 4, 5)
 NUMBER = r"-?[\d,]+(?:\.\d+)?"
@@ -258,6 +264,52 @@ def test_single_runs_have_no_interval(tmp_path):
     assert row["probability"] in {"0.00 (2)", "1.00 (2)"}
 
 
+def test_a_mean_over_environments_of_which_one_has_a_single_run_has_no_interval(tmp_path):
+    records = cartpole()
+    records += [make_record(x, "Acrobot-v1", num_seeds=5) for x in ("dqn", "ppo")]
+    rows = write(tmp_path, records).rows("Probability of improvement [95 % interval] (runs)")
+    shown = {row["environment"]: row["probability"] for row in rows}
+    assert "[" in shown["CartPole-v1"]
+    assert re.fullmatch(r"0\.\d\d \(12\)", shown["mean of 2 environments"])
+
+
+def test_agents_that_tie_share_no_interval_and_budgets_are_shown(tmp_path):
+    fields: dict[str, Any] = {"evaluation_returns": [500.0], "num_seeds": 3}
+    records = [make_record("a2c", seed=s, num_env_steps=500_000, **fields) for s in (1, 2, 3)]
+    records += [make_record("dqn", seed=s, num_env_steps=50_000, **fields) for s in (1, 2, 3)]
+    records += [make_record("ppo", evaluation_returns=[90.0], num_seeds=1)]
+    (row,) = write(tmp_path, records).rows("Who is best")
+    assert row["best agent"] == "A2C, DQN"
+    assert row[SCORE] == "500.0"
+    assert row["environment steps"].startswith("500,000 against 50,000")
+
+
+def test_scores_are_printed_with_no_more_decimals_than_were_published(tmp_path):
+    def published(score, decimals):
+        any_score = published_scores.published("pong")[0]
+        return any_score._replace(score=score, decimals=decimals, spread=None, num_runs=None)
+
+    def verdict(ours, theirs):
+        return formatting.verdict(interval_estimates.estimate([[ours]]), theirs)
+
+    assert formatting.published(published(5.5, 1)) == "5.5"
+    assert verdict(5.47, published(5.5, 1)) == "yes"
+    assert verdict(5.44, published(5.5, 1)) == "no"
+    assert verdict(-4.23, published(-4.2, 1)) == "yes"
+    assert formatting.published(published(0.0, 1)) == "0.0"
+    assert formatting.published(published(1234.56, 2)) == "1,235"
+    with_spread = published(20.0, 2)._replace(spread=0.25)
+    assert formatting.published(with_spread) == "20.0 ± 0.2"
+
+
+def test_no_number_is_minus_zero():
+    for value in (-0.0, -0.0004, 0.0):
+        assert not progress.score_text(value).startswith("-")
+    assert formatting.interval(interval_estimates.Estimate(0.4, -0.3, 1500.0, 5, 5)) == (
+        "0 [0, 1,500] (5)"
+    )
+
+
 def test_incomplete_suite_says_so_first_and_what_is_missing_last(tmp_path):
     error = "exit code 1\nTraceback:\nValueError: <loss> is | not *finite* & so on"
     records = [
@@ -339,6 +391,25 @@ def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
     assert notices[0].startswith(f"Incomplete: 1 of {1 + len(others)} runs have finished")
     names = "; ".join(experiment.name for experiment in others)
     assert notices[-1] == f"smoke, no run has ended: {names}."
+
+
+def test_lines_without_a_record_are_named_however_many_lines_have_some(tmp_path):
+    names = [f"{agent}-{env}" for agent in ("dqn", "ppo") for env in ("A-v1", "B-v1")]
+    asked = {name: {"num_seeds": 1, "settings": {}} for name in names}
+    (tmp_path / "trial.plan.json").write_text(json.dumps(asked))
+    records = [make_record("dqn", env, num_seeds=1) for env in ("A-v1", "B-v1")]
+    notices = write(tmp_path, records).notices
+    assert notices[-1] == "trial, no run has ended: ppo-A-v1; ppo-B-v1."
+
+
+def test_games_without_a_record_count_in_what_is_over_all_games(tmp_path):
+    asked = {
+        f"dqn-{game}": {"num_seeds": 1, "settings": {}} for game in ("pong", "qbert", "amidar")
+    }
+    (tmp_path / "five.plan.json").write_text(json.dumps(asked))
+    record = make_games("dqn", {"pong": 10.0}, (1,), suite="five", num_seeds=1)
+    rows = write(tmp_path, record).rows("Human-normalized scores over all games [95 % interval]")
+    assert {row["games"] for row in rows} == {"1 of 3"}
 
 
 def test_what_was_asked_for_and_never_begun_is_missed(tmp_path):
@@ -489,7 +560,7 @@ def test_speeds_are_medians_with_their_range(tmp_path):
         for seed, wall in seconds.items()
     ]
     (row,) = write(tmp_path, records).rows("Wall-clock and speed")
-    assert row["wall-clock of a run, h:mm:ss: median [range]"] == "1:00 [0:24, 1:02:03]"
+    assert row["wall-clock of a run, h:mm:ss: median [range]"] == "0:01:00 [0:00:24, 1:02:03]"
     assert row["environment steps/s: median [range]"] == "2,000 [1,000, 3,000]"
     assert row["runs at once, at most"] == "2"
 

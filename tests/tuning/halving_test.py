@@ -89,6 +89,19 @@ def test_a_failed_trial_does_not_go_on_and_a_trial_waits_for_those_before():
     assert list(halving.ready_jobs(search, trials, 9)) == [Job(0, 1), Job(3, 0), Job(4, 0)]
 
 
+def test_a_trial_that_fails_after_any_rung_ranks_below_all_others():
+    search = make_search(sampler="tpe", num_concurrent=1)
+    for passed in range(3):
+        returns = {n: ((float(n),),) for n in range(9)}
+        trials = {n: Trial(n, {}, of) for n, of in returns.items()}
+        for n in (6, 7, 8):
+            trials[n] = trials[n]._replace(returns=trials[n].returns * 2)
+        trials[8] = trials[8]._replace(returns=((8.0,),) * passed, error="the loss is NaN")
+        trials[7] = trials[7]._replace(returns=((7.0,),) * 3)
+        trials |= {n: Trial(n, {}, ((1.0,),)) for n in range(9, 18)}
+        assert halving.told(search, trials, 18, 27)[8].returns == []
+
+
 def test_a_suggestion_sees_running_failed_paused_and_finished_trials():
     search = make_search(rungs=(10,), reduction=2, num_concurrent=2)
     trials = {

@@ -143,6 +143,15 @@ def test_a_failed_trial_is_recorded_and_the_search_goes_on(tmp_path, capsys):
         write(tmp_path / "search")
 
 
+@pytest.mark.parametrize("rungs", [(), (10_000,)])
+def test_a_trial_whose_evaluation_saw_no_episode_end_fails(tmp_path, rungs):
+    """Its mean return is unknown. As 0, it would beat all trials with negative returns."""
+    search = PATIENT._replace(rungs=rungs, bindings=("fake.quality = 'nan'",))
+    search = search._replace(parameters={"fake.other": ("int", 1, 9)})
+    trials = run(tmp_path, search, 2).trials
+    assert all("no episode ended in an evaluation" in str(x.error) for x in trials.values())
+
+
 def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     killed = {"fake.quality": ("uniform", 2, 3)}
     search = PATIENT._replace(rungs=(), bindings=(), parameters=killed)

@@ -31,8 +31,9 @@ def read_pairs(folder: str) -> list[SeedPair]:
     Runs with `--eager` and with `--exact_graph` are treated alike.
 
     Raises:
-      UserError: If there is no run, if a run is not finished, if the configurations of the runs
-        differ, if two runs have the same seed and kind, or if a run has no counterpart.
+      UserError: If there is no run, if a run is not finished or has no return, if the
+        configurations of the runs differ, if two runs have the same seed and kind, or if a run has
+        no counterpart.
     """
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
@@ -72,7 +73,13 @@ def _final_return(run: RunFolder) -> float:
     result = run.read_json("result.json")
     if not result:
         raise UserError(f"{run.path} is not finished: run its command again to finish it.")
-    return float(result["evaluation"]["return_mean"])
+    mean = result["evaluation"]["return_mean"]
+    if mean is None:
+        raise UserError(
+            f"{run.path} has no mean return, because no episode ended in its final evaluation: "
+            "train the pairs anew with a larger Evaluator.num_env_steps."
+        )
+    return float(mean)
 
 
 def _check_configurations(runs: list[RunFolder]) -> None:

@@ -8,6 +8,7 @@ from pipeline.benchmarks.eager_graph.differences import Difference, differences,
 from pipeline.benchmarks.eager_graph.paired_runs import SeedPair, estimate
 from pipeline.benchmarks.eager_graph.rewrites import REWRITES, Effect, effects, responsible
 from pipeline.benchmarks.eager_graph.updates import Updates, Weights
+from pipeline.benchmarks.formatting import FEWEST_RUNS
 from pipeline.utils.execution import Execution
 
 _UPDATES_A_TABLE = 10
@@ -99,16 +100,21 @@ def _speed_text(per_second: Mapping[Execution, float]) -> str:
 def of_pairs(pairs: Sequence[SeedPair]) -> str:
     """Returns a table of the returns by seed, and the difference of their interquartile means."""
     rows = [
-        [str(pair.seed), f"{pair.graph:.1f}", f"{pair.exact:.1f}", f"{pair.graph - pair.exact:.1f}"]
+        [str(pair.seed), *(f"{x:z.1f}" for x in (pair.graph, pair.exact, pair.graph - pair.exact))]
         for pair in pairs
     ]
     found = estimate(list(pairs))
+    returns = table(["seed", "graph", "eager's bits", "difference"], rows)
+    difference = f"IQM of graph minus IQM of eager's bits: {found.point:z.1f}"
+    if found.n == 1:
+        return f"{returns}\n\n{difference}. A single pair has no interval."
     holds = "contains" if found.low <= 0 <= found.high else "does not contain"
+    is_narrow = found.n < FEWEST_RUNS
+    trust = "\nThe interval of so few pairs is too narrow to be trusted." if is_narrow else ""
     return (
-        table(["seed", "graph", "eager's bits", "difference"], rows)
-        + f"\n\nIQM of graph minus IQM of eager's bits: {found.point:.1f}, 95 % bootstrap interval "
-        f"of {found.n} pairs [{found.low:.1f}, {found.high:.1f}],\n"
-        f"which {holds} 0 and is {found.high - found.low:.1f} wide."
+        f"{returns}\n\n{difference}, 95 % bootstrap interval of {found.n} pairs "
+        f"[{found.low:z.1f}, {found.high:z.1f}],\n"
+        f"which {holds} 0 and is {found.high - found.low:.1f} wide.{trust}"
     )
 
 
