@@ -16,11 +16,11 @@ import tensorflow as tf
 from benchmarks.workers.protocol import Answer, Stage
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver, initial_carry
-from pipeline.benchmarks import die_with_parent
 from pipeline.benchmarks.throughput import Training, build_components, finishing, repeated, timed
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.saveables import Variables
 from pipeline.training.components import Components, configure_tensorflow
+from pipeline.utils import die_with_parent
 from pipeline.utils.errors import UserError
 
 _CONFIG = "dqn_pong"

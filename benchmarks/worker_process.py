@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.benchmarks import die_with_parent
+from pipeline.utils import die_with_parent
 
 _START_SECONDS = 1_800.0  # long, because filling a replay buffer of a million transitions is slow
 _ANSWER_SECONDS = 900.0  # in addition to the minimum seconds of the stage

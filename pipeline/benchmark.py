@@ -118,7 +118,7 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
         suite = suites.select_experiments(suite, _EXPERIMENTS.value)
     with (
         run_flags.machines(output_dir) as on,
-        StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own
+        StopSignal(run_flags.STOPPING) as stop,  # until then, Ctrl-C ends the program at once
     ):
         outcome = runner.run_suite(
             suite,

@@ -60,7 +60,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
     stdout = sys.stdout
     try:
-        with contextlib.redirect_stdout(cast(TextIO, _Output(stdout))):
+        with (
+            contextlib.redirect_stdout(cast(TextIO, _Output(stdout))),
+            contextlib.redirect_stderr(cast(TextIO, _Expendable(sys.stderr))),
+        ):
             app.run(guarded_main, flags_parser=_parse_flags)
     except _OutputError as error:
         _discard(stdout)

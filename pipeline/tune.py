@@ -71,7 +71,7 @@ def _search(output_dir: pathlib.Path) -> int:
     default = loaded.grid_size if loaded.sampler == "grid" else _NUM_TRIALS
     with (
         run_flags.machines(output_dir) as on,
-        StopSignal(run_flags.STOPPING) as stop,  # after Ray, which has a handler of its own
+        StopSignal(run_flags.STOPPING) as stop,  # until then, Ctrl-C ends the program at once
     ):
         outcome = tuner.tune(
             loaded._replace(bindings=(*loaded.bindings, *on.bindings)),

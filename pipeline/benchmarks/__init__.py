@@ -10,7 +10,6 @@ runner.py              runs a suite with several processes at a time
 display.py             the progress of many runs
 run_flags.py           flags of the programs that start many runs
 train_process.py       the process that trains a run on this machine
-die_with_parent.py     ends a process together with the process that started it
 cluster.py             chooses the nodes of a Ray cluster
 node_probe.py          properties of a node
 ray_process.py         the process that trains a run on a node

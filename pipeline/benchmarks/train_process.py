@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from pipeline.benchmarks import die_with_parent
 from pipeline.benchmarks.planned_runs import Run
+from pipeline.utils import die_with_parent
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import read_json, write_json
 

@@ -21,6 +21,7 @@ import numpy as np
 from pipeline.environments.saved_states import State
 from pipeline.environments.single_env import RemoteError, SingleEnv, describe, shared_description
 from pipeline.environments.vectors import Arrays, Outcome, gather, new_observations
+from pipeline.utils import die_with_parent
 from pipeline.utils.errors import UserError
 
 Sent = Sequence[bytes]  # bytes of each array of an observation
@@ -57,16 +58,16 @@ class ProcessVector:
         self._finalizer = multiprocessing.util.Finalize(
             self, _kill, args=(self.processes,), exitpriority=10
         )
-        for make in makes:
-            connection, of_child = _CONTEXT.Pipe()
-            seed = int(np.random.randint(2**32, dtype=np.uint64))
-            process = _CONTEXT.Process(
-                target=_serve, args=(of_child, make, os.getpid(), seed), name="environment"
-            )
-            process.start()
-            of_child.close()
-            self.processes.append(process)
-            self._connections.append(connection)
+        try:
+            for make in makes:
+                self._start(make)
+        except OSError as error:
+            self._finalizer()
+            raise UserError(
+                f"the process of environment {len(self.processes)} of {len(makes)} cannot be "
+                f"started ({error.strerror}). Each takes one process and three open files: raise "
+                "the limits (ulimit -u, ulimit -n), or lower gymnasium_environment.num_envs."
+            ) from error
         self.num_envs = len(self.processes)
         self._asked = [0] * self.num_envs  # number of the last question to each process
         try:
@@ -75,6 +76,19 @@ class ProcessVector:
             self._finalizer()
             raise
         self._observation = new_observations(self.description.observation_space, self.num_envs)
+
+    def _start(self, make: Callable[[], gymnasium.Env]) -> None:
+        connection, of_child = _CONTEXT.Pipe()
+        self._connections.append(connection)
+        seed = int(np.random.randint(2**32, dtype=np.uint64))
+        # The kernel ties a process to the thread that starts it. Other threads may end early.
+        is_bound = threading.current_thread() is threading.main_thread()
+        process = _CONTEXT.Process(
+            target=_serve, args=(of_child, make, os.getpid(), is_bound, seed), name="environment"
+        )
+        process.start()
+        of_child.close()
+        self.processes.append(process)
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
         """Resets environments; see `Vector.reset`."""
@@ -219,9 +233,16 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
 
 
 def _serve(
-    connection: Connection, make: Callable[[], gymnasium.Env], parent: int, seed: int
+    connection: Connection,
+    make: Callable[[], gymnasium.Env],
+    parent: int,
+    is_bound: bool,
+    seed: int,
 ) -> None:
     """Runs an environment in its process: answers one message after the other."""
+    # `_watch` cannot run while C code keeps Python's lock; the kernel can.
+    if is_bound and not die_with_parent.bind(parent):
+        return
     # Forked processes would otherwise draw the same numbers from NumPy's global generator.
     np.random.seed(seed)
     random.seed(seed)

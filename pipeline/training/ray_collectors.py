@@ -107,16 +107,17 @@ class _Waits:
         return f"{self._name} has not answered"
 
     @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str, is_usual: bool = True) -> Iterator[None]:
         self._name = name
         self.calls += 1
         self.crossing = -1  # not a thread, so the watchdog reports no line
         started = time.monotonic()
         try:
             yield
+            if is_usual:
+                self.usual_seconds = max(self.usual_seconds, time.monotonic() - started)
         finally:
             self.crossing = 0
-            self.usual_seconds = max(self.usual_seconds, time.monotonic() - started)
 
 
 class OverRay:
@@ -233,7 +234,8 @@ class OverRay:
         """
         if number not in self._machines:
             return
-        host, digest, others = self._answer(number, self._machines[number], since)
+        # A start takes longer than a message.
+        host, digest, others = self._answer(number, self._machines[number], since, is_usual=False)
         del self._machines[number]
         if digest != self._source:
             raise UserError(
@@ -304,10 +306,11 @@ class OverRay:
         oldest = {number: self._calls[number][0] for number in numbers if self._calls[number]}
         calls = [*oldest.values()]
         while True:
-            wait = min(self._since[number] for number in oldest) + self._timeout
-            wait -= time.monotonic()
+            slowest = min(oldest, key=self._since.__getitem__)
+            wait = self._since[slowest] + self._timeout - time.monotonic()
             with self._waiting("no collector"):
-                ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)
+                if not ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)[0]:
+                    raise self._no_answer(slowest)
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
             late = time.monotonic() - self._timeout
             for number, call in oldest.items():
@@ -343,9 +346,9 @@ class OverRay:
             advice = self._missing_cpus() or advice
         return CollectorLost(number, f"{limit}; {advice}")
 
-    def _answer(self, number: int, call: Any, since: float) -> Any:
+    def _answer(self, number: int, call: Any, since: float, is_usual: bool = True) -> Any:
         try:
-            with self._waiting(f"collector {number}"):
+            with self._waiting(f"collector {number}", is_usual):
                 return ray.get(call, timeout=max(since + self._timeout - time.monotonic(), 0.0))
         except GetTimeoutError as error:
             raise self._no_answer(number) from error

@@ -1,6 +1,7 @@
 """Helpers that are independent of reinforcement learning.
 
 constraints.py        types of parameters with a limited range, and their check
+die_with_parent.py    ends a process together with the process that started it
 errors.py             exceptions for errors that the user can fix
 execution.py          how and where TensorFlow runs: eagerly or as a graph, CPU or GPU
 files.py              atomic writers, checked readers, locks

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 
 import grpc
 import ray
@@ -15,7 +17,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def connect(address: str) -> None:
-    """Connects this process to a cluster.
+    """Connects this process to a cluster, and keeps its handler of SIGTERM.
 
     Args:
       address: Address of the cluster, as `ray.init` takes it.
@@ -23,9 +25,12 @@ def connect(address: str) -> None:
     Raises:
       RetryableError: If no cluster answers there.
     """
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         _check_address(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except SystemExit as error:
+        raise SystemExit(128 + signal.SIGTERM) from error  # Ray's own handler exits with 15.
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RetryableError(
@@ -33,6 +38,11 @@ def connect(address: str) -> None:
             "running, start one with: ray start --head. Otherwise, check the address, the version "
             "of Ray and, if the cluster uses a token, RAY_AUTH_MODE=token here."
         ) from error
+    finally:
+        # Ray's handler exits, and if it cannot, its C++ code aborts the process.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+            signal.siginterrupt(signal.SIGTERM, False)
 
 
 def _check_address(address: str) -> None:

@@ -22,6 +22,7 @@ from pipeline.benchmarks.ray_process import ProcessActor
 from pipeline.runs import source_revision
 from pipeline.utils import ray_connection
 from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +270,17 @@ def test_no_cluster(tmp_path):
     with pytest.raises(UserError, match=r"--ray_address=127\.0\.0\.1:1: cannot connect"):
         run("127.0.0.1:1", tmp_path, make_suite(1))
     assert not ray.is_initialized()
+
+
+def test_a_connection_leaves_sigterm_to_the_program(nodes):
+    """Ray's own handler would exit, and abort 3 seconds later, before a checkpoint is written."""
+    with StopSignal("stopping") as stop:
+        ray_connection.connect(nodes.address)
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(lambda: stop.requested, 5)
+        finally:
+            ray.shutdown()
 
 
 def test_another_program_at_the_address(tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_signals_and_lost_machines_interrupt_a_run_and_its_own_errors_do_not(
 def test_a_process_that_is_to_die_with_its_parent_starts_nothing_for_a_parent_that_has_died(
     tmp_path,
 ):
-    leash = [sys.executable, "-m", "pipeline.benchmarks.die_with_parent"]
+    leash = [sys.executable, "-m", "pipeline.utils.die_with_parent"]
     for parent, is_started in ((os.getpid(), True), (1, False)):
         path = tmp_path / str(parent)
         subprocess.run([*leash, str(parent), "/usr/bin/env", "touch", str(path)], check=True)

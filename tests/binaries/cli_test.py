@@ -38,6 +38,9 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "noted":
+        print("note: " + "x" * 100_000, file=sys.stderr, flush=True)
+        print("ran on")
     elif NAME.value == "configurable":
         print_all()
     elif NAME.value == "shown":
@@ -121,6 +124,12 @@ def test_what_is_shown_is_shown_where_it_may_be_lost():
 def test_a_user_error_that_cannot_be_shown_keeps_its_exit_code():
     command = [sys.executable, "-c", PROGRAM, "--root_dir=missing"]
     assert subprocess.run(command, stderr=full_disk(), timeout=60).returncode == 2
+
+
+def test_a_note_that_cannot_be_shown_ends_no_program():
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=noted"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full_disk(), timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, b"ran on\n")
 
 
 def test_closed_streams_change_no_exit_code():

@@ -1,11 +1,13 @@
 """Vectors of environments in this thread, in a thread of their own, and in processes."""
 
+import ctypes
 import faulthandler
 import multiprocessing
 import os
 import pickle
 import random
 import re
+import resource
 import signal
 import sqlite3
 import sys
@@ -340,17 +342,50 @@ def test_a_process_that_uses_tensorflow_without_waiting_is_left_alone(monkeypatc
     vector.close()
 
 
-def test_processes_die_with_their_parent():
+def test_too_few_open_files_for_all_processes_are_named_with_the_fix():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[0] + 20, 256), before[1]))
+    try:
+        with pytest.raises(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        for _ in range(9):
+            os.close(taken.pop())
+        with pytest.raises(
+            UserError, match=r"environment \d of 6 cannot.*raise the limits.*num_envs"
+        ):
+            ProcessVector([PlainEnv] * 6)
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not multiprocessing.active_children()
+
+
+class HoldingEnv(PlainEnv):
+    """Environment whose steps take a minute of C code that keeps Python's lock."""
+
+    def step(self, action):
+        ctypes.PyDLL(None).sleep(60)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [PlainEnv, HoldingEnv])
+def test_processes_die_with_their_parent(env):
     reader, writer = multiprocessing.get_context("fork").Pipe()
 
     def parent():
-        vector = ProcessVector([PlainEnv] * 2)
+        vector = ProcessVector([env] * 2)
+        vector.reset([1, 2])
         writer.send([process.pid for process in vector.processes])
+        vector.step(np.ones(2, np.int64))
         time.sleep(60)
 
     process = multiprocessing.get_context("fork").Process(target=parent)
     process.start()
     ids = reader.recv()
+    time.sleep(0.5)  # the steps have begun
     process.kill()
     process.join()
     deadline = time.monotonic() + 5

@@ -1,6 +1,6 @@
 """Runs a command that ends when the process that started it ends.
 
-    python -m pipeline.benchmarks.die_with_parent PARENT COMMAND ARGUMENT ...
+    python -m pipeline.utils.die_with_parent PARENT COMMAND ARGUMENT ...
 
 PARENT is the process id of the caller. When the caller dies, even by kill -9, Linux also kills the
 command (prctl(2), PR_SET_PDEATHSIG, which is kept across exec). So no training continues in the
@@ -20,7 +20,22 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def command(program: Sequence[str]) -> list[str]:
     """Returns the command that runs `program` so that it ends with the current process."""
-    return [sys.executable, "-m", "pipeline.benchmarks.die_with_parent", str(os.getpid()), *program]
+    return [sys.executable, "-m", "pipeline.utils.die_with_parent", str(os.getpid()), *program]
+
+
+def bind(parent: int) -> bool:
+    """Lets the kernel kill the current process when the thread that has started it ends.
+
+    Args:
+      parent: Process id of the parent.
+
+    Returns:
+      False if the parent has already died, after which the signal would never be sent.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    return os.getppid() == parent
 
 
 def main(parent: int, command: list[str]) -> None:
@@ -28,11 +43,7 @@ def main(parent: int, command: list[str]) -> None:
 
     It returns only if the parent has already died.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-    # If the parent has already died, the signal would never be sent.
-    if os.getppid() == parent:
+    if bind(parent):
         os.execv(command[0], command)
 
 
