@@ -30,6 +30,7 @@ from pipeline.utils.jsonl import read_jsonl
 pytestmark = pytest.mark.crash
 
 NUM_COLLECTORS = 4
+TIMEOUT = 8.0  # distributed_runner.timeout
 NUM_KILLS = 975  # of collectors
 NUM_NODE_KILLS = 25
 
@@ -122,7 +123,7 @@ class Impala(Run):
                 path, plan, "impala",
                 distributed_runner__ray_address=address,
                 distributed_runner__order=order,
-                distributed_runner__timeout=8.0,
+                distributed_runner__timeout=TIMEOUT,
                 distributed_runner__num_collectors=NUM_COLLECTORS,
             )  # fmt: skip
 
@@ -235,6 +236,8 @@ def test_what_freezes_is_replaced(tmp_path, capfd, what):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
     assert run.parts.runner.measurements()["collector_restarts"]
+    # The wait that failed is no usual one, by which Ctrl-C is given time.
+    assert all(place.usual_seconds < TIMEOUT for place in run.parts.runner.watched)
     assert "a new one takes its place" in capfd.readouterr().err
 
 
@@ -327,7 +330,7 @@ def test_a_full_object_store_is_named(tmp_path):
                 run.train()
         finally:
             run.close()
-        assert time.monotonic() - started < 8.0  # the collectors' timeout
+        assert time.monotonic() - started < TIMEOUT
 
 
 # Real collectors.
@@ -373,6 +376,21 @@ def test_a_training_that_loses_collectors_goes_on_and_learns(tmp_path):
     last = read_jsonl(folder / "metrics.jsonl")[-1]
     assert last["collector_restarts"] == 5
     assert RunFolder(folder).read_json("result.json")["evaluation"]["return_mean"] > 100
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number):
+    folder = tmp_path / "run"
+    with ray_cluster(2, 2) as nodes:
+        process = start(folder, nodes.address, "--gin_bindings=train.checkpoint_interval = 0")
+        wait_for(lambda: has_logged(folder, 1_000), 200)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, output
+        wait_for(lambda: not process_ids(ACTOR), 30)
+    assert "the same command resumes" in output
+    *_, newest = sorted((folder / "checkpoints").glob("step-*"))
+    assert int(newest.name.removeprefix("step-")) >= 1_000
 
 
 def test_ctrl_c_ends_a_run_whose_collectors_hang_and_a_killed_learner_leaves_none(tmp_path):
