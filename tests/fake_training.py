@@ -14,7 +14,7 @@ import time
 
 
 def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -> int:
-    """Ends after `seconds`; the seeds in `failing` fail while the file `broken` exists.
+    """Ends when `together` runs have begun; the seeds in `failing` fail while `broken` exists.
 
     With `patience`, it takes half of its steps and waits for SIGTERM, then takes half a second to
     write a checkpoint; started again, it finishes. `quality` is the mean return of the evaluation
@@ -43,12 +43,20 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
         return 2
     if "patience" in fake and not checkpoint.exists():
         return wait_for_signal(root_dir, checkpoint)
-    time.sleep(float(fake.get("seconds", 0)))
+    deadline = time.monotonic() + 20
+    while num_begun(root_dir) < int(fake.get("together", 0)) and time.monotonic() < deadline:
+        time.sleep(0.02)
     log(root_dir, budget)
     finish(root_dir, seed, budget, float(fake.get("quality", 1.5)) * seed)
     with (root_dir.parent / "times.jsonl").open("a") as times:
         times.write(f'["{root_dir.name}", -1, {time.monotonic()}]\n')
     return int(fake.get("exit_code", 0))
+
+
+def num_begun(root_dir: pathlib.Path) -> int:
+    """Returns how many runs of the suite have begun so far."""
+    texts = [path.read_text() for path in root_dir.parent.parent.glob("*/times.jsonl")]
+    return "".join(texts).count(", 1, ")
 
 
 def known(return_mean: float) -> float | None:

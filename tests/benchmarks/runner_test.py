@@ -42,7 +42,7 @@ def test_more_seeds_go_on_with_the_others(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_so_many_run_at_once(tmp_path, workers):
-    run(tmp_path, make_suite(2, "fake.seconds = '0.3'"), workers)
+    run(tmp_path, make_suite(2, f"fake.together = '{workers}'"), workers)
     texts = [path.read_text() for path in tmp_path.glob("tiny/*/times.jsonl")]
     events = [json.loads(line) for line in "".join(texts).splitlines()]
     changes = [change for _, change in sorted((when, change) for _, change, when in events)]
