@@ -147,6 +147,13 @@ def test_conjugate_gradient_solves_as_numpy_does(seed: int, size: int) -> None:
     assert_close(found, np.linalg.solve(as_float64(matrix), as_float64(b)), 1e-3)
 
 
+def test_conjugate_gradient_solves_however_small_the_right_hand_side_is() -> None:
+    matrix = as_float32(np.diag([1.0, 4.0]))
+    b = as_float32([1e-6, 2e-6])
+    found = conjugate_gradient(lambda v: tf.linalg.matvec(matrix, v), tf.constant(b), 9)
+    np.testing.assert_allclose(found, [1e-6, 0.5e-6], rtol=1e-4)
+
+
 def test_conjugate_gradient_of_nothing_is_nothing() -> None:
     assert_same(conjugate_gradient(lambda v: v, tf.zeros(3), 5), np.zeros(3, np.float32))
 

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.resources
 import re
 
@@ -174,3 +175,31 @@ def luminance(colour: str) -> float:
     channels = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_each_agent_is_compared_after_its_own_steps():
+    records = make_games("dqn", {"pong": 1.0})
+    records += make_games("ppo", {"pong": 1.0}, num_env_steps=1_000_000)
+    group = group_of(records)
+    assert [group.common_steps(x) for x in ("dqn", "ppo")] == [2_500_000, 1_000_000]
+
+
+def test_an_agent_s_games_are_not_those_of_an_agent_whose_name_begins_alike():
+    group = group_of(make_games("dqn", {"pong": 1.0}))
+    group = dataclasses.replace(group, not_begun=("dqn3-pong", "dqn-qbert"))
+    assert group.num_environments("dqn") == 2
+
+
+def test_a_middle_ends_where_the_shortest_curve_does():
+    curves = [[[1, 0.0], [1000, 9.0]], [[1, 0.0], [400, 1.0]]]
+    drawn = curves_of([make_record(seed=n, curve=curve) for n, curve in enumerate(curves, 1)])
+    at_400 = (9.0 * 399 / 999 + 1.0) / 2
+    assert f"ends at {at_400:.2f}" in drawn.description
+
+
+def test_the_best_of_several_comparable_scores_is_the_one_shown(monkeypatch):
+    group = group_of([make_record()])
+    score = group.comparable(group.pairs[0])[0]
+    both = [score._replace(peer="A", score=1.0), score._replace(peer="B", score=2.0)]
+    monkeypatch.setattr(published_scores, "published", lambda environment: both)
+    assert "| 2.0" in report_tables.overview(group)

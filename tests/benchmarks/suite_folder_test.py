@@ -47,6 +47,16 @@ def test_another_budget_is_refused(tmp_path):
     assert set(starts(tmp_path).values()) == {1}
 
 
+def test_another_budget_is_refused_from_the_first_seed_that_has_begun_on(tmp_path):
+    with SuiteFolder(tmp_path, "tiny") as folder:
+        runs = plan(make_suite(2), tmp_path)
+        folder.check_settings(runs)
+        runs[0].folder.mkdir(parents=True)
+        (runs[0].folder / "run.json").write_text("{}")  # nothing is recorded
+        with pytest.raises(UserError, match="100 then, 200 now"):
+            folder.check_settings(plan(make_suite(2, budget=200), tmp_path))
+
+
 def test_another_binding_is_refused(tmp_path):
     run(tmp_path, make_suite(), bindings=["create_dqn_agent.discount = 0.5"])
     with pytest.raises(UserError, match="create_dqn_agent.discount: 0.5 then, 0.99 now\n"):

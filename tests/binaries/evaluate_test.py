@@ -287,3 +287,13 @@ def test_run_of_continuous_actions(tmp_path):
     )
     train(str(tmp_path / "run"), 1, "fail", StopSignal())
     assert summary(evaluate(tmp_path / "run", "--num_episodes=3"))["episodes"] == "3"
+
+
+def test_sampled_actions_are_played_where_a_binding_asks_for_them(finished_run):
+    means = [
+        summary(evaluate(finished_run.root_dir, "--num_episodes=20", f"--gin_bindings={binding}"))[
+            "mean"
+        ]
+        for binding in ("Evaluator.greedy = True", "Evaluator.greedy = False")
+    ]
+    assert means[0] != means[1]

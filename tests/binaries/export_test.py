@@ -250,3 +250,16 @@ def test_an_unknown_name_is_answered_with_those_that_there_are():
     )
     ended = run_binary("evaluate")
     assert "--root_dir=runs/NAME, or --pretrained=NAME with one of" in ended.stderr
+
+
+def test_the_checkpoint_that_is_asked_for_is_exported_into_the_run_s_folder(finished_run, tmp_path):
+    root_dir = tmp_path / "run"
+    shutil.copytree(finished_run.root_dir, root_dir)
+    first = min((root_dir / "checkpoints").glob("step-*"))
+    env_steps = int(first.name.split("-")[1].split(".")[0])
+    flags = [f"--root_dir={root_dir}", "--format=run", f"--checkpoint={env_steps}"]
+    before = set(root_dir.iterdir())
+    ended = run_binary("export", *flags)
+    assert ended.returncode == 0, ended.stderr
+    (written,) = set(root_dir.iterdir()) - before
+    assert pipeline.load_policy(written).env_steps == env_steps

@@ -118,6 +118,18 @@ def test_the_threads_are_those_of_the_start(
     assert resumed.differences == ["threads.intra_op: 3 in the checkpoint, 1 here"]
 
 
+def test_threads_that_the_environment_chooses_are_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"threads": {"intra_op": 0}}
+    circumstances(monkeypatch, settings=chosen).save(tmp_path)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "77")
+    resumed = circumstances(monkeypatch, settings=chosen)
+    resumed.restore(tmp_path)
+    (line,) = resumed.differences
+    assert line.startswith("threads.intra_op: ") and line.endswith(" 77 here")
+
+
 def test_the_processor_s_instructions_are_those_that_linux_names() -> None:
     text = pathlib.Path("/proc/cpuinfo").read_text().split()
     found = exactness_module.traits()["processor's instructions"].split()

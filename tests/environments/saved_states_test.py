@@ -128,3 +128,12 @@ def test_what_evaluates_keeps_no_actions():
         play(env, drawn_actions(env, 50))
     assert env.episodes.log.steps == 0
     np.testing.assert_array_equal(env.episodes.log.numbers, 0)
+
+
+def test_a_truncation_at_the_end_of_an_evaluation_is_over_with_it():
+    episodes = build(num_envs=1).episodes
+    for _ in range(2):
+        with episodes.unrecorded(0, 2):
+            episodes.reset()
+            rows = [episodes.step(np.ones(1, np.int32)) for _ in range(2)]
+        assert [int(row[0][0]) for row in rows] == [1, 2]  # MID, LAST

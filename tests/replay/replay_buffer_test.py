@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tf_agents.trajectories import trajectory
 
+from pipeline.replay import columns, size_checks
 from pipeline.replay.replay_buffer import ReplayBuffer
 from pipeline.utils.errors import UserError
 
@@ -349,6 +350,23 @@ def test_user_errors() -> None:
         create(capacity=80.0)  # a macro can bind this
     with pytest.raises(RuntimeError, match="capacity"):
         create()
+
+
+def test_a_buffer_takes_less_than_the_memory_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size_checks, "available_memory", lambda: 10_000)
+    with pytest.raises(UserError, match="Lower ReplayBuffer.capacity below"):
+        create(4, capacity=100)  # rows of more than 1,296 bytes each
+
+
+def test_bad_rows_of_every_stream_are_found() -> None:
+    spec = [tf.TensorSpec([], tf.float32)]
+    column = columns.create_column(spec[0], 10)
+    values = tf.constant([0.0] * 6 + [np.nan] + [0.0] * 3)
+    columns.scatter(column, tf.range(10, dtype=tf.int64), values)
+    # Two rows of the first stream, and one or two of the second, which begins at row 5.
+    bad = ["0 of the rows collected"]
+    assert columns.bad_columns(spec, [column], np.array([2, 2]), stride=5) == bad
+    assert columns.bad_columns(spec, [column], np.array([2, 1]), stride=5) == []
 
 
 def test_colour_images_are_not_taken_for_stacks() -> None:

@@ -1,5 +1,6 @@
 """Search files, distributions and suggestions."""
 
+import numpy as np
 import pytest
 from tiny_searches import make_search
 
@@ -107,3 +108,10 @@ def test_rounding_leaves_many_values(low, high):
     values = [search.suggest(number, [])["fake.quality"] for number in range(30)]
     assert len(set(values)) > 25
     assert all(low <= value <= high and len(repr(value)) < 12 for value in values)
+
+
+@pytest.mark.parametrize("kind", ["log_uniform", "log_int"])
+def test_every_order_of_magnitude_is_equally_likely(kind):
+    search = make_search(parameters={"fake.quality": (kind, 1, 10_000)})
+    values = [search.suggest(number, [])["fake.quality"] for number in range(100)]
+    assert 30 < np.median(values) < 300

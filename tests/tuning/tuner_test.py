@@ -257,13 +257,52 @@ def test_the_report_names_the_best_and_what_was_saved(uninterrupted):
     assert bound["train.num_env_steps"] == 20_000
 
 
-def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
-    returns = [((1.0,), (2.0,)), ((3.0,),), ((2.0,),), ((4.0,),), ((5.0,),), ()]
-    with SearchFolder(tmp_path, make_search(rungs=(10,))) as folder:
+def put(path, search, returns, errors=()):
+    """Writes the records of trials with these returns; those in `errors` have failed."""
+    with SearchFolder(path, search) as folder:
         folder.check_settings({})
         for number, of_trial in enumerate(returns):
-            parameters = {"fake.quality": 0.5, "fake.other": 1}
-            folder.put(Trial(number, parameters, of_trial))
+            parameters = {"fake.quality": number / 10, "fake.other": 1 + 7 * number % 10}
+            error = "the loss is NaN" if number in errors else None
+            folder.put(Trial(number, parameters, of_trial, error))
+
+
+def test_parameters_of_the_best_override_the_bindings_of_the_search(tmp_path):
+    search = make_search(rungs=(10,), bindings=("fake.quality = 7.0",))
+    put(tmp_path, search, [((1.0,), (2.0,)), ((3.0,), (4.0,))])
+    *_, path = write(tmp_path)
+    statements = configuration.read([str(path)], [])
+    bound = {x.name: x.value for x in statements if isinstance(x, Binding)}
+    assert bound["fake.quality"] == 0.1
+
+
+def test_trials_are_listed_from_the_best_to_the_failed_and_counted_if_their_value_is_known(
+    tmp_path,
+):
+    returns = [((1.0,),), ((9.0,), (2.0,)), ((3.0,), (4.0,)), (), ((8.0,), (8.0,))]
+    put(tmp_path, make_search(rungs=(10,)), returns, errors=(4,))
+    text = write(tmp_path)[0].read_text()
+    listed = re.findall(r"^\| (\d) \| [a-z0-9 ]+ \|", text, re.MULTILINE)
+    assert listed == ["2", "1", "0", "3", "4"]
+    assert "The best of 4 trials is trial 2" in text
+
+
+def test_the_first_evaluation_at_a_rung_counts_however_far_the_run_has_gone(tmp_path):
+    assert run(tmp_path, PATIENT, 1).is_over
+    path = tmp_path / "trials.jsonl"
+    records = path.read_text()
+    lines = [json.loads(line) | {"returns": []} for line in records.splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (log,) = tmp_path.glob("tiny/*/*/eval.jsonl")
+    with log.open("a") as file:
+        file.write(json.dumps({"env_steps": 15_000, "return_mean": 7.0}) + "\n")
+    assert run(tmp_path, PATIENT, 1).is_over
+    assert path.read_text() == records
+
+
+def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
+    returns = [((1.0,), (2.0,)), ((3.0,),), ((2.0,),), ((4.0,),), ((5.0,),), ()]
+    put(tmp_path, make_search(rungs=(10,)), returns)
     text = write(tmp_path)[0].read_text()
     states = re.findall(r"^\| (\d) \| ([a-z0-9 ]+) \|", text, re.MULTILINE)
     assert dict(states) == {
