@@ -41,9 +41,20 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
     def guarded_main(argv: Sequence[str]) -> int | None:
         try:
+            os.getcwd()
+        except FileNotFoundError:
+            _fail("the working folder was deleted: change to another one.")
+        try:
             code = main(argv)
             sys.stdout.flush()
             return code
+        except ModuleNotFoundError as error:
+            if not error.name or error.name.startswith("pipeline"):
+                raise
+            _fail(
+                f"{error.name} is not installed in {sys.executable}. Install this package again "
+                "with everything in requirements.txt."
+            )
         except errors.UserError as error:
             _fail(configuration.explain_call_error(error) or str(error), error.exit_code)
         except KeyboardInterrupt:

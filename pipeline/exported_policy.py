@@ -18,7 +18,7 @@ from pipeline.checkpointing.saveables import Variables
 from pipeline.environments import specs
 from pipeline.runs.saved_run import NETWORKS, SavedRun
 from pipeline.saved_policy import SavedPolicy, load_policy, restore_agent
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.files import write_json, write_text
 
 _OUTPUT = "action"
@@ -84,7 +84,11 @@ def write_saved_model(policy: ExportedPolicy, path: pathlib.Path) -> None:
     try:
         tf.saved_model.save(policy, str(path), signatures=policy.act)
     except tf.errors.OpError as error:
-        raise UserError(f"the policy cannot be written: {error.message}") from error
+        is_full = isinstance(error, tf.errors.ResourceExhaustedError)
+        # The message begins with names of operations and ends with that of the operation.
+        reason = error.message.rpartition("; ")[2].partition(" [Op:")[0]
+        kind = WriteError if is_full else UserError
+        raise kind(f"the policy cannot be written: {reason}") from error
 
 
 def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
@@ -93,7 +97,7 @@ def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
     Raises:
       UserError: If an operation of the policy cannot be converted.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         write_saved_model(policy, pathlib.Path(folder))
         with _converting("tflite"):
             content = tf.lite.TFLiteConverter.from_saved_model(folder).convert()

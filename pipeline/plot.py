@@ -10,6 +10,7 @@ from __future__ import annotations
 import pathlib
 import re
 import shlex
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ import numpy as np
 from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from pipeline import cli
 from pipeline.benchmarks.formatting import short
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import errors, jsonl
-from pipeline.utils.files import replacing
+from pipeline.utils.files import error_kind, replacing
 
 _SEED = re.compile(r"((?<=.)[_-]|^)seed[_-]?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
@@ -142,23 +144,28 @@ def draw(runs: Sequence[Run]) -> Figure:
     groups: dict[pathlib.Path, list[Run]] = {}
     for run_ in runs:
         groups.setdefault(run_.group, []).append(run_)
-    for index, (folder, members) in enumerate(groups.items()):
+    lines = [
         _draw_group(axes, folder.name, members, color=f"C{index}")
+        for index, (folder, members) in enumerate(groups.items())
+    ]
     axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
     _decorate(axes, runs[0].x, runs[0].y)
+    # By itself, Matplotlib would leave out labels that begin with an underscore.
+    axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False)
     return figure
 
 
-def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> None:
+def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Line2D:
+    """Draws the runs of a group, and returns the line that the legend shows."""
     if len(members) == 1:
         (member,) = members
-        axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(member.name))
+        (line,) = axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(member.name))
         evaluations = member.evaluations
     else:
         for member in members:
             axes.plot(*member.curve.T, color=color, linewidth=0.8, alpha=0.4)
         label = f"{_plain(name)} (mean of {len(members)} runs)"
-        axes.plot(*_mean_curve(members).T, color=color, linewidth=2.2, label=label)
+        (line,) = axes.plot(*_mean_curve(members).T, color=color, linewidth=2.2, label=label)
         evaluations = _mean_evaluations(members)
     if len(evaluations):
         steps, means, deviations = evaluations.T
@@ -170,6 +177,7 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> No
             elinewidth=0.8,
             capsize=2,
         )
+    return line
 
 
 def _mean_curve(members: Sequence[Run]) -> np.ndarray:
@@ -209,7 +217,6 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
 
 
 def main(_: Sequence[str]) -> None:
@@ -223,10 +230,12 @@ def main(_: Sequence[str]) -> None:
         raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(output) as temporary:
+        with replacing(output) as temporary, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # boxes replace them
             figure.savefig(temporary)
     except OSError as error:
-        raise errors.UserError(f"cannot write --output={output}: {error}") from error
+        reason = error.strerror or error
+        raise error_kind(error)(f"cannot write --output={output}: {reason}") from error
     with cli.expendable_output():
         print(f"wrote {output}")
 

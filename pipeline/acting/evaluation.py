@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import replacing
+from pipeline.utils.files import error_kind, replacing
 
 T = TypeVar("T")
 
@@ -336,7 +337,7 @@ def record_video(
             elif environment.episodes.own_returns:
                 _, episode_return = environment.episodes.own_returns[-1]
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error}") from error
+        raise error_kind(error)(f"cannot write {path}: {error.strerror or error}") from error
     return episode_return
 
 
@@ -386,7 +387,8 @@ def _check_video(path: pathlib.Path, num_frames: int) -> None:
     except RuntimeError:  # It is no video.
         written = 0
     if written != num_frames:
-        raise OSError(f"only {written} of {num_frames} frames were written; is the disk full?")
+        reason = f"only {written} of {num_frames} frames were written; is the disk full?"
+        raise OSError(errno.ENOSPC, reason)
 
 
 def _even(frame: np.ndarray) -> np.ndarray:

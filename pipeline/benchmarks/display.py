@@ -26,6 +26,7 @@ class Display:
         """
         # Check the file itself, because rich takes a pipe for a terminal if FORCE_COLOR is set.
         self._console = Console(force_terminal=sys.stdout.isatty())
+        self._has_bar = self._console.is_terminal and not self._console.is_dumb_terminal
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -33,7 +34,7 @@ class Display:
             progress.TextColumn("{task.fields[counts]}"),
             progress.TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bar,
             speed_estimate_period=_SPEED_SECONDS,
         )
         self._title = title
@@ -64,6 +65,6 @@ class Display:
         self._shown_at = now
         done, total, text = state()
         self._progress.update(self._task, completed=done, total=total, counts=text)
-        if not self._console.is_terminal and now - self._printed_at >= _PLAIN_SECONDS:
+        if not self._has_bar and now - self._printed_at >= _PLAIN_SECONDS:
             self._printed_at = now
             self.message(f"{self._title}: {text}, {100 * done // total}% of {total:,} steps")

@@ -263,6 +263,11 @@ def _parse(source: Source) -> list[Any]:
         line = text[: text.index("\0")].count("\n") + 1
         raise UserError(f"{source.at(line)}: remove the null character.")
     try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[: error.start].count("\n") + 1
+        raise UserError(f"{source.at(line)}: it is not UTF-8.") from None
+    try:
         return list(config_parser.ConfigParser(text, _Inert()))
     except SyntaxError as error:  # gin's errors hold a Location, the tokenizer's a similar tuple.
         line = error.args[1][1] if len(error.args) > 1 else 1

@@ -248,8 +248,9 @@ def _serve(
     random.seed(seed)
     asked = [0]  # A list, because the watching thread reads the number of the current message.
     threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
-    # A SIGTERM to a group of processes stops the run only when its parent has written a checkpoint.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # A signal to a group of processes stops the run only when its parent has written a checkpoint.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     # Children of the environment end at a SIGTERM as usual, also at one that arrives at once.
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),

@@ -88,7 +88,9 @@ class GraphCalls:
         if not self._seconds:
             return {}
         seconds = self._seconds * self._at_once
-        collect = min((float(state.collect_seconds) - self._collect_seconds) / seconds, 1.0)
+        # Graphs read the machine's clock, which may be set back.
+        collect = max((float(state.collect_seconds) - self._collect_seconds) / seconds, 0.0)
+        collect = min(collect, 1.0)
         environment = min(self._environment_seconds / seconds, collect)
         return {
             "environment_share": environment,

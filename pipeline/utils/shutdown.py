@@ -1,14 +1,19 @@
-"""Stops a run on Ctrl-C and SIGTERM, even while the main thread is inside a graph call.
+"""Stops a run on Ctrl-C, SIGTERM and SIGHUP, even while the main thread is inside a graph call.
+
+SIGHUP says that the terminal was closed. It is ignored if the program was started with nohup.
 
 Exit codes of the binaries: a run that stops cleanly after the first signal returns
-`128 + stop.signal` (130 for Ctrl-C, 143 for SIGTERM), as a shell reports a process that the signal
-ended. A process that a second signal ends at once returns 128 plus the number of that signal. A run
-that reaches its end returns 0, even if a signal arrived when there was nothing left to stop.
+`128 + stop.signal` (130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP), as a shell reports a process
+that the signal ended. A process that a second signal ends at once returns 128 plus the number of
+that signal. A run that reaches its end returns 0, even if a signal arrived when there was nothing
+left to stop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,7 +22,7 @@ import time
 import types
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # `timeout` sends its signal to the process and then to its group, and a terminal's Ctrl-C reaches
 # forked children too. Within this many seconds of the first signal, another is only an echo of it.
 ECHO_SECONDS = 0.3
@@ -31,16 +36,18 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Makes the first SIGINT or SIGTERM inside of its context only set a flag.
+    """Makes the first SIGINT, SIGTERM or SIGHUP inside of its context only set a flag.
 
-    A second signal ends the process at once, without any cleanup. Python runs its signal handlers
+    A second signal ends the process at once, without any cleanup, unless it is SIGHUP, which the
+    shell and the kernel both send when a terminal is closed. Python runs its signal handlers
     only when the main thread returns to bytecode, which may take seconds. Therefore the number of a
     signal is also written to a socket (`signal.set_wakeup_fd`), and a thread reads it there. The
     thread needs the GIL, which TensorFlow and NumPy release during long calls.
 
     On exit, the previous handlers and file descriptor are restored. Only the main thread may set
     handlers: in another thread, the object installs nothing and `requested` stays False. A forked
-    child process ignores Ctrl-C, which the terminal also sends to it, but SIGTERM ends it.
+    child process ignores Ctrl-C and SIGHUP, which the terminal also sends to it, but SIGTERM ends
+    it.
 
     Attributes:
       requested: True if a signal has arrived. Poll it between graph calls, because no
@@ -72,6 +79,8 @@ class StopSignal:
         self._writer.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # as nohup asks for
             self._previous[number] = signal.signal(number, _wake_up)
             # Restart system calls, because C libraries may not expect them to be interrupted.
             signal.siginterrupt(number, False)
@@ -112,7 +121,7 @@ class StopSignal:
             self.signal = number
             self.requested = True
             self._announcer.start()
-        elif time.monotonic() - self._since > ECHO_SECONDS:
+        elif number != signal.SIGHUP and time.monotonic() - self._since > ECHO_SECONDS:
             exit_at_once(128 + number)
 
 
@@ -127,8 +136,10 @@ def _announce(message: str) -> None:
 def exit_at_once(code: int) -> None:
     """Ends the process without any cleanup, but leaves the terminal usable."""
     stdout = sys.__stdout__
-    if stdout is not None and stdout.isatty():
-        os.write(stdout.fileno(), b"\x1b[?25h\n")  # A live display has hidden the cursor.
+    # A terminal that takes no output, such as that of a frozen connection, must not delay the end.
+    if stdout is not None and stdout.isatty() and select.select([], [stdout], [], 0)[1]:
+        with contextlib.suppress(OSError):
+            os.write(stdout.fileno(), b"\x1b[?25h\n")  # A live display has hidden the cursor.
     os._exit(code)
 
 
@@ -140,6 +151,7 @@ def _leave_to_parent() -> None:
     if _active is not None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -1,6 +1,8 @@
+import io
 import json
 
 import pytest
+from rich.console import Console
 from tiny_benchmarks import (
     PATIENCE,
     is_alive,
@@ -152,3 +154,13 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
     assert lines[1] == "tiny: 0 finished, 2 running, 0 failed, 2 left, 0% of 400 steps"
     # Two of the four runs have taken 50 of their 100 steps.
     assert "tiny: 0 finished, 2 running, 0 failed, 2 left, 25% of 400 steps" in lines
+
+
+def test_a_terminal_without_a_live_line_gets_plain_lines(monkeypatch):
+    written = io.StringIO()
+    terminal = Console(force_terminal=True, file=written, _environ={"TERM": "dumb"})
+    monkeypatch.setattr(display, "Console", lambda **kwargs: terminal)
+    monkeypatch.setattr(display, "_PLAIN_SECONDS", 0.0)
+    with display.Display("tiny") as shown:
+        shown.show(lambda: (30, 100, "1 running"))
+        assert "tiny: 1 running, 30% of 100 steps" in written.getvalue()

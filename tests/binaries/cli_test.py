@@ -38,6 +38,8 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "missing module":
+        import not_installed
     elif NAME.value == "noted":
         print("note: " + "x" * 100_000, file=sys.stderr, flush=True)
         print("ran on")
@@ -169,6 +171,19 @@ def test_a_current_folder_that_was_deleted_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert cli.python_command() == sys.executable
+
+
+def test_a_module_that_is_not_installed_is_named() -> None:
+    message = f"not_installed is not installed in {sys.executable}. Install this package again "
+    assert_fails(["--root_dir=missing module"], message + "with everything in requirements.txt.")
+
+
+def test_a_working_folder_that_was_deleted_is_told(tmp_path) -> None:
+    deleted = f"os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); cli.run(main)"
+    command = [sys.executable, "-c", PROGRAM.replace("cli.run(main)", deleted), "--root_dir=x"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the working folder was deleted: change to another one.\n"
 
 
 def test_user_error_is_its_message() -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from typing import Any
 
 import gymnasium
@@ -29,7 +30,7 @@ from pipeline.ops.normalizers import RunningMoments
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.saved_policy import RestoredAgent, policy_of
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, WriteError
 
 SPACES = {
     "dqn": (Box(-1, 1, (3,), np.float32), Discrete(4, start=2)),
@@ -263,3 +264,17 @@ def test_the_checkpoint_that_is_asked_for_is_exported_into_the_run_s_folder(fini
     assert ended.returncode == 0, ended.stderr
     (written,) = set(root_dir.iterdir()) - before
     assert pipeline.load_policy(written).env_steps == env_steps
+
+
+def test_a_full_disk_is_named_without_tensorflow_s_operations(monkeypatch, tmp_path):
+    def full(*args, **kwargs):
+        raise tf.errors.ResourceExhaustedError(
+            None,
+            None,
+            "{{function_node x/device:CPU:0}} /disk/part; No space left on device [Op:Save]",
+        )
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    policy: Any = types.SimpleNamespace(act=None)
+    with pytest.raises(WriteError, match="^the policy cannot be written: No space left on device$"):
+        write_saved_model(policy, tmp_path)

@@ -262,3 +262,14 @@ def test_binary_names_the_mistake(
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"error: {message}".format(run=tmp_path / "a"))
     assert "Traceback" not in ended.stderr
+
+
+def test_every_run_is_in_the_legend_and_no_name_is_warned_of(tmp_path, monkeypatch, recwarn):
+    names = ["_hidden", "日本", "plain"]
+    figure = plot.draw([make_run(tmp_path / name, {0: 1.0, 9: 2.0}) for name in names])
+    assert legend(figure) == names
+    ended = run_binary(
+        "plot", f"--root_dir={tmp_path / names[1]}", f"--output={tmp_path / 'curve.png'}"
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not recwarn.list

@@ -673,3 +673,8 @@ def test_a_user_error_loses_what_gin_added():
 
 def test_other_errors_are_not_explained_away():
     assert configuration.explain_call_error(RuntimeError("out of memory")) is None
+
+
+def test_a_binding_that_is_not_utf_8_is_named():
+    with pytest.raises(UserError, match="--gin_bindings.* it is not UTF-8"):
+        configuration.read([], ["train.num_env_steps = 1", "create_dqn_agent.x = '\udce4'"])

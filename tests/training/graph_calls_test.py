@@ -55,6 +55,23 @@ def test_shares_of_environments_that_step_during_updates_add_up_to_one():
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_shares_are_possible_when_the_clock_is_set(hours):
+    """Graphs read the time of day."""
+    environment: Any = SimpleNamespace(seconds=0.0)
+    calls = GraphCalls(SimpleNamespace(collect_steps=1, at_once=1), environment)  # type: ignore[arg-type]
+
+    def chunk(state, max_iterations, until):
+        time.sleep(0.02)
+        environment.seconds += 0.005
+        return state_at(1, 3600.0 * hours)
+
+    calls.restart_timing(state_at(0, 0.0))
+    shares = calls.shares(calls.run(chunk, state_at(0, 0.0), 100))
+    assert all(0 <= share <= 1 for share in shares.values())
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
 def test_the_time_of_collecting_ends_before_the_updates_begin(tmp_path):
     """On one thread, TensorFlow makes all that is ready before it reads a clock."""
     run = Run(

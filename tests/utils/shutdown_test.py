@@ -66,6 +66,8 @@ def start(program: str, *command: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests may run without a terminal, where SIGHUP is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -87,7 +89,45 @@ def test_first_signal_lets_the_program_finish(number: signal.Signals) -> None:
     assert stderr == shutdown.MESSAGE + "\n"
 
 
-@pytest.mark.parametrize("number", shutdown.SIGNALS)
+def test_nohup_lets_a_program_go_on() -> None:
+    process = start(POLLING, "nohup")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=10)[0] == "saved\n"
+    assert process.returncode == 143
+
+
+def test_the_end_of_a_terminal_is_no_second_signal_however_often_it_is_told() -> None:
+    process = start(IN_C)
+    for _ in range(2):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.6)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_second_signal_is_not_kept_waiting_by_a_frozen_terminal() -> None:
+    fill = "import os\nother = os.open(os.ttyname(1), os.O_WRONLY | os.O_NONBLOCK)\n"
+    fill += "try:\n    while True: os.write(other, b'x' * 4096)\nexcept BlockingIOError: pass\n"
+    program = IN_C.replace(
+        'print("ready", flush=True)', f"exec({fill!r})\n    os.write(2, b'ready')"
+    )
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.read(5) == b"ready"
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_second_signal_ends_a_program_inside_c_code(number: signal.Signals) -> None:
     process = start(IN_C)
     process.send_signal(signal.SIGINT)
