@@ -41,15 +41,11 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
     def guarded_main(argv: Sequence[str]) -> int | None:
         try:
-            os.getcwd()
-        except FileNotFoundError:
-            _fail("the working folder was deleted: change to another one.")
-        try:
             code = main(argv)
             sys.stdout.flush()
             return code
         except ModuleNotFoundError as error:
-            if not error.name or error.name.startswith("pipeline"):
+            if not error.name or error.name.partition(".")[0] == "pipeline":
                 raise
             _fail(
                 f"{error.name} is not installed in {sys.executable}. Install this package again "
@@ -61,6 +57,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             return 128 + signal.SIGINT
         except Exception as error:
             message = configuration.explain_call_error(error)
+            if message is None and not _has_working_folder():
+                message = "the working folder was deleted: change to another one."
             if message is None:
                 raise
             _fail(message)
@@ -83,6 +81,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             sys.exit(128 + signal.SIGPIPE)
         _fail(f"cannot write to standard output: {error.error.strerror}", errors.RETRY_CODE)
     raise AssertionError("app.run does not return")
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _open_streams() -> None:

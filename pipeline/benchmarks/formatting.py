@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -48,8 +47,8 @@ def published(score: Published) -> str:
 
 def _format_of(score: Published) -> str:
     """Returns the format of a published score, with no more decimals than were published."""
-    of_size = progress.score_format(max(score.score, score.spread or 0.0, key=abs))
-    return f"z,.{min(int(of_size[-2]), score.decimals)}f"
+    of_size = progress.score_decimals(max(score.score, score.spread or 0.0, key=abs))
+    return f"z,.{min(of_size, score.decimals)}f"
 
 
 def verdict(ours: Estimate, theirs: Published) -> str:
@@ -79,8 +78,9 @@ def middle(values: np.ndarray, show: Callable[[float], str] = "{:,.0f}".format) 
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration as hours, minutes and seconds: "0:00:56", "1 day, 2:03:04"."""
-    return str(datetime.timedelta(seconds=round(seconds)))
+    """Formats a duration as hours, minutes and seconds: "0:00:56", "26:03:04"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def steps(env_steps: int, is_atari: bool) -> str:

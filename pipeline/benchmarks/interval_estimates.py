@@ -54,13 +54,20 @@ def mean(*tasks: np.ndarray) -> np.ndarray:
 def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
     """Computes the mean of the middle half of all runs of all tasks: [..., n] each to [...].
 
-    Of n runs, the lowest floor(n / 4) and the highest floor(n / 4) are left out. For up to three
-    runs this is the mean. The runs of tasks that have fewer are repeated, so that all tasks have
-    the same weight.
+    Of n runs, the lowest floor(n / 4) and the highest floor(n / 4) are left out. For one task of up
+    to three runs this is the mean. If tasks have different numbers of runs, their runs count as if
+    they were repeated until all tasks have equally many.
     """
-    size = _common_size(tasks)
-    equal = [np.repeat(runs, size // np.shape(runs)[-1], axis=-1) for runs in tasks]
-    return scipy.stats.trim_mean(np.concatenate(equal, axis=-1), 0.25, axis=-1)
+    sizes = [np.shape(runs)[-1] for runs in tasks]
+    n = math.lcm(*sizes) * len(sizes)
+    cut = n // 4 / n
+    pooled = np.concatenate(tasks, axis=-1)
+    order = np.argsort(pooled, axis=-1)
+    weights = np.repeat(1 / (np.array(sizes) * len(sizes)), sizes)[order]
+    ends = np.cumsum(weights, axis=-1)
+    kept = np.maximum(np.minimum(ends, 1 - cut) - np.maximum(ends - weights, cut), 0.0)
+    values = np.take_along_axis(pooled, order, axis=-1)
+    return np.sum(values * kept, axis=-1) / np.sum(kept, axis=-1)
 
 
 def median_of_means(*tasks: np.ndarray) -> np.ndarray:
@@ -158,23 +165,17 @@ def _estimate(tasks: Tasks, statistic: Statistic, num_resamples: int) -> Estimat
     point, n, fewest = statistic(*arrays), sum(sizes), min(sizes)
     if fewest == 1:
         return Estimate(point, point, point, n, fewest)
-    most_values = arrays[0].size // sizes[0] * len(arrays) * _common_size(arrays)
     interval = scipy.stats.bootstrap(
         arrays,
         lambda *samples, axis: statistic(*samples),  # the axis is always the last
         n_resamples=num_resamples,
-        batch=max(1, _BATCH_VALUES // most_values),
+        batch=max(1, _BATCH_VALUES // sum(runs.size for runs in arrays)),
         vectorized=True,
         axis=-1,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
     return Estimate(point, interval.low, interval.high, n, fewest)
-
-
-def _common_size(tasks: Sequence[np.ndarray]) -> int:
-    """Returns the lowest number to which the runs of every task can be repeated."""
-    return math.lcm(*(np.shape(runs)[-1] for runs in tasks))
 
 
 def _checked(runs: npt.ArrayLike) -> np.ndarray:

@@ -44,7 +44,8 @@ class Published(NamedTuple):
       environment: A gymnasium id or a game, as published: "LunarLander-v2", "pong".
       env_steps: Environment steps of training. In Atari this is a quarter of the frames.
       score: Mean over the runs of a run's mean return.
-      decimals: Number of decimals of the score and the spread; at least 1.
+      decimals: Number of decimals of the score and the spread; at least 1, because the data files
+        leave out ".0".
       spread: Standard deviation over the runs. None if it is unknown, or if there is one run.
       num_runs: Number of runs. None if it is unknown.
       protocol: Description of how the score was taken. Equal texts mean equal protocols.

@@ -166,8 +166,8 @@ class RayTrainProcess:
         except ActorUnavailableError:
             pass  # The node may answer again; the errors below are final.
         except (RayActorError, ActorUnschedulableError) as error:
-            self._end(-signal.SIGKILL, f"node {self._node_name} was lost")
             self.is_lost = not getattr(error, "actor_init_failed", False)
+            self._end(-signal.SIGKILL if self.is_lost else 1, f"node {self._node_name} was lost")
             if not self.is_lost:
                 self._error = f"the process cannot be started on {self._node_name}: {error}"
         except RayTaskError as error:

@@ -425,9 +425,10 @@ def _our_medians(group: Group) -> Iterator[tuple[str, ...]]:
         return published_scores.atari5_median(means)
 
     for algorithm in group.algorithms:
-        steps = group.common_steps(algorithm)
         of_game = {pair.environment: pair for pair in group.of(algorithm=algorithm)}
-        runs = [of_game[game].scores_at(steps) for game in _ATARI5 if game in of_game]
+        pairs = [of_game[game] for game in _ATARI5 if game in of_game]
+        steps = min((pair.num_env_steps for pair in pairs), default=0)
+        runs = [pair.scores_at(steps) for pair in pairs]
         if len(runs) == len(_ATARI5) and all(map(len, runs)):
             shown = _without_runs(interval_estimates.estimate(runs, median), ".1f")
             yield formatting.agent(algorithm), _OURS, formatting.steps(steps, True), shown

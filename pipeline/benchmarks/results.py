@@ -113,7 +113,8 @@ class Group:
       score: "evaluation", "training" or "iteration"; see `records`.
       budgets: Environment steps at which scores are tabulated in addition to the final one.
       pairs: The pairs, by environment, then algorithm.
-      not_begun: Names of the experiments of the suite that were requested and have no record.
+      not_begun: Names of the experiments of the suite, under any protocol, that were requested and
+        have no record.
     """
 
     suite: str
@@ -197,10 +198,10 @@ def groups(records: Sequence[Record], plan: Plan) -> list[Group]:
     """
     budgets = {budget for record in records for budget in record["budgets"]}
     kinds = sorted({(r["suite"], r["protocol"], r["score"]) for r in records})
-    suite_names = {record["suite"] for record in records}
-    missing = tuple(name for suite in suite_names for name in not_begun(suite, records, plan))
+    steps = tuple(sorted(budgets))
     split = [
-        Group(*kind, tuple(sorted(budgets)), _pairs(records, kind, plan), missing) for kind in kinds
+        Group(*kind, steps, _pairs(records, kind, plan), tuple(not_begun(kind[0], records, plan)))
+        for kind in kinds
     ]
     return sorted(split, key=lambda group: group.algorithms)
 

@@ -157,8 +157,9 @@ class TrainProcess(LocalProcess):
 def was_interrupted(process: Process) -> bool:
     """Returns True if a process that has ended without a result can be expected to go on.
 
-    Its machine was lost, or a signal from elsewhere ended it: the kernel's when memory ran out, or
-    an operator's. Exit code 0 counts too, because a shared file system may show a result late.
+    Its machine was lost, or a signal ended it: the kernel's when memory ran out, an operator's, or
+    that of a crash, which may not happen again. Exit code 0 counts too, because a shared file
+    system may show a result late.
     """
     code = process.poll() or 0
     # Shells and `StopSignal` give signals the codes from 129 on.

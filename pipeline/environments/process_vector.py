@@ -83,11 +83,13 @@ class ProcessVector:
         seed = int(np.random.randint(2**32, dtype=np.uint64))
         # The kernel ties a process to the thread that starts it. Other threads may end early.
         is_bound = threading.current_thread() is threading.main_thread()
-        process = _CONTEXT.Process(
-            target=_serve, args=(of_child, make, os.getpid(), is_bound, seed), name="environment"
-        )
-        process.start()
-        of_child.close()
+        with of_child:
+            process = _CONTEXT.Process(
+                target=_serve,
+                args=(of_child, make, os.getpid(), is_bound, seed),
+                name="environment",
+            )
+            process.start()
         self.processes.append(process)
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
@@ -249,8 +251,9 @@ def _serve(
     asked = [0]  # A list, because the watching thread reads the number of the current message.
     threading.Thread(target=_watch, args=[parent, connection, asked], daemon=True).start()
     # A signal to a group of processes stops the run only when its parent has written a checkpoint.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup asks for, and for children too
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # Children of the environment end at a SIGTERM as usual, also at one that arrives at once.
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),

@@ -231,12 +231,17 @@ def score_format(value: float) -> str:
     Scores have no decimals from a thousand on, one from ten on, two from one on, and three below
     one, because many environments give returns in [0, 1]. A zero has no sign ("z").
     """
+    return f"z,.{score_decimals(value)}f"
+
+
+def score_decimals(value: float) -> int:
+    """Returns the number of decimals of a score; see `score_format`."""
     size = abs(value)
     if size >= 1000:
-        return "z,.0f"
+        return 0
     if size >= 10:
-        return "z,.1f"
-    return "z,.2f" if size >= 1 else "z,.3f"
+        return 1
+    return 2 if size >= 1 else 3
 
 
 def duration(seconds: float) -> str:

@@ -60,11 +60,14 @@ def _check_address(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     if os.environ.get("RAY_USE_TLS", "0") != "0":  # Ray takes its certificates to connect
         return
-    with grpc.insecure_channel(place) as channel:
+    options = [("grpc.enable_http_proxy", 0)]  # as Ray does
+    with grpc.insecure_channel(place, options) as channel:
         try:
             grpc.channel_ready_future(channel).result(_CONNECT_SECONDS)
         except grpc.FutureTimeoutError as error:
-            raise OSError("a program listens at this port, but it is not Ray") from error
+            raise OSError(
+                f"what listens there has not answered as Ray does for {_CONNECT_SECONDS:g} s"
+            ) from error
 
 
 def last_line(error: Exception) -> str:

@@ -287,7 +287,7 @@ def test_another_program_at_the_address(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_connection, "_CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"--ray_address={address}.*it is not Ray"):
+        with pytest.raises(UserError, match=f"--ray_address={address}.*not answered as Ray does"):
             run(address, tmp_path, make_suite(1))
     assert not ray.is_initialized()
 

@@ -109,6 +109,8 @@ def test_the_interquartile_mean_weighs_all_tasks_alike():
     ten_of_first = [np.full(10, 1.15), *one_each[1:]]
     assert ours.interquartile_mean(*ten_of_first) == pytest.approx((0.045 + 0.018) / 2)
     assert ours.interquartile_mean(*one_each) == pytest.approx((0.045 + 0.018) / 2)
+    unequal = [np.array([10.0]), np.array([0.0, 1.0])]  # as [10, 10] and [0, 1]
+    assert ours.interquartile_mean(*unequal) == pytest.approx((1 + 10) / 2)
     profile = ours.estimate_profile(ten_of_first, np.array([0.04]))
     assert profile.point == pytest.approx(0.5)
 

@@ -38,6 +38,8 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "relative":
+        os.path.abspath("x")
     elif NAME.value == "missing module":
         import not_installed
     elif NAME.value == "noted":
@@ -180,7 +182,12 @@ def test_a_module_that_is_not_installed_is_named() -> None:
 
 def test_a_working_folder_that_was_deleted_is_told(tmp_path) -> None:
     deleted = f"os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); cli.run(main)"
-    command = [sys.executable, "-c", PROGRAM.replace("cli.run(main)", deleted), "--root_dir=x"]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM.replace("cli.run(main)", deleted),
+        "--root_dir=relative",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr == "error: the working folder was deleted: change to another one.\n"
