@@ -22,8 +22,6 @@ PYTHONS := python3 $(NEWEST_FIRST)
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# One more than the cores of a small machine, because tests wait for a quarter of their time.
-TEST_PROCESSES ?= 3
 # Without bytecode, each of the hundreds of processes that tests start would compile this package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -49,7 +47,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x
 

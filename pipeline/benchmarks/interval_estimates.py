@@ -59,13 +59,14 @@ def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
     they were repeated until all tasks have equally many.
     """
     sizes = [np.shape(runs)[-1] for runs in tasks]
-    n = math.lcm(*sizes) * len(sizes)
-    cut = n // 4 / n
+    most = math.lcm(*sizes)
+    n = most * len(sizes)
     pooled = np.concatenate(tasks, axis=-1)
     order = np.argsort(pooled, axis=-1)
-    weights = np.repeat(1 / (np.array(sizes) * len(sizes)), sizes)[order]
-    ends = np.cumsum(weights, axis=-1)
-    kept = np.maximum(np.minimum(ends, 1 - cut) - np.maximum(ends - weights, cut), 0.0)
+    repeats = np.repeat([most // size for size in sizes], sizes)[order]
+    ends = np.cumsum(repeats, axis=-1)
+    kept = np.minimum(ends, n - n // 4) - np.maximum(ends - repeats, n // 4)
+    kept = np.maximum(kept, 0)
     values = np.take_along_axis(pooled, order, axis=-1)
     return np.sum(values * kept, axis=-1) / np.sum(kept, axis=-1)
 

@@ -18,6 +18,7 @@ from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
 
 from pipeline import configuration
+from pipeline.acting.evaluation import summarize
 from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.training import graph_calls, host_loop
 from pipeline.utils import retry
@@ -171,11 +172,10 @@ def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_pa
 
 def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, monkeypatch):
     run = Run(tmp_path / "run", PLAN._replace(eval_interval=100))
-    means = iter([0.0, -5.0, -7.0, -6.0, -6.0])
+    returns = iter([[], [-5.0], [-7.0], [-6.0], [-6.0]])
 
     def evaluate(num_episodes, index, on_progress):
-        mean = next(means)
-        return {"return_mean": mean, "returns": [mean] if mean else []}
+        return summarize(next(returns))
 
     monkeypatch.setattr(run.parts.evaluator, "run", evaluate)
     run.train()
