@@ -14,7 +14,7 @@ from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess, was_interrupted
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import duration, score_text
@@ -144,22 +144,15 @@ class _Runner:
         for process in [x for x in self._running if x.poll() is not None]:
             self._running.remove(process)
             record = self._end_of(process.run)
-            if record is None and self._goes_on(process):
+            if record is None and self._losses.goes_on(process):
                 self._waiting.append(process.run)
             else:
-                record = record or records.failed(process.run, self._error(process))
+                record = record or records.failed(process.run, self._losses.error(process))
                 self._note(process.run, record, process.seconds)
         for _ in range(len(self._waiting)):
             if len(self._running) >= self._workers or self._stop.requested:
                 break
             self._start_next()
-
-    def _error(self, process: Process) -> str:
-        error = process.error()
-        return f"{error}\n{self._losses.reason(process.run)}" if was_interrupted(process) else error
-
-    def _goes_on(self, process: Process) -> bool:
-        return process.was_stopped() or (was_interrupted(process) and self._losses.count(process))
 
     def _start_next(self) -> None:
         """Starts the first run that waits; if there is no room for it, puts it at the end."""

@@ -192,6 +192,16 @@ class Losses:
             self._counts[run.folder] = stored.get("losses", 0)
         return self._counts[run.folder]
 
+    def goes_on(self, process: Process) -> bool:
+        """Returns True if the run of a process that has ended without a result is to be resumed.
+
+        An interruption is counted, see `count`.
+
+        Raises:
+          WriteError: If the count cannot be written to the run's folder.
+        """
+        return process.was_stopped() or (was_interrupted(process) and self.count(process))
+
     def count(self, process: Process) -> bool:
         """Counts the loss of a process and announces that its run will be restarted.
 
@@ -213,6 +223,11 @@ class Losses:
         reason = process.error().splitlines()[0]
         self._say(f"{run.name}: {reason}. The run will be restarted from its newest checkpoint.")
         return True
+
+    def error(self, process: Process) -> str:
+        """Returns why a run that does not go on has failed."""
+        error = process.error()
+        return f"{error}\n{self.reason(process.run)}" if was_interrupted(process) else error
 
     def reason(self, run: Run) -> str:
         """Returns a sentence about a run that was lost too often."""

@@ -124,12 +124,13 @@ def told(search: Search, trials: Trials, number: int, num_trials: int) -> list[T
             visible.append(Told(trial.parameters, None, is_complete=False))
             continue
         of_trial = bracket(search, trial.number, num_trials)
-        num_rungs = 1
-        if _is_early(search, of_trial, number, num_trials):
+        if not _is_early(search, of_trial, number, num_trials):
+            num_rungs = 1
+        elif trial.error is not None:
+            num_rungs = 0  # It ranks below all others.
+        else:
             # A search with fewer trials may have trained it longer, in a smaller bracket.
             num_rungs = sum(trial.number in x for x in cohorts(search, trials, of_trial))
-            if trial.error is not None:
-                num_rungs = 0  # ranks below all others
         means = [trial.value(rung) for rung in range(len(trial.returns))][:num_rungs]
         visible.append(Told(trial.parameters, means, len(means) == len(search.ends)))
     return visible

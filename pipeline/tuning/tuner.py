@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess, was_interrupted
+from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import (
     ENDED,
@@ -247,18 +247,13 @@ class _Tuner:
         Raises:
           UserError: If no trial can be trained, or the cause of the failure is not the trial.
         """
-        if process.was_stopped():
+        if self._losses.goes_on(process):
             return ""
-        code, error = process.poll() or 0, process.error()
-        interrupted = was_interrupted(process)
-        if interrupted and self._losses.count(process):
-            return ""
+        code, error = process.poll(), self._losses.error(process)
         if code == USER_ERROR_CODE and not self._folder.has_begun:
             raise UserError(f"the trials cannot be trained:\n{error}")
         if code == RETRY_CODE:
             raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
-        if interrupted:
-            error += f"\n{self._losses.reason(process.run)}"
         return error
 
     def _fail(self, job: Job, error: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a command that ends when the process that started it ends.
+"""Ends a process, or a command, when the process that started it ends.
 
     python -m pipeline.utils.die_with_parent PARENT COMMAND ARGUMENT ...
 
