@@ -188,6 +188,8 @@ def test_a_score_from_far_beyond_a_budget_is_not_its(run):
     assert results.score_of(record, 100_000) == 1.0
     assert results.score_of(record, 101_000) == 2.0
     assert results.score_of(record, 110_000) is None
+    # A little beyond the end of the run is its end.
+    assert results.score_of(record, 1_001_000) == results.score_of(record) == 2.0
 
 
 def test_returns_must_be_finite(run):

@@ -49,6 +49,7 @@ def test_so_many_run_at_once(tmp_path, workers):
     events = [json.loads(line) for line in "".join(texts).splitlines()]
     changes = [change for _, change in sorted((when, change) for _, change, when in events)]
     assert max(sum(changes[: end + 1]) for end in range(len(changes))) == workers
+    assert {record["workers"] for record in recorded(tmp_path).values()} == {workers}
 
 
 def test_a_run_that_nobody_recorded_is_recorded_without_running_again(tmp_path):

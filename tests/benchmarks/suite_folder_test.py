@@ -105,6 +105,15 @@ def test_settings_are_free_until_a_run_has_begun(tmp_path):
     assert run(tmp_path, make_suite()) == (2, [], 0)
 
 
+def test_a_run_that_could_not_be_started_has_not_begun(tmp_path):
+    in_the_way = tmp_path / "tiny" / "dqn-A-v1" / "seed-1.log"
+    in_the_way.mkdir(parents=True)
+    assert len(run(tmp_path, make_suite()).failed) == 1
+    in_the_way.rmdir()
+    only_a = suites.select_experiments(make_suite(budget=200), ["dqn-A-v1"])
+    assert run(tmp_path, only_a) == (1, [], 0)
+
+
 def test_what_was_asked_for_is_noted_before_anything_has_run(tmp_path):
     assert read_plan(tmp_path, "tiny") == {}
     with SuiteFolder(tmp_path, "tiny") as folder:

@@ -70,12 +70,12 @@ def test_single_run_is_its_curve_and_its_evaluations(tmp_path: pathlib.Path) -> 
 
 def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Path) -> None:
     runs = [
-        make_run(tmp_path / "dqn_seed1", {0: 0.0, 200: 20.0}, {100: (1.0, 0.0), 200: (5.0, 0.0)}),
-        make_run(
-            tmp_path / "dqn_seed2", {100: 30.0, 300: 50.0}, {160: (1.0, 0.0), 202: (7.0, 9.0)}
-        ),
+        make_run(tmp_path / "dqn_seed1", {0: 0.0, 200: 20.0},
+                 {100: (1.0, 0.0), 200: (5.0, 0.0), 300: (1.0, 0.0)}),
+        make_run(tmp_path / "dqn_seed2", {100: 30.0, 300: 50.0},
+                 {160: (1.0, 0.0), 202: (7.0, 9.0), 309: (1.0, 0.0)}),
         make_run(tmp_path / "ppo", {100: 1.0, 200: 2.0}),
-    ]
+    ]  # fmt: skip
     figure = plot.draw(runs)
     drawn = figure.axes[0].get_lines()
     assert [line.get_linewidth() for line in drawn[:3]] == [0.8, 0.8, 2.2]

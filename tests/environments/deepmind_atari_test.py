@@ -326,6 +326,15 @@ def test_the_limit_truncates():
     assert all(row.discount == 1 for row in rows)
 
 
+def test_a_life_lost_at_the_limit_leaves_the_last_observation_whole():
+    env = single(max_episode_frames=1)
+    env.reset(seed=1)
+    env.set_state(env.get_state() | LOSES_A_LIFE)
+    observation, _, over, truncated, _ = env.step(1)
+    assert (over, truncated, env.life_lost) == (False, True, True)
+    assert observation[:3].any()
+
+
 @pytest.mark.parametrize("game", ["breakout", "seaquest"])
 def test_a_state_brings_back_everything(game):
     env, again = single(game), single(game)

@@ -52,7 +52,7 @@ def test_normalize() -> None:
     assert_close(moments.normalize(tf.constant([-100.0]), 5.0), [-5.0])
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32, np.uint64, np.uint32])
 def test_a_clock_keeps_its_precision(dtype: type) -> None:
     clock: Array = 1_700_000_000 + np.arange(64).astype(dtype)
     moments = RunningMoments((), "moments")

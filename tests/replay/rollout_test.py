@@ -166,6 +166,26 @@ def test_restored_rollout_goes_on_with_the_same_orders(tmp_path: pathlib.Path) -
         restored.restore(tmp_path)
 
 
+def test_nan_is_found_in_collected_and_in_prepared_rows() -> None:
+    def spoil(rows: trajectory.Trajectory) -> trajectory.Trajectory:
+        prepared = prepare(rows)
+        info = {**prepared.policy_info, "advantage": np.nan * rows.reward}
+        return prepared._replace(policy_info=info)
+
+    rollout = create()
+    rows = make_rows()
+    collect(rollout, rows)
+    rollout.begin(prepare)
+    assert rollout.bad_columns() == []
+    rollout.begin(spoil)
+    assert rollout.bad_columns() == ["policy_info.advantage of the rows collected"]
+    rollout.end(lambda rows: None)
+    rows.observation[5, 1, 2] = np.inf
+    collect(rollout, rows)
+    rollout.begin(prepare)
+    assert rollout.bad_columns() == ["observation of the rows collected"]
+
+
 def test_sizes() -> None:
     rollout = create()
     assert rollout.collect_steps == NUM_STEPS
