@@ -63,6 +63,7 @@ _ROUNDS = flags.DEFINE_integer(
 
 _JSON, _TABLES, _LOCK = "throughput.json", "throughput.md", ".throughput.lock"
 _SCRATCH = ".throughput-scratch-"
+_BUSY = "another measurement writes to"
 
 
 def main(_: Sequence[str]) -> int:
@@ -100,7 +101,7 @@ def measure(
         another command, revision or machine, or if the peers' environment cannot be created.
     """
     sides.check(workloads)
-    with lock(output_dir / _LOCK, "another measurement writes to", "--output_dir"):
+    with contextlib.closing(lock(output_dir / _LOCK, _BUSY, "--output_dir")):
         with named_errors(output_dir, "--output_dir"):
             for left_by_a_killed_one in output_dir.glob(f"{_SCRATCH}*"):
                 shutil.rmtree(left_by_a_killed_one)

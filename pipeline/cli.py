@@ -16,6 +16,7 @@ import pathlib
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO, cast
 
@@ -57,11 +58,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             return 128 + signal.SIGINT
         except Exception as error:
             message = configuration.explain_call_error(error)
-            if message is None and not _has_working_folder():
-                message = "the working folder was deleted: change to another one."
-            if message is None:
+            cause = _unusable_folder() if message is None else errors.UserError(message)
+            if cause is None:
                 raise
-            _fail(message)
+            _fail(str(cause), cause.exit_code)
         finally:
             # Nothing is left to interrupt, so Ctrl-C while Python exits needs no traceback.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -83,12 +83,20 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     raise AssertionError("app.run does not return")
 
 
-def _has_working_folder() -> bool:
+def _unusable_folder() -> errors.UserError | None:
+    """Returns an error about the working folder or the temporary one, if it is unusable."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        return False
-    return True
+        return errors.UserError("the working folder was deleted: change to another one.")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return errors.WriteError(
+            "no temporary folder can be written to: free space on its disk, or set the environment "
+            "variable TMPDIR to a folder that can."
+        )
+    return None
 
 
 def _open_streams() -> None:

@@ -12,20 +12,21 @@ import re
 import shlex
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from absl import flags
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from pipeline import cli
 from pipeline.benchmarks.formatting import short
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import errors, jsonl
 from pipeline.utils.files import error_kind, replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _SEED = re.compile(r"((?<=.)[_-]|^)seed[_-]?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
@@ -139,6 +140,8 @@ def draw(runs: Sequence[Run]) -> Figure:
     A group of one run shows its evaluations as mean ± standard deviation over episodes. A group of
     several runs shows the mean ± standard deviation over the means of the runs.
     """
+    from matplotlib.figure import Figure
+
     figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     groups: dict[pathlib.Path, list[Run]] = {}
@@ -209,6 +212,8 @@ def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
 
 
 def _decorate(axes: Axes, x: str, y: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     axes.set_xlabel(_LABELS.get(x, x))
     axes.set_ylabel(_LABELS.get(y, y))
     axes.set_xlim(left=0)

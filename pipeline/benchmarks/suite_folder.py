@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from pipeline.benchmarks import records
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import lock, read_json, write_json
+from pipeline.utils.files import Lock, lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
@@ -83,7 +83,7 @@ class SuiteFolder:
         self._path = output_dir / f"{suite}.jsonl"
         self._suite = suite
         self._records: dict[records.Key, Record] = {}
-        self._lock: IO[str] | None = None
+        self._lock: Lock | None = None
 
     def __enter__(self) -> SuiteFolder:
         """Locks the folder and reads its records.
@@ -113,9 +113,11 @@ class SuiteFolder:
         """Writes the record of a run; it replaces an earlier record of the run.
 
         Raises:
-          UserError: If the disk is full or not writable.
+          UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
         self._records[records.key(record)] = record
+        if self._lock is not None:
+            self._lock.check()
         records.write(self._path, self._records.values())
 
     def check_settings(self, runs: Sequence[Run]) -> None:

@@ -42,7 +42,8 @@ def shipped_folder() -> Path:
 def shipped_names() -> list[str]:
     """Returns the names of shipped configs (`dqn_cartpole`, `agents/dqn`), complete runs first."""
     folder = shipped_folder()
-    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.gin")]
+    paths = (path for path in folder.rglob("*.gin") if path.is_file())
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
     return sorted(names, key=lambda name: ("/" in name, name))
 
 

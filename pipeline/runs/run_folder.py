@@ -19,14 +19,14 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 from pipeline import configuration
 from pipeline.checkpointing.exactness import machine, versions
 from pipeline.runs import source_revision
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import lock, named_errors, write_text
+from pipeline.utils.files import Lock, lock, named_errors, write_text
 
 #: What to do without run.json, for messages.
 REWRITE = (
@@ -65,7 +65,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
-        self._lock_file: IO[str] | None = None
+        self._held: Lock | None = None
 
     def open(self, restart_behavior: str, seed: int) -> list[str]:
         """Makes the folder ready for training.
@@ -83,17 +83,13 @@ class RunFolder:
             the folder holds other files, another process trains there, or the folder cannot be
             created or written to.
         """
-        messages: list[str] = []
-        if self._has_run():
-            self._lock()
-            if self._has_run():  # unless another process has just moved it aside
-                messages = self._reopen(restart_behavior, seed)
-        elif self._has_something():
+        if not self._has_run() and self._has_something():
             raise UserError(
                 f"{self.path} holds files but no run of this program; choose another --root_dir."
             )
         self._lock()
-        return messages
+        # Another process may just have begun a run here, or moved one aside.
+        return self._reopen(restart_behavior, seed) if self._has_run() else []
 
     def _has_something(self) -> bool:
         with named_errors(self.path):
@@ -105,13 +101,22 @@ class RunFolder:
     def _lock(self) -> None:
         """Keeps other processes out until `close` is called or this process ends in any way."""
         self.close()
-        self._lock_file = lock(self.path / _LOCK, BUSY, "--root_dir")
+        self._held = lock(self.path / _LOCK, BUSY, "--root_dir")
+
+    def check_held(self) -> None:
+        """Checks that the folder that `open` has locked is still where it was.
+
+        Raises:
+          UserError: If it was moved or deleted; see `Lock.check`.
+        """
+        if self._held is not None:
+            self._held.check()
 
     def close(self) -> None:
         """Lets other processes train in the folder."""
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def _has_run(self) -> bool:
         with named_errors(self.path):
@@ -126,9 +131,11 @@ class RunFolder:
             )
         if restart_behavior == "restart":
             with named_errors(self.path):
-                aside = self._free_name()
-                self.path.rename(aside)
-            return [f"moved the old run to {aside}"]
+                folder = self.path.resolve()  # A link stays, and leads to the new run.
+                aside = _free_name(folder)
+                folder.rename(aside)
+                files.make_folder(folder)
+            return [f"moved the old run to {aside}", *self.open(restart_behavior, seed)]
         self._check_seed(seed)
         return []
 
@@ -154,17 +161,6 @@ class RunFolder:
                 "continue."
             )
         return result if result.get("env_steps", 0) >= num_env_steps else None
-
-    def _free_name(self) -> pathlib.Path:
-        if self.path.samefile(pathlib.Path.cwd()):
-            raise UserError(
-                f"{self.path} cannot be moved aside while it is the working directory: change to "
-                f"the parent folder, and pass --root_dir={self.path.name}."
-            )
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
-            number += 1
-        return aside
 
     def describe(
         self,
@@ -266,8 +262,28 @@ class RunFolder:
 
         Raises:
           WriteError: If the file cannot be written, for example because the disk is full.
+          UserError: If the folder was moved or deleted after `open`.
         """
+        self.check_held()
         files.write_json(self.path / name, value)
+
+
+def _free_name(folder: pathlib.Path) -> pathlib.Path:
+    """Returns a path to which the folder can be renamed."""
+    if folder.samefile(pathlib.Path.cwd()):
+        raise UserError(
+            f"{folder} cannot be moved aside while it is the working directory: change to the "
+            f"parent folder, and pass --root_dir={folder.name}."
+        )
+    if folder.is_mount():
+        raise UserError(
+            f"{folder} cannot be moved aside, because it is a mount point: move its files, or "
+            f"pass a folder in it, such as --root_dir={folder / 'run'}."
+        )
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    return aside
 
 
 def _is_evaluation(value: dict[str, Any]) -> bool:

@@ -60,8 +60,10 @@ class RunLogs:
         """Writes all pending records.
 
         After a failure, call it again: every record is written once, however often writing fails.
+        Raises UserError if another run has taken the folder's place.
         """
         with named_write_errors(self._folder.path):
+            self._folder.check_held()
             while self._unwritten:
                 self._unwritten[0]()
                 self._unwritten.popleft()

@@ -31,7 +31,8 @@ def source_sha256() -> str:
     """
     digest = hashlib.sha256()
     for folder, pattern in ((_PACKAGE, "*.py"), (shipped_folder(), "*.gin")):
-        for path in sorted(folder.rglob(pattern)):
+        # An editor may leave a link to nothing beside a file with unsaved changes.
+        for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class HostLoop:
         }
         with named_write_errors(folder.path):
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
-        self._resume_hint = functools.partial(_resume_hint, self._checkpoints.latest)
+        self._resume_hint = functools.partial(_resume_hint, folder, self._checkpoints)
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
         environments = [*self._runner.watched]
@@ -379,14 +378,15 @@ class HostLoop:
         return result
 
 
-def _resume_hint(latest: Callable[[], pathlib.Path | None]) -> str:
-    """Returns a sentence about the `latest` checkpoint, or "" if that cannot be read now.
+def _resume_hint(folder: RunFolder, checkpoints: Checkpoints) -> str:
+    """Returns a sentence about the latest checkpoint, or "" if that cannot be read now.
 
     The sentence is added to the message of another error. An error while reading the checkpoint
     must not hide that error.
     """
     try:
-        newest = latest()
-    except WriteError:
+        folder.check_held()
+        newest = checkpoints.latest()
+    except UserError:
         return ""
     return f"The checkpoint {newest} is intact." if newest else "There is no checkpoint yet."

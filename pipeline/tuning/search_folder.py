@@ -12,13 +12,13 @@ import importlib.metadata
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from pipeline.benchmarks.suite_folder import differences
 from pipeline.tuning.halving import Trial
 from pipeline.tuning.search import Search
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import lock, read_json, write_json, write_text
+from pipeline.utils.files import Lock, lock, read_json, write_json, write_text
 from pipeline.utils.jsonl import read_jsonl
 
 _LOCK, _SEARCH, _TRIALS = ".tune.lock", "search.json", "trials.jsonl"
@@ -40,7 +40,7 @@ class SearchFolder:
         """
         self._path = path
         self._search = search
-        self._lock: IO[str] | None = None
+        self._lock: Lock | None = None
         self.trials: dict[int, Trial] = {}
 
     def __enter__(self) -> SearchFolder:
@@ -67,9 +67,11 @@ class SearchFolder:
         """Writes the record of a trial; it replaces an earlier record of the trial.
 
         Raises:
-          UserError: If the disk is full or not writable.
+          UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
         self.trials[trial.number] = trial
+        if self._lock is not None:
+            self._lock.check()
         in_order = [self.trials[number] for number in sorted(self.trials)]
         lines = [json.dumps(trial._asdict(), allow_nan=False) for trial in in_order]
         write_text(self._path / _TRIALS, "".join(line + "\n" for line in lines))

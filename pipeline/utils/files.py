@@ -15,7 +15,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -167,16 +167,44 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def _is_at(file: IO[str], path: pathlib.Path) -> bool:
-    """Returns False if another process has moved or deleted the file since it was opened."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+class Lock(NamedTuple):
+    """Lock of a folder, which is held until `close` is called or this process ends."""
+
+    file: IO[str]
+    path: pathlib.Path
+
+    def is_in_place(self) -> bool:
+        """Returns False if another process has moved or deleted the file since it was opened."""
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def check(self) -> None:
+        """Checks that the folder is still where it was. Call it before writing to the folder.
+
+        Raises:
+          UserError: If the folder was moved or deleted, and another program uses its name; a
+            WriteError if nothing has its name, because the folder may be put back.
+        """
+        if self.is_in_place():
+            return
+        folder = self.path.parent
+        if self.path.exists():
+            raise UserError(
+                f"{folder} was moved or deleted, and another program uses a new folder of this "
+                "name. Nothing more was written to either. If the folder was moved, repeat the "
+                "command with its new name."
+            )
+        raise WriteError(f"{folder}, or {self.path.name} in it, was moved or deleted: put it back.")
+
+    def close(self) -> None:
+        """Releases the lock."""
+        self.file.close()
 
 
-def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
-    """Locks `path` until the returned file is closed or this process ends.
+def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
+    """Locks `path` until the returned lock is closed or this process ends.
 
     Creates the folder of `path` if it is missing. Waits up to a second for another process.
 
@@ -196,10 +224,10 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> IO[str]:
     with named_errors(folder, flag):
         while True:
             make_folder(folder)
-            file = path.open("w")
-            if _try_lock(file) and _is_at(file, path):
-                return file
-            file.close()
+            held = Lock(path.open("w"), path)
+            if _try_lock(held.file) and held.is_in_place():
+                return held
+            held.close()
             if time.monotonic() > deadline:
                 raise RetryableError(
                     f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."

@@ -1,5 +1,6 @@
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pipeline import cli
 
 PROGRAM = """
 '''Says hello.'''
-import atexit, os, signal, sys
+import atexit, errno, os, signal, sys, tempfile
 import gin
 from absl import flags
 from pipeline import cli
@@ -38,6 +39,11 @@ def main(argv):
             shown.message("goes on")
             shown.update({"env_steps": 1})
             print("x" * 100_000)
+    elif NAME.value == "temporary":
+        def find():
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+        tempfile.gettempdir = find
+        tempfile.mkdtemp()
     elif NAME.value == "relative":
         os.path.abspath("x")
     elif NAME.value == "missing module":
@@ -191,6 +197,13 @@ def test_a_working_folder_that_was_deleted_is_told(tmp_path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert ended.stderr == "error: the working folder was deleted: change to another one.\n"
+
+
+def test_temporary_folders_that_cannot_be_written_to_are_told() -> None:
+    command = [sys.executable, "-c", PROGRAM, "--root_dir=temporary"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 75
+    assert re.fullmatch("error: no temporary folder can be .* TMPDIR .*\\n", ended.stderr)
 
 
 def test_user_error_is_its_message() -> None:

@@ -168,6 +168,7 @@ def test_find_config_suggests_files_beside(shipped, tmp_path):
 
 
 def test_list_configs_puts_ready_runs_first(shipped):
+    (shipped / ".#ppo_pong.gin").symlink_to("me@here.1")  # by an editor with unsaved changes
     assert configuration.list_configs() == [
         ("dqn_cartpole", "DQN on CartPole."),
         ("ppo_pong", "PPO on Pong."),

@@ -138,6 +138,57 @@ def test_restart_moves_old_runs_aside_and_loses_none(folder, config):
         assert [path.name for path in folder.path.iterdir()] == [".lock"]
 
 
+def test_restart_moves_the_run_that_a_link_leads_to(folder, config, tmp_path):
+    begin(folder)
+    folder.close()
+    link = tmp_path / "link"
+    link.symlink_to(folder.path)
+    for name in (link, folder.path / ".." / "run"):
+        (message,) = RunFolder(name).open("restart", 2)
+        aside = pathlib.Path(message.removeprefix("moved the old run to "))
+        assert aside.parent == folder.path.parent and (aside / "run.json").exists()
+        assert link.samefile(folder.path) and os.listdir(link) == [".lock"]
+        (aside / "run.json").rename(folder.path / "run.json")
+
+
+def test_a_mount_point_is_not_moved_aside(folder, config, monkeypatch):
+    begin(folder)
+    monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: True)
+    with pytest.raises(UserError, match="mount point: .* such as --root_dir=.*/run/run\\."):
+        folder.open("restart", 2)
+    assert (folder.path / "run.json").exists()
+
+
+@pytest.mark.parametrize(("behavior", "seed"), [("fail", 1), ("resume", 2)])
+def test_a_run_begun_while_another_waited_for_the_lock_is_noticed(
+    folder, config, monkeypatch, behavior, seed
+):
+    work = run_folder.lock
+
+    def wait(*args):
+        monkeypatch.setattr(run_folder, "lock", work)
+        first = RunFolder(folder.path)
+        begin(first)
+        first.close()
+        return work(*args)
+
+    monkeypatch.setattr(run_folder, "lock", wait)
+    with pytest.raises(UserError, match="already holds a run|begun with --seed=1"):
+        folder.open(behavior, seed)
+
+
+def test_nothing_is_written_to_a_folder_that_took_the_name(folder, config):
+    begin(folder)
+    folder.path.rename(folder.path.with_name("away"))
+    another = RunFolder(folder.path)
+    begin(another, seed=2)
+    with pytest.raises(UserError, match="another program uses a new folder of this name"):
+        folder.note_checkpoint()
+    assert another.read_json("run.json")["seed"] == 2
+    assert not another.read_json("run.json")["has_checkpoint"]
+    another.close()
+
+
 def test_the_working_directory_is_not_moved_aside(folder, config, monkeypatch):
     begin(folder, seed=1)
     folder.close()

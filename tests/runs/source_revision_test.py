@@ -54,4 +54,6 @@ def test_the_source_is_told_apart_by_its_text(
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(str(number))
         digests.add(source_revision.source_sha256())
+    (tmp_path / ".#a.py").symlink_to("me@here.1")  # by an editor with unsaved changes
+    digests.add(source_revision.source_sha256())
     assert len(digests) == len(names) - 2  # text and data files do not count

@@ -20,6 +20,7 @@ from tiny_runs import assert_same, saved, variables
 from pipeline import configuration
 from pipeline.acting.evaluation import summarize
 from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.runs.run_folder import RunFolder
 from pipeline.training import graph_calls, host_loop
 from pipeline.utils import retry
 from pipeline.utils.errors import UserError, WriteError
@@ -194,6 +195,46 @@ def test_environments_that_record_returns_count_as_many_episodes_together_as_one
     monkeypatch.setattr(run.parts.runner, "drivers", [driver(1.0), driver(3.0)])
     record = run.loop.record()
     assert (record["return_mean_100"], record["return_sum"]) == (2.0, 10_200.0)
+
+
+def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    run = Run(tmp_path / "run")
+    run.folder.open("resume", 1)
+    away = tmp_path / "away"
+
+    def hook(record, phase):
+        if 80 < run.loop.env_steps <= 180 and not away.exists():
+            run.folder.path.rename(away)
+        elif run.loop.env_steps > 180 and away.exists():
+            away.rename(run.folder.path)
+
+    run.progress.hook = hook
+    run.train()
+    first = next(message for message in run.progress.said if message.startswith("warning"))
+    assert "was moved or deleted: put it back" in first and "checkpoint" not in first
+    assert len(run.metrics) == (300 - WARM_UP) // 40 + 1 and run.best
+    assert not away.exists()
+
+
+def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path):
+    run = Run(tmp_path / "run")
+    run.folder.open("resume", 1)
+    before: dict[pathlib.Path, bytes] = {}
+
+    def hook(record, phase):
+        if not before:
+            run.folder.path.rename(tmp_path / "away")
+            another = RunFolder(run.folder.path)
+            another.open("fail", 2)
+            another.write_json("run.json", {"seed": 2})
+            before.update(contents(another.path))
+
+    run.progress.hook = hook
+    with pytest.raises(UserError, match="another program uses a new folder of this name") as error:
+        run.train()
+    assert "checkpoint" not in str(error.value)
+    assert contents(run.folder.path) == before
 
 
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):

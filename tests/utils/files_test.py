@@ -99,6 +99,23 @@ def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(tmp_path, monke
     held.close()
 
 
+def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(tmp_path):
+    held = files.lock(tmp_path / "run" / ".lock", "busy in", "--folder")
+    held.check()
+    (tmp_path / "run").rename(tmp_path / "away")
+    with pytest.raises(WriteError, match="run, or .lock in it, was moved or deleted: put it back"):
+        held.check()
+    (tmp_path / "away").rename(tmp_path / "run")
+    held.check()
+    (tmp_path / "run").rename(tmp_path / "away")
+    another = files.lock(held.path, "busy in", "--folder")
+    with pytest.raises(UserError, match="another program uses a new folder") as error:
+        held.check()
+    assert error.type is UserError  # waiting would not help
+    another.close()
+    held.close()
+
+
 def test_a_lock_that_is_released_within_a_moment_is_waited_for(tmp_path):
     """A child of a killed process holds its lock until the child runs another program."""
     held = files.lock(tmp_path / ".lock", "busy in", "--folder")
