@@ -47,9 +47,8 @@ class Evaluator:
 
     With `num_env_steps`, the environments instead share that number of environment steps, and
     episodes that are unfinished at the end do not count (Mnih et al. 2015). This favours short
-    episodes, especially if `num_env_steps` allows few episodes. The mean of no episodes is 0, as in
-    the program published with that paper, but such an evaluation does not make its checkpoint the
-    best.
+    episodes, especially if `num_env_steps` allows few episodes. The mean of no episodes is None,
+    and such an evaluation does not make its checkpoint the best.
 
     Attributes:
       environment: Environment in which the episodes are played.

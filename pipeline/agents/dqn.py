@@ -22,6 +22,7 @@ from tf_agents.trajectories import TimeStep, Trajectory
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.agents.agent import Agent, Gradients
 from pipeline.agents.q_learning import (
+    check_td_loss,
     create_q_network,
     huber_loss,
     need_discrete_actions,
@@ -182,14 +183,14 @@ def create_dqn_agent(
       env_steps: int64 counter of environment steps, which schedules read.
 
     Raises:
-      UserError: If the actions are not discrete, a number is out of its range, or the settings of
-        target updates contradict each other.
+      UserError: If the actions are not discrete, a number is out of its range, `td_loss` is no loss
+        of errors [B], or the settings of target updates contradict each other.
     """
     check_arguments(create_dqn_agent, locals())
     del num_envs, seed
     _check_target(target_update_period, target_update_env_steps, target_update_tau)
     need_discrete_actions(action_spec, "DQN")
-    td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
+    check_td_loss(td_loss, "create_dqn_agent.td_loss")
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
     if target_update_env_steps is None:
         create: Callable[..., DqnAgent] = functools.partial(

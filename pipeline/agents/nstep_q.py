@@ -21,6 +21,7 @@ from tf_agents.trajectories import StepType, TimeStep, Trajectory
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
 from pipeline.agents.agent import Agent
 from pipeline.agents.q_learning import (
+    check_td_loss,
     create_q_network,
     need_discrete_actions,
     select_action,
@@ -190,12 +191,13 @@ def create_nstep_q_agent(
       env_steps: int64 counter of environment steps, which schedules and the target network read.
 
     Raises:
-      UserError: If the actions are not discrete, or a number is out of its range.
+      UserError: If the actions are not discrete, a number is out of its range, or `td_loss` is no
+        loss of errors [B].
     """
     check_arguments(create_nstep_q_agent, locals())
     del num_envs, seed
     need_discrete_actions(action_spec, "n-step Q-learning")
-    td_loss(tf.zeros([1]))  # gin counts a binding as operative once its function has been called
+    check_td_loss(td_loss, "create_nstep_q_agent.td_loss")
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
     agent = NStepQAgent(
         time_step_spec,

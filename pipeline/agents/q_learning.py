@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gin
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
@@ -35,6 +37,31 @@ def huber_loss(
 def squared_loss(td_error: tf.Tensor) -> tf.Tensor:
     """Computes half of the squared error, so that the gradient is the error."""
     return 0.5 * td_error**2
+
+
+def check_td_loss(td_loss: Callable[[tf.Tensor], tf.Tensor], parameter: str) -> None:
+    """Checks that a loss maps temporal-difference errors [B] to losses [B].
+
+    Args:
+      td_loss: The loss. It is called, and gin then counts its bindings as operative.
+      parameter: Name of the parameter that takes the loss, for the error message.
+
+    Raises:
+      UserError: If it takes other arguments, or returns anything else.
+    """
+    errors = tf.constant([0.0, 1.0])
+    try:
+        losses = td_loss(errors)
+        if tf.is_tensor(losses) and (losses.shape, losses.dtype) == (errors.shape, errors.dtype):
+            return
+        reason = f"for errors of shape {errors.shape.as_list()} it returned {losses!r}"
+    except (TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+    raise UserError(
+        f"{parameter} = @{getattr(td_loss, '__name__', td_loss)}: must be a function of the "
+        "temporal-difference errors, float32 [B], that returns one loss for each, float32 [B] "
+        f"({reason})."
+    )
 
 
 def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:

@@ -243,7 +243,7 @@ def _check_import(
         raise UserError(
             f"{origin}: `{statement.format()}` is refused: a gin file is code, and this import "
             f"runs a module from outside `{_PACKAGE}`. If you trust it, add "
-            "--allow_gin_imports."
+            "--allow_gin_imports (in Python: allow_gin_imports=True)."
         )
 
 

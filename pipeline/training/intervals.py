@@ -12,17 +12,7 @@ from pipeline.utils.errors import UserError
 
 
 class Plan(NamedTuple):
-    """Length of a run and its intervals.
-
-    Attributes:
-      num_env_steps: Environment steps of the whole run, warm-up included.
-      log_interval: Environment steps between records of metrics.jsonl.
-      eval_interval: Environment steps between evaluations; 0 evaluates only at the end.
-      checkpoint_interval: Environment steps between checkpoints; 0 saves only after the warm-up,
-        after an evaluation that is the best so far, and at the end.
-      num_eval_episodes: Episodes of an evaluation during training.
-      num_final_episodes: Episodes of the evaluation of the final weights.
-    """
+    """Length of a run and its intervals; `train` describes the fields, which are its arguments."""
 
     num_env_steps: int
     log_interval: int

@@ -99,7 +99,13 @@ def train(
       create_agent: Factory of the agent.
       create_experience: Factory of the replay buffer or the rollout.
       runner: Builds the run from these factories; `asynchronous_runner` builds many actors.
-      num_env_steps: See `Plan`, also for the arguments that follow.
+      num_env_steps: Environment steps of the whole run, warm-up included.
+      log_interval: Environment steps between records of metrics.jsonl; 0 writes only the last one.
+      eval_interval: Environment steps between evaluations; 0 evaluates only at the end.
+      checkpoint_interval: Environment steps between checkpoints; 0 saves only after the warm-up,
+        after an evaluation that is the best so far, and at the end.
+      num_eval_episodes: Episodes of an evaluation during training.
+      num_final_episodes: Episodes of the evaluation of the final weights.
 
     Returns:
       The contents of result.json, also for a run that was already finished. If `dry_run` is True, a

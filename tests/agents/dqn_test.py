@@ -355,3 +355,21 @@ def test_a_share_that_would_be_ignored_is_refused() -> None:
     message = "create_dqn_agent.target_update_tau = 0.01, but with target_update_env_steps"
     with pytest.raises(UserError, match=message):
         create(target_update_period=None, target_update_env_steps=9, target_update_tau=0.01)
+
+
+@pytest.mark.parametrize(
+    ("td_loss", "reason"),
+    [
+        (lambda target, prediction: target - prediction, "missing 1 required positional argument"),
+        (
+            lambda td_error: tf.reduce_mean(td_error**2),
+            r"shape \[2\] it returned .*=\(\)",
+        ),
+        (lambda td_error: td_error[:, tf.newaxis] ** 2, r"returned <tf.Tensor: shape=\(2, 1\)"),
+        (lambda td_error: tf.cast(td_error, tf.float64), "dtype=float64"),
+        (lambda td_error: td_error.numpy(), "returned array"),
+    ],
+)
+def test_a_loss_that_is_not_one_for_each_error_is_refused(td_loss: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=f"td_loss = @<lambda>: must be .*{reason}"):
+        create(td_loss=td_loss)

@@ -187,6 +187,11 @@ def test_the_target_network_begins_as_a_copy() -> None:
     assert_same(values_of(agent.target_q_network.variables), values_of(agent.q_network.variables))
 
 
+def test_a_loss_must_be_one_for_each_error() -> None:
+    with pytest.raises(UserError, match="create_nstep_q_agent.td_loss = @reduce_mean: must be"):
+        create(td_loss=tf.reduce_mean)
+
+
 def test_actions_must_be_discrete() -> None:
     with pytest.raises(UserError, match="n-step Q-learning needs discrete actions"):
         create_nstep_q_agent(specs(), TWO_MOTORS, num_envs=1, seed=0, env_steps=env_steps())
