@@ -287,6 +287,16 @@ def test_trials_are_listed_from_the_best_to_the_failed_and_counted_if_their_valu
     assert "The best of 4 trials is trial 2" in text
 
 
+def test_a_parameter_is_important_for_the_returns_at_the_first_rung(tmp_path):
+    # `put` gives trial n the parameters n / 10 and 1 + 7 n % 10.
+    returns = [((float(n),), (1.0 + 7 * n % 10,)) for n in range(8)]
+    put(tmp_path, make_search(rungs=(10,)), returns)
+    text = write(tmp_path)[0].read_text()
+    table = text.partition("Importance for the return after 10 steps")[2].partition("\n\n## ")[0]
+    shares = dict(re.findall(r"`(fake\.\w+)` \| ([\d.]+)", table))
+    assert float(shares["fake.quality"]) > 2 * float(shares["fake.other"])
+
+
 def test_the_first_evaluation_at_a_rung_counts_however_far_the_run_has_gone(tmp_path):
     assert run(tmp_path, PATIENT, 1).is_over
     path = tmp_path / "trials.jsonl"
