@@ -58,7 +58,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             return 128 + signal.SIGINT
         except Exception as error:
             message = configuration.explain_call_error(error)
-            cause = _unusable_folder() if message is None else errors.UserError(message)
+            cause = _unusable_folder(error) if message is None else errors.UserError(message)
             if cause is None:
                 raise
             _fail(str(cause), cause.exit_code)
@@ -83,8 +83,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     raise AssertionError("app.run does not return")
 
 
-def _unusable_folder() -> errors.UserError | None:
-    """Returns an error about the working folder or the temporary one, if it is unusable."""
+def _unusable_folder(error: Exception) -> errors.UserError | None:
+    """Returns an error about the working or the temporary folder, if it may explain `error`."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -92,6 +92,8 @@ def _unusable_folder() -> errors.UserError | None:
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
+        if not isinstance(error, OSError):
+            return None
         return errors.WriteError(
             "no temporary folder can be written to: free space on its disk, or set the environment "
             "variable TMPDIR to a folder that can."

@@ -120,9 +120,11 @@ class SavedPolicy:
         ):
             try:
                 array = np.asarray(leaf.of(observation))
-            except (KeyError, IndexError, TypeError) as error:
+            except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{leaf.name} is missing. Pass an observation of {self.observation_space}."
+                    f"{leaf.name} is missing, or is no array. Pass an observation of "
+                    f"{self.observation_space}, as env.step returns it and without the info of "
+                    "env.reset."
                 ) from error
             array = _converted(array, spec, leaf)
             batch_shape = array.shape[: array.ndim - spec.shape.rank]
@@ -169,7 +171,10 @@ def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.n
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
     if not specs.are_in(specs.categories(leaf.space), array):
         raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
-    return array.astype(dtype)
+    array = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN, infinity, or a number too large for {dtype.name}.")
+    return array
 
 
 class RestoredAgent(NamedTuple):

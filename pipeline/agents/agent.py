@@ -23,6 +23,7 @@ from pipeline.ops.batches import clip_by_global_norm, row_weights
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.returns import valid_mask
 from pipeline.ops.schedules import Schedule
+from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
 
 Gradients = Any  # a nest of tensors, None where a variable has no gradient
@@ -68,9 +69,27 @@ class Agent(tf_agent.TFAgent):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             loss_info = self._loss(experience, weights=weights)
+            self._check_loss(loss_info)
         gradients = tape.gradient(loss_info.loss, variables)
         loss_info.extra["gradient_norm"] = tf.linalg.global_norm(gradients)
         return gradients, loss_info
+
+    def _check_loss(self, loss_info: tf_agent.LossInfo) -> None:
+        """Checks what `_loss` returns.
+
+        Raises:
+          UserError: If the loss, or an entry of `loss_names`, is not one number.
+        """
+        name = type(self).__name__
+        if not isinstance(loss_info, tf_agent.LossInfo) or not isinstance(loss_info.extra, dict):
+            raise UserError(f"{name}._loss must return tf_agent.LossInfo(loss, dict of extras).")
+        for key, number in {**loss_info.extra, "loss": loss_info.loss}.items():
+            shape = tf.convert_to_tensor(number).shape
+            if shape.rank and key in ("loss", *self.loss_names):
+                raise UserError(
+                    f"{name}._loss returns {key!r} of shape {shape} instead of one number: use "
+                    "masked_mean(..., weights)."
+                )
 
     def differentiate(
         self, experience: Trajectory, weights: tf.Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import gin
+import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
@@ -49,18 +50,29 @@ def check_td_loss(td_loss: Callable[[tf.Tensor], tf.Tensor], parameter: str) -> 
     Raises:
       UserError: If it takes other arguments, or returns anything else.
     """
-    errors = tf.constant([0.0, 1.0])
+    errors = tf.constant([0.5, -2.0, 3.0])
+    spec = tf.TensorSpec([None], tf.float32)
+    graph = tf.function(lambda errors: td_loss(errors), [spec], autograph=False)
     try:
-        losses = td_loss(errors)
-        if tf.is_tensor(losses) and (losses.shape, losses.dtype) == (errors.shape, errors.dtype):
-            return
+        with tf.GradientTape() as tape:
+            tape.watch(errors)
+            losses = graph(errors)
         reason = f"for errors of shape {errors.shape.as_list()} it returned {losses!r}"
-    except (TypeError, ValueError) as error:
+        if tf.is_tensor(losses) and (losses.shape, losses.dtype) == (errors.shape, errors.dtype):
+            reason = "a loss depends on other errors than its own"
+            if np.allclose(losses, tf.concat([graph(x[tf.newaxis]) for x in errors], 0)):
+                reason = "it has no gradient"
+                gradient = tape.gradient(losses, errors)
+                if gradient is not None and np.isfinite(gradient).all():
+                    return
+    except Exception as error:  # whatever the user's function raises
+        if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
+            raise  # gin raised it because a parameter of the loss is not bound
         reason = str(error).partition("\n")[0]
     raise UserError(
         f"{parameter} = @{getattr(td_loss, '__name__', td_loss)}: must be a function of the "
-        "temporal-difference errors, float32 [B], that returns one loss for each, float32 [B] "
-        f"({reason})."
+        "temporal-difference errors, float32 [B], that returns one loss for each, float32 [B], in "
+        f"TensorFlow's operations ({reason})."
     )
 
 

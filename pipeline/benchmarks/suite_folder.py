@@ -115,9 +115,9 @@ class SuiteFolder:
         Raises:
           UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
-        self._records[records.key(record)] = record
         if self._lock is not None:
             self._lock.check()
+        self._records[records.key(record)] = record
         records.write(self._path, self._records.values())
 
     def check_settings(self, runs: Sequence[Run]) -> None:

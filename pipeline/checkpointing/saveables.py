@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from pipeline.utils import files
+from pipeline.utils.errors import UserError
 
 Specs = dict[str, str]
 """Maps the name of each tensor to a text with its dtype and shape."""
@@ -37,13 +38,29 @@ class Variables:
 
     def __init__(self, **trackables: Any) -> None:
         self._trackables = trackables
+        self._first_specs = self._specs()
+
+    def check_complete(self) -> None:
+        """Checks that there are no other variables than when this object was created.
+
+        Raises:
+          UserError: If there are. No run could restore them, because it would not have them yet.
+        """
+        if late := sorted(self._specs().keys() - self._first_specs.keys()):
+            raise UserError(
+                f"{len(late)} variables were created after the agent, such as {late[0]}. No "
+                "checkpoint of them could be restored. Create them in the agent's constructor, "
+                "those of an optimizer with build_slots(optimizer, variables)."
+            )
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes all variables.
 
         Raises:
           OSError: If the disk is full or not writable.
+          UserError: See `check_complete`.
         """
+        self.check_complete()
         try:
             tf.train.Checkpoint(**self._trackables).write(_prefix(folder))
         except tf.errors.OpError as error:

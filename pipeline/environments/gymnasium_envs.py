@@ -194,11 +194,13 @@ def _refuse_statistics(env: gymnasium.Env) -> None:
         gymnasium.wrappers.NormalizeReward: "normalize_returns = True of the agent",
     }
     for layer in saved_states.layers(env):
-        if replacement := replacements.get(type(layer)):
-            raise UserError(
-                f"gymnasium's wrapper {type(layer).__name__} has statistics that no checkpoint "
-                f"holds, and that evaluation would not share. Remove it, and bind {replacement}."
-            )
+        for kind, replacement in replacements.items():
+            if isinstance(layer, kind):
+                raise UserError(
+                    f"gymnasium's wrapper {type(layer).__name__} has statistics that no checkpoint "
+                    "holds, and that evaluation would not share. Remove it, and bind "
+                    f"{replacement}."
+                )
 
 
 def _wrapper_name(wrapper: Wrapper) -> str:

@@ -116,16 +116,30 @@ class SingleEnv:
             raise self._fault(f"step() returned {count:.80}; {_STEP}") from error
         self._store(received, observation)
         try:
+            if isinstance(reward, str | bytes):
+                raise TypeError
             number = float(reward)
         except (TypeError, ValueError) as error:
             raise self._fault(f"the reward {reward!r:.80} is not a number") from error
-        is_terminated, is_truncated = bool(terminated), bool(truncated)
+        is_terminated = self._flag("terminated", terminated)
+        is_truncated = self._flag("truncated", truncated)
         self._is_over = is_terminated or is_truncated
         own_return = None
         if self._recorder:
             # The infos have the return only if no wrapper above has ended the episode.
             own_return = float(self._recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return
+
+    def _flag(self, name: str, value: Any) -> bool:
+        """Returns a flag of `step` as a bool; numbers and arrays that are 0 or 1 are flags, too."""
+        if type(value) is bool:
+            return value
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+            raise self._fault(
+                f"step() returned {name} = {value!r:.80}, which is neither True nor False; {_STEP}"
+            )
+        return bool(array.item())
 
     def render(self) -> Any:
         """Returns the current frame, as the environment returned it."""

@@ -1,11 +1,14 @@
-"""Checks the parameters that gin binds to the encoders."""
+"""Checks the parameters that gin binds to the encoders, and layers that users write."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
+from tf_agents.typing import types
 
+from pipeline.networks.initializers import check_unseeded
 from pipeline.utils.constraints import PositiveInt, check
 from pipeline.utils.errors import UserError
 
@@ -65,3 +68,82 @@ def check_sizes(
                 f"{height} x {width} pixels. Make the kernels or the strides smaller."
             )
         sides = [(side - kernel) // stride + 1 for side in sides]
+
+
+def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
+    """Checks that layers were created for one encoder, with weights that `--seed` decides.
+
+    Args:
+      name: Name of the layers, for error messages.
+      layers: Layers that no encoder has called yet.
+
+    Raises:
+      UserError: If a layer has weights already, because another encoder has it, or a seed.
+    """
+    if any(layer.weights for layer in layers):
+        raise UserError(
+            f"{name} returns a layer with weights that another encoder has. Networks would share "
+            "them, and a target network would be none. Create new layers in each call."
+        )
+    for layer in layers:
+        check_unseeded(getattr(layer, "kernel_initializer", None))
+
+
+def check_features(
+    name: str, encoder: tf.keras.Sequential, observation_spec: types.NestedTensorSpec
+) -> None:
+    """Checks that an encoder turns each observation of a batch into a vector, on its own.
+
+    Args:
+      name: Name of the encoder's layers, for error messages.
+      encoder: Encoder, which is called here for the first time.
+      observation_spec: Spec of the observations.
+
+    Raises:
+      UserError: If the features are not one vector for each observation, depend on the other
+        observations of the batch or not on the weights, if a call changes variables, or if there
+        are regularizers.
+    """
+    first, second = _observation(observation_spec, 0.25), _observation(observation_spec, 100.0)
+    features = encoder(first)
+    if features.shape.rank != 2:
+        raise UserError(
+            f"create_encoder.layers turns an observation into features of shape "
+            f"{features.shape[1:]}. They must be one vector: end with tf.keras.layers.Flatten."
+        )
+    before = [variable.numpy() for variable in encoder.variables]
+    with tf.GradientTape() as tape:
+        together = encoder(tf.nest.map_structure(lambda *x: tf.concat(x, 0), first, second))
+    alone = tf.concat([encoder(first), encoder(second)], 0)
+    # A batch of another size may be computed in another way, with other rounding.
+    tolerance = 0.05 * float(tf.reduce_max(tf.abs(alone)))
+    if together.shape != alone.shape or not np.allclose(together, alone, 0.05, tolerance):
+        raise UserError(
+            f"{name}: the features of an observation depend on the rest of its batch. Layers "
+            "receive a batch [B, ...], and must treat each of its rows on its own."
+        )
+    if not all(map(np.array_equal, before, encoder.variables)):
+        raise UserError(
+            f"{name}: a call changes variables. Layers must compute the same in training and "
+            "evaluation; normalise observations with normalize_observations of the agent instead."
+        )
+    trained = encoder.trainable_variables
+    gradients = tape.gradient(together, trained)
+    if none := [v.name for v, gradient in zip(trained, gradients, strict=True) if gradient is None]:
+        raise UserError(f"{name}: the features have no gradient for {', '.join(none)}.")
+    if encoder.losses:
+        raise UserError(
+            f"{name}: a layer has a regularizer or adds a loss, which no agent minimises. Leave it "
+            "out."
+        )
+
+
+def _observation(spec: types.NestedTensorSpec, value: float) -> types.NestedTensor:
+    """Returns a batch of one observation, of the value in the range nearest to `value`."""
+
+    def array(leaf: tf.TensorSpec) -> tf.Tensor:
+        low, high = getattr(leaf, "minimum", value), getattr(leaf, "maximum", value)
+        numbers = np.clip(np.full(leaf.shape, value), low, high)
+        return tf.constant(numbers[np.newaxis].astype(leaf.dtype.as_numpy_dtype))
+
+    return tf.nest.map_structure(array, spec)

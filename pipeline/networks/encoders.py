@@ -28,7 +28,12 @@ from tf_agents.networks import network
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
-from pipeline.networks.encoder_checks import check_layers, check_sizes
+from pipeline.networks.encoder_checks import (
+    check_features,
+    check_layers,
+    check_new_layers,
+    check_sizes,
+)
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
 from pipeline.networks.layers import (
     Apply,
@@ -235,21 +240,17 @@ def _encoder_of(
     first: Sequence[tf.keras.layers.Layer],
     observation_spec: types.NestedTensorSpec,
 ) -> tf.keras.Sequential:
-    """Creates an encoder with a user's `layers` after the `first` ones, and checks its features."""
+    """Creates an encoder with a user's `layers` after the `first` ones, and checks it."""
+    name = f"create_encoder.layers = @{getattr(layers, '__name__', repr(layers))}"
     try:
-        encoder = tf.keras.Sequential([*first, *layers(), ToFloat()])
-        features = encoder(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
+        made = list(layers())
+        check_new_layers(name, made)
+        encoder = tf.keras.Sequential([*first, *made, ToFloat()])
+        check_features(name, encoder, observation_spec)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        name = getattr(layers, "__name__", repr(layers))
         raise UserError(
-            f"create_encoder.layers = @{name} cannot encode {observation_spec}: "
-            f"{type(error).__name__}: {error}"
+            f"{name} cannot encode {observation_spec}: {type(error).__name__}: {error}"
         ) from error
-    if features.shape.rank != 2:
-        raise UserError(
-            f"create_encoder.layers turns an observation into features of shape "
-            f"{features.shape[1:]}. They must be one vector: end with tf.keras.layers.Flatten."
-        )
     return encoder
 
 

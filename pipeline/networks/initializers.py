@@ -9,11 +9,18 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from pipeline.utils.errors import UserError
+
 Initializer = Callable[[], tf.keras.initializers.Initializer]
 
-GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
-HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
-Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
+GlorotUniform, HeUniform, Orthogonal = (
+    gin.external_configurable(initializer, name=initializer.__name__, denylist=["seed"])
+    for initializer in (
+        tf.keras.initializers.GlorotUniform,
+        tf.keras.initializers.HeUniform,
+        tf.keras.initializers.Orthogonal,
+    )
+)
 
 
 @gin.configurable
@@ -46,11 +53,29 @@ class _SameRange(tf.keras.initializers.Initializer):
         return self._kernel.draw(shape, dtype)
 
 
+def check_unseeded(initializer: Any) -> None:
+    """Checks that an initialiser has no seed of its own.
+
+    Raises:
+      UserError: If it has one. Layers of the same shape, such as twin critics, would begin with
+        equal weights, and so would runs with different seeds.
+    """
+    if getattr(initializer, "seed", None) is not None:
+        raise UserError(
+            f"the kernel initializer {type(initializer).__name__} has a seed of its own. Layers of "
+            "the same shape would begin with equal weights. Leave it out: --seed seeds all weights."
+        )
+
+
 def layer_initializers(create: Initializer) -> dict[str, Any]:
     """Returns the initialisers of a Keras layer, as keyword arguments.
 
     Biases start at 0, unless the kernel's initialiser has a `bias_initializer`.
+
+    Raises:
+      UserError: If the initialiser has a seed of its own.
     """
     kernel = create()
+    check_unseeded(kernel)
     bias = getattr(kernel, "bias_initializer", "zeros")
     return {"kernel_initializer": kernel, "bias_initializer": bias}

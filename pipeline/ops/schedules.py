@@ -20,6 +20,9 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 """Maps an int64 counter [] to a float32 value [], in a graph or eagerly."""
 
 
+_COUNTER = tf.TensorSpec([], tf.int64)
+
+
 @gin.configurable
 def linear_schedule(
     initial: float = gin.REQUIRED,
@@ -51,7 +54,7 @@ def linear_schedule(
 
 
 def as_schedule(value: Schedule | float) -> Schedule:
-    """Converts a number to a schedule of this value, and returns a schedule unchanged.
+    """Converts a number to a schedule of this value, and returns a schedule of float32 unchanged.
 
     Raises:
       UserError: If `value` is a function that creates schedules instead of a schedule.
@@ -68,7 +71,13 @@ def as_schedule(value: Schedule | float) -> Schedule:
         raise UserError(_not_a_schedule(value, reason)) from error
     if callable(first) or not _is_number(first):
         raise UserError(_not_a_schedule(value, "called with a counter, it returns no number"))
-    return value
+    try:
+        traced = tf.function(lambda counter: value(counter), [_COUNTER], autograph=False)
+        dtype = traced.get_concrete_function().structured_outputs.dtype
+    except Exception as error:  # whatever the user's function raises
+        reason = f"it needs TensorFlow's operations: {str(error).partition(chr(10))[0]}"
+        raise UserError(_not_a_schedule(value, reason)) from error
+    return value if dtype == tf.float32 else lambda counter: tf.cast(value(counter), tf.float32)
 
 
 def _is_number(value: Any) -> bool:

@@ -262,7 +262,7 @@ class RunFolder:
 
         Raises:
           WriteError: If the file cannot be written, for example because the disk is full.
-          UserError: If the folder was moved or deleted after `open`.
+          UserError: If the folder was moved or deleted after `open`; see `Lock.check`.
         """
         self.check_held()
         files.write_json(self.path / name, value)

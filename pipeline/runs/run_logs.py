@@ -41,6 +41,7 @@ class RunLogs:
           env_steps: Environment steps of the checkpoint.
         """
         with named_write_errors(self._folder.path):
+            self._folder.check_held()
             self._metrics.truncate_after(logged)
             self._evaluations.truncate_after(evaluated)
             self._events.truncate_after(logged, evaluated, env_steps)
@@ -60,7 +61,9 @@ class RunLogs:
         """Writes all pending records.
 
         After a failure, call it again: every record is written once, however often writing fails.
-        Raises UserError if another run has taken the folder's place.
+
+        Raises:
+          UserError: If the folder was moved or deleted; see `Lock.check`.
         """
         with named_write_errors(self._folder.path):
             self._folder.check_held()

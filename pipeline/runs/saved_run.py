@@ -145,7 +145,8 @@ class SavedRun:
         if best is None:
             raise UserError(
                 f"{self._folder.path} has no best checkpoint yet, because no evaluation during "
-                "training has finished an episode (train.eval_interval). Pass --checkpoint=latest."
+                "training has taken place or finished an episode (train.eval_interval). Pass "
+                "--checkpoint=latest."
             )
         return best.path
 

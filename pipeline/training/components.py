@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gin
 import tensorflow as tf
@@ -22,6 +23,8 @@ from pipeline.training.iteration import Iterations, Runner
 from pipeline.utils.constraints import NonNegativeInt, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu, device_name
+
+T = TypeVar("T")
 
 EVALUATION = "evaluation"  # gin scope and random stream of evaluation
 
@@ -104,7 +107,12 @@ def build(
 ) -> Components:
     """Builds the components of a run; a checkpoint may be restored into them."""
     seed_weights(seed)
-    environment = create_environment(stream_key(seed, "training"))
+    environment = _created(
+        "train.create_environment",
+        VectorEnvironment,
+        create_environment,
+        stream_key(seed, "training"),
+    )
     env_steps = count_of_env_steps()
     specs = environment.time_step_spec(), environment.action_spec()
     agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
@@ -114,6 +122,25 @@ def build(
     driver = CollectDriver(environment, seed=seed)
     runner = Iterations(agent, experience, driver, env_steps)
     return Components(environment, agent, experience, runner, evaluator, env_steps)
+
+
+def _created(
+    parameter: str, kind: type[T], factory: Callable[..., T], *args: Any, **kwargs: Any
+) -> T:
+    """Calls a factory that `parameter` binds, and checks its arguments and what it returns.
+
+    Raises:
+      UserError: If it takes other arguments, or returns something else than `kind`.
+    """
+    name = f"{parameter} = @{getattr(factory, '__name__', repr(factory))}"
+    try:
+        inspect.signature(factory).bind_partial(*args, **kwargs)  # gin may bind the others
+    except TypeError as error:
+        raise UserError(f"{name}: {error}.") from error
+    made = factory(*args, **kwargs)
+    if not isinstance(made, kind):
+        raise UserError(f"{name}: returned {made!r:.80} instead of a {kind.__name__}.")
+    return made
 
 
 def count_of_env_steps() -> tf.Variable:
@@ -135,9 +162,16 @@ def build_agent(
     create_agent: Callable[..., Agent],
     env_steps: tf.Variable,
 ) -> Agent:
-    """Builds the agent for the specs of `num_envs` training environments."""
+    """Builds the agent for the specs of `num_envs` training environments.
+
+    Raises:
+      UserError: If `create_agent` takes other arguments or returns no agent.
+    """
     with tf.device(accelerator()):
-        return create_agent(
+        return _created(
+            "train.create_agent",
+            Agent,
+            create_agent,
             time_step_spec,
             action_spec,
             num_envs=num_envs,

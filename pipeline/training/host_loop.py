@@ -78,15 +78,17 @@ class HostLoop:
         self._host = HostState(
             wall_seconds=0.0, evaluations=0, evaluated=0, logged=0, checkpointed=0
         )
+        self._agent = Variables(agent=components.agent)
         parts: dict[str, Part] = {
             **({"circumstances": circumstances} if circumstances else {}),
-            "agent": Variables(agent=components.agent),
+            "agent": self._agent,
             "experience": components.experience,
             "environment": components.environment,
             "loop": Tensors(lambda: self.state, self._set_state),
             "host": self._host,
         }
         with named_write_errors(folder.path):
+            folder.check_held()
             self._checkpoints = Checkpoints(folder.checkpoints, parts)
         self._resume_hint = functools.partial(_resume_hint, folder, self._checkpoints)
         self._logs = RunLogs(folder)
@@ -243,6 +245,7 @@ class HostLoop:
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
             self._calls.trace(chunk, self.state)
+            self._agent.check_complete()
         self._check_stop()
         with hinting(self._resume_hint), self._explaining_failures():
             self.state = self._calls.run(chunk, self.state, until)

@@ -24,6 +24,7 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
+from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, accelerator, on_device, timestamp
 
 
@@ -180,6 +181,11 @@ class Updates:
     def _update_once(self, loss_sums: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         batch, weights, _ = self.experience.next_batch()
         losses = on_device(accelerator(), self._learn)(batch, weights).extra
+        if missing := sorted(loss_sums.keys() - losses.keys()):
+            raise UserError(
+                f"{type(self.agent).__name__}.train returns no {', '.join(missing)}, which "
+                "loss_names lists."
+            )
         return {
             name: total + tf.cast(losses[name], tf.float64) for name, total in loss_sums.items()
         }

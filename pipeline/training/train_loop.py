@@ -51,6 +51,7 @@ from pipeline.utils.progress import Progress
 from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import StopSignal
 
+_CHECKED_COUNTS = 21  # of a schedule
 _LARGE = 1_000.0  # Observations with larger values cause a note.
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
@@ -138,6 +139,7 @@ def train(
     with contextlib.closing(components):
         check_store(warm_up, components.experience)
         _call_what_training_calls()
+        _check_schedules(components.agent, num_env_steps)
         if dry_run:
             agent = components.agent
             return {"networks": summarize(agent.trained, agent.time_step_spec.observation)}
@@ -174,6 +176,23 @@ def _source(warm_start: str, folder: RunFolder) -> str:
             "another --root_dir."
         )
     return str(path)
+
+
+def _check_schedules(agent: Agent, num_env_steps: int) -> None:
+    """Checks values of the schedules at counts from 0 to `num_env_steps`.
+
+    Raises:
+      UserError: If one is negative or not finite, or an epsilon above 1.
+    """
+    for name, schedule in agent.schedules.items():
+        highest = 1.0 if name == "epsilon" else float(np.finfo(np.float32).max)
+        for count in np.linspace(0, num_env_steps, _CHECKED_COUNTS).astype(np.int64):
+            value = float(schedule(tf.constant(count)))
+            if not 0.0 <= value <= highest:
+                raise UserError(
+                    f"the schedule of the {name} is {value:g} after {count:_} environment steps: "
+                    f"must be {'in [0, 1]' if name == 'epsilon' else 'finite and at least 0'}."
+                )
 
 
 def _call_what_training_calls() -> None:

@@ -69,9 +69,9 @@ class SearchFolder:
         Raises:
           UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
-        self.trials[trial.number] = trial
         if self._lock is not None:
             self._lock.check()
+        self.trials[trial.number] = trial
         in_order = [self.trials[number] for number in sorted(self.trials)]
         lines = [json.dumps(trial._asdict(), allow_nan=False) for trial in in_order]
         write_text(self._path / _TRIALS, "".join(line + "\n" for line in lines))

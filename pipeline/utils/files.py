@@ -15,7 +15,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -167,40 +167,47 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-class Lock(NamedTuple):
+def _is_at(file: IO[str], path: pathlib.Path) -> bool:
+    """Returns False if another process has moved or deleted the file since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+class Lock:
     """Lock of a folder, which is held until `close` is called or this process ends."""
 
-    file: IO[str]
-    path: pathlib.Path
-
-    def is_in_place(self) -> bool:
-        """Returns False if another process has moved or deleted the file since it was opened."""
-        try:
-            return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
+    def __init__(self, file: IO[str], folder: pathlib.Path):
+        self._file, self._folder = file, folder
+        # While it is open, no other folder can have its inode.
+        self._descriptor = os.open(folder, os.O_PATH)
 
     def check(self) -> None:
         """Checks that the folder is still where it was. Call it before writing to the folder.
 
         Raises:
-          UserError: If the folder was moved or deleted, and another program uses its name; a
-            WriteError if nothing has its name, because the folder may be put back.
+          UserError: If another folder has its name; a WriteError if nothing has, because the folder
+            may be put back.
         """
-        if self.is_in_place():
-            return
-        folder = self.path.parent
-        if self.path.exists():
+        try:
+            is_same = os.path.samestat(os.fstat(self._descriptor), self._folder.stat())
+        except OSError as error:
+            raise WriteError(
+                f"{self._folder} was moved or deleted ({error.strerror}). Put it back by renaming "
+                "it; if the program has ended, repeat its command."
+            ) from error
+        if not is_same:
             raise UserError(
-                f"{folder} was moved or deleted, and another program uses a new folder of this "
-                "name. Nothing more was written to either. If the folder was moved, repeat the "
-                "command with its new name."
+                f"{self._folder} is no longer the folder in which this program began: it was moved "
+                "or deleted, and another one has its name. Nothing more was written. Repeat the "
+                "command with the folder that holds the run."
             )
-        raise WriteError(f"{folder}, or {self.path.name} in it, was moved or deleted: put it back.")
 
     def close(self) -> None:
         """Releases the lock."""
-        self.file.close()
+        self._file.close()
+        os.close(self._descriptor)
 
 
 def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
@@ -224,10 +231,10 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
     with named_errors(folder, flag):
         while True:
             make_folder(folder)
-            held = Lock(path.open("w"), path)
-            if _try_lock(held.file) and held.is_in_place():
-                return held
-            held.close()
+            file = path.open("w")
+            if _try_lock(file) and _is_at(file, path):
+                return Lock(file, folder)
+            file.close()
             if time.monotonic() > deadline:
                 raise RetryableError(
                     f"{busy} {folder}. Wait for it, stop it, or choose another {flag}."

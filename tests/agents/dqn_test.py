@@ -363,11 +363,17 @@ def test_a_share_that_would_be_ignored_is_refused() -> None:
         (lambda target, prediction: target - prediction, "missing 1 required positional argument"),
         (
             lambda td_error: tf.reduce_mean(td_error**2),
-            r"shape \[2\] it returned .*=\(\)",
+            r"shape \[3\] it returned .*=\(\)",
         ),
-        (lambda td_error: td_error[:, tf.newaxis] ** 2, r"returned <tf.Tensor: shape=\(2, 1\)"),
+        (lambda td_error: td_error[:, tf.newaxis] ** 2, r"returned <tf.Tensor: shape=\(3, 1\)"),
         (lambda td_error: tf.cast(td_error, tf.float64), "dtype=float64"),
-        (lambda td_error: td_error.numpy(), "returned array"),
+        (lambda td_error: td_error.numpy(), "has no attribute 'numpy'"),
+        (
+            lambda td_error: td_error**2 / tf.reduce_max(tf.abs(td_error)),
+            "other errors",
+        ),
+        (lambda td_error: tf.fill(tf.shape(td_error), tf.reduce_mean(td_error)), "other errors"),
+        (lambda td_error: tf.round(tf.abs(td_error)), "no gradient"),
     ],
 )
 def test_a_loss_that_is_not_one_for_each_error_is_refused(td_loss: Any, reason: str) -> None:

@@ -92,6 +92,8 @@ def test_categories_and_integers_are_taken_as_the_environment_gives_them():
     ):
         with pytest.raises(ValueError, match=message):
             policy.predict(one | part)
+    with pytest.raises(ValueError, match="missing, or is no array.*without the info of env.reset"):
+        policy.predict((one, {}))
     with pytest.raises(ValueError, match="'place'.* is missing"):
         policy.predict({"bytes": np.array([3, 255])})
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
 from pipeline.ops.optimizers import Adam, RMSprop, build_slots
+from pipeline.utils.errors import UserError
 
 
 def adam(weights: list[tf.Variable]) -> tf.keras.optimizers.Optimizer:
@@ -57,6 +58,18 @@ def test_other_variables_are_refused_and_none_is_assigned(
     with pytest.raises(ValueError, match=message):
         Variables(**variables).restore(tmp_path)
     assert not any(x.numpy().any() for x in variables.values())
+
+
+def test_variables_that_are_created_later_are_refused(tmp_path: pathlib.Path) -> None:
+    weights = tf.Variable([1.0])
+    optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+    part = Variables(weights=weights, optimizer=optimizer)
+    part.check_complete()
+    optimizer.apply_gradients([(weights, weights)])
+    for refuse in (part.check_complete, lambda: part.save(tmp_path)):
+        with pytest.raises(UserError, match="variables were created after the agent.*build_slots"):
+            refuse()
+    assert not list(tmp_path.iterdir())
 
 
 def test_optimizer_slots_that_do_not_exist_yet_are_refused(tmp_path: pathlib.Path) -> None:

@@ -140,6 +140,19 @@ def test_an_exception_names_the_line_of_the_environment(vector_class):
         ("step", lambda self: (self.observe(), [1.0, 2.0], False, False, {}), "is not a number"),
         ("step", lambda self: (np.zeros(2), 1.0, False, False, {}), "has the shape (2,)"),
         ("step", lambda self: (np.zeros(3, "c8"), 1.0, False, False, {}), "dtype complex64"),
+        ("step", lambda self: (self.observe(), "1.0", False, False, {}), "the reward '1.0' is not"),
+        (
+            "step",
+            lambda self: (self.observe(), 1.0, None, False, {}),
+            "terminated = None, ",
+        ),
+        ("step", lambda self: (self.observe(), 1.0, "False", False, {}), "terminated = 'False'"),
+        ("step", lambda self: (self.observe(), 1.0, 0.3, False, {}), "neither True nor False"),
+        (
+            "step",
+            lambda self: (self.observe(), 1.0, False, {"x": 1}, False),
+            "truncated = {",
+        ),
         ("step", lambda self: exit(3), "step() called sys.exit()"),
         ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no info"),
     ],
@@ -152,6 +165,17 @@ def test_another_interface_is_refused_by_name(vector_class, method, result, mess
     with pytest.raises(UserError, match=re.escape(message)) as error:
         run(vector_class([OddEnv] * 2))
     assert "OddEnv" in str(error.value) and __file__ in str(error.value)
+
+
+@pytest.mark.parametrize("flag", [np.True_, 1, np.int8(1), 1.0, np.ones(1), np.array(True)])
+def test_numbers_and_arrays_may_be_flags(flag):
+    class NumpyEnv(PlainEnv):
+        def step(self, action):
+            return self.observe(), 1.0, 0 * flag, flag, {}
+
+    _, steps = run(SyncVector([NumpyEnv] * 2))
+    assert [step.is_last.tolist() for step in steps] == [[True] * 2, [False] * 2] * 6
+    assert all(step.discount.all() for step in steps)
 
 
 @pytest.mark.parametrize("limit", [None, 3])

@@ -34,7 +34,13 @@ from pipeline.networks.heads import (
     create_policy_head,
     num_actions,
 )
-from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
+from pipeline.networks.initializers import (
+    GlorotUniform,
+    HeUniform,
+    Orthogonal,
+    TorchUniform,
+    layer_initializers,
+)
 from pipeline.networks.layers import ColourFramesToChannels, FramesToChannels, ToFloat
 from pipeline.networks.sac_networks import SquashedGaussianHead
 from pipeline.utils.errors import UserError
@@ -427,3 +433,81 @@ def test_layers_that_do_not_fit_the_observation_are_named(layers, shape):
         said = f"create_encoder.layers = @{layers.__name__} cannot encode TensorSpec"
         with pytest.raises(UserError, match=said):
             create_encoder(spec)
+
+
+class Counting(tf.keras.layers.Layer):
+    """Layer with a running count of its calls."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        return inputs
+
+
+SHARED = tf.keras.layers.Dense(3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (lambda: [SHARED], "weights that another encoder has"),
+        (
+            lambda: [tf.keras.layers.Dense(3, kernel_initializer=HeUniform(seed=3))],
+            "seed of its own",
+        ),
+        (
+            lambda: [tf.keras.layers.Lambda(lambda x: x / tf.reduce_max(tf.abs(x) + 1e-6))],
+            "depend on the rest of its batch",
+        ),
+        (
+            lambda: [tf.keras.layers.Lambda(lambda x: tf.reduce_mean(x, 0, keepdims=True))],
+            "depend on the rest of its batch",
+        ),
+        (lambda: [Counting()], "a call changes variables"),
+        (
+            lambda: [
+                tf.keras.layers.Dense(3),
+                tf.keras.layers.Lambda(lambda x: tf.cast(10.0 * x, tf.int32)),
+            ],
+            "no gradient for .*dense.*kernel",
+        ),
+        (
+            lambda: [tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(1.0))],
+            "regularizer",
+        ),
+    ],
+)
+def test_layers_that_agents_cannot_use_are_refused(layers, message):
+    SHARED(tf.zeros([1, 4]))
+    with bound({"create_encoder.layers": layers}), pytest.raises(UserError, match=message):
+        create_encoder(tf.TensorSpec((4,), tf.float32))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tf.TensorSpec((4, 20, 20), tf.uint8),
+        tensor_spec.BoundedTensorSpec((), tf.int64, 0, 4),
+        tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0),
+        {"a": tf.TensorSpec((2,), tf.float64), "b": tf.TensorSpec((1,), tf.int32)},
+    ],
+)
+def test_usual_layers_of_ones_own_are_accepted(spec):
+    def layers():
+        return [
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(8, "relu"),
+            tf.keras.layers.LayerNormalization(),
+            tf.keras.layers.Dense(8, "tanh", kernel_initializer="orthogonal"),
+        ]
+
+    with bound({"create_encoder.layers": layers}):
+        features = create_encoder(spec)(tensor_spec.zero_spec_nest(spec, outer_dims=[2]))
+    assert features.shape == (2, 8)
+
+
+def test_an_initializer_with_a_seed_is_refused():
+    with pytest.raises(UserError, match="HeUniform has a seed of its own"):
+        layer_initializers(lambda: HeUniform(seed=3))

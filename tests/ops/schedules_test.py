@@ -81,6 +81,22 @@ def test_a_function_without_a_number_is_no_schedule() -> None:
             as_schedule(other)
 
 
+def test_a_schedule_of_ones_own_becomes_float32() -> None:
+    for schedule in (lambda counter: 0.5 ** (counter / 2), lambda counter: counter // 8):
+        value = tf.function(as_schedule(schedule))(tf.constant(4, tf.int64))
+        assert value.dtype == tf.float32 and value == schedule(4)
+
+
+def test_a_schedule_without_a_graph_is_refused() -> None:
+    for other in (
+        lambda counter: 0.5 if counter < 100 else 0.1,
+        lambda counter: float(int(counter)),
+        lambda counter: counter.numpy() * 0.1,
+    ):
+        with pytest.raises(UserError, match="is not a schedule .*needs TensorFlow's operations"):
+            as_schedule(other)
+
+
 def test_a_schedule_of_ones_own_that_lacks_a_value_is_left_to_gin() -> None:
     def rate(counter: tf.Tensor) -> tf.Tensor:
         raise RuntimeError("Required bindings for `rate` not provided in config: ['final']")

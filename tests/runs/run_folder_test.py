@@ -182,7 +182,7 @@ def test_nothing_is_written_to_a_folder_that_took_the_name(folder, config):
     folder.path.rename(folder.path.with_name("away"))
     another = RunFolder(folder.path)
     begin(another, seed=2)
-    with pytest.raises(UserError, match="another program uses a new folder of this name"):
+    with pytest.raises(UserError, match="another one has its name"):
         folder.note_checkpoint()
     assert another.read_json("run.json")["seed"] == 2
     assert not another.read_json("run.json")["has_checkpoint"]

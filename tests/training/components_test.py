@@ -15,10 +15,11 @@ from pipeline.training.components import (
 )
 from pipeline.utils.errors import UserError
 
+PARTS = ("create_environment", "create_agent", "create_experience")
+
 
 def references():
-    names = ("create_environment", "create_agent", "create_experience")
-    return [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in names]
+    return [gin.query_parameter(f"train.{name}").scoped_configurable_fn for name in PARTS]
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac"])
@@ -189,3 +190,42 @@ def test_what_is_no_number_of_threads_is_refused(monkeypatch, name, value):
     message = rf"configure_tensorflow.{name} = {value}: must be a whole number, at least 0"
     with pytest.raises(UserError, match=message):
         configure_tensorflow(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("part", "factory", "message"),
+    [
+        ("create_agent", lambda *specs, **others: None, "create_agent = @.*: returned None"),
+        ("create_agent", lambda *specs, num_envs: None, "unexpected keyword argument 'seed'"),
+        ("create_environment", lambda: None, "create_environment = @.*: too many positional"),
+        ("create_environment", lambda seed: "CartPole-v1", "'CartPole-v1' instead of a VectorEnv"),
+    ],
+)
+def test_factories_of_another_kind_are_named(part, factory, message):
+    build_components("dqn")  # binds the other factories
+    factories = dict(zip(PARTS, references(), strict=True)) | {part: factory}
+    with pytest.raises(UserError, match=message):
+        build(1, *factories.values())
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (lambda info: info.loss, "OddAgent._loss must return tf_agent.LossInfo"),
+        (lambda info: info._replace(extra=()), "OddAgent._loss must return tf_agent.LossInfo"),
+        (lambda info: info._replace(loss=info.loss[tf.newaxis]), "returns 'loss' of shape"),
+        (
+            lambda info: info._replace(extra={**info.extra, "q_mean": tf.zeros([3])}),
+            "returns 'q_mean' of shape",
+        ),
+        (lambda info: info._replace(extra={"loss": info.loss}), "train returns no q_mean"),
+    ],
+)
+def test_losses_of_another_kind_are_named(found, message):
+    parts = build_components("dqn")
+    kind = type(parts.agent)
+    loss = {"_loss": lambda self, *args, **kwargs: found(kind._loss(self, *args, **kwargs))}
+    parts.agent.__class__ = type("OddAgent", (kind,), loss)
+    none = tf.constant(0, tf.int64)
+    with pytest.raises(UserError, match=message):
+        parts.runner.train(parts.runner.initial_state(), none, none)

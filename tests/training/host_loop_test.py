@@ -22,6 +22,7 @@ from pipeline.acting.evaluation import summarize
 from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training import graph_calls, host_loop
+from pipeline.training.host_loop import HostLoop
 from pipeline.utils import retry
 from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.progress import EVALUATING, TRAINING
@@ -212,7 +213,7 @@ def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, m
     run.progress.hook = hook
     run.train()
     first = next(message for message in run.progress.said if message.startswith("warning"))
-    assert "was moved or deleted: put it back" in first and "checkpoint" not in first
+    assert "was moved or deleted" in first and "checkpoint" not in first
     assert len(run.metrics) == (300 - WARM_UP) // 40 + 1 and run.best
     assert not away.exists()
 
@@ -231,9 +232,15 @@ def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path)
             before.update(contents(another.path))
 
     run.progress.hook = hook
-    with pytest.raises(UserError, match="another program uses a new folder of this name") as error:
+    with pytest.raises(UserError, match="another one has its name") as error:
         run.train()
     assert "checkpoint" not in str(error.value)
+    with pytest.raises(UserError, match="another one has its name"):
+        run.loop.cut_logs()
+    (run.folder.checkpoints / ".tmp-of another").mkdir(parents=True)
+    with pytest.raises(UserError, match="another one has its name"):
+        HostLoop(run.parts, PLAN, run.folder, run.progress, run.stop)
+    (run.folder.checkpoints / ".tmp-of another").rmdir()
     assert contents(run.folder.path) == before
 
 

@@ -2,6 +2,7 @@
 
 import gin
 import pytest
+import tensorflow as tf
 from tiny_runs import bindings, build_components, gin_files
 
 from pipeline import configuration
@@ -127,3 +128,31 @@ def test_a_macro_that_is_no_whole_number_is_refused(tmp_path):
     configuration.load(gin_files("ppo"), lines)
     message = message_of(train, tmp_path / "run", 1, "resume", StopSignal())
     assert message == "train.num_env_steps = 20000.0: must be a whole number, at least 1."
+
+
+@gin.configurable(module="train_loop_test")
+def falling_schedule(counter, slope=1.0):
+    return 1e-3 * (1.0 - slope * tf.cast(counter, tf.float32) / 300.0)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        (
+            "learning_rate = @falling_schedule",
+            "learning_rate is -.* after .*: must be finite and at",
+        ),
+        (
+            "epsilon = @falling_schedule\nfalling_schedule.slope = -1e6",
+            "epsilon is .* in \\[0, 1\\]",
+        ),
+        ("learning_rate = @falling_schedule\nfalling_schedule.slope = 1e38", "is -|is nan"),
+    ],
+)
+@pytest.mark.usefixtures("any_config")
+def test_a_schedule_that_leaves_its_range_is_refused(binding, message):
+    configuration.load(gin_files("dqn"), bindings("dqn"))
+    with gin.unlock_config():
+        gin.parse_config(f"create_dqn_agent.{binding}")
+    with pytest.raises(UserError, match=message):
+        train(None, 1, "fail", StopSignal(), dry_run=True)

@@ -100,19 +100,30 @@ def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(tmp_path, monke
 
 
 def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(tmp_path):
-    held = files.lock(tmp_path / "run" / ".lock", "busy in", "--folder")
+    folder, away = tmp_path / "run", tmp_path / "away"
+    held = files.lock(folder / ".lock", "busy in", "--folder")
+    (folder / ".lock").unlink()  # the folder counts, not the file
     held.check()
-    (tmp_path / "run").rename(tmp_path / "away")
-    with pytest.raises(WriteError, match="run, or .lock in it, was moved or deleted: put it back"):
-        held.check()
-    (tmp_path / "away").rename(tmp_path / "run")
+    folder.rename(away)
+    for take, free in (
+        (lambda: None, lambda: None),
+        (lambda: folder.symlink_to(folder), folder.unlink),  # a circle of links
+    ):
+        take()
+        with pytest.raises(WriteError, match="run was moved or deleted .*Put it back"):
+            held.check()
+        free()
+    folder.symlink_to(away)
     held.check()
-    (tmp_path / "run").rename(tmp_path / "away")
-    another = files.lock(held.path, "busy in", "--folder")
-    with pytest.raises(UserError, match="another program uses a new folder") as error:
-        held.check()
-    assert error.type is UserError  # waiting would not help
-    another.close()
+    folder.unlink()
+    away.rename(folder)
+    held.check()
+    folder.rename(away)
+    for take in (folder.touch, lambda: (folder.unlink(), folder.mkdir())):
+        take()
+        with pytest.raises(UserError, match="another one has its name") as error:
+            held.check()
+        assert error.type is UserError  # waiting would not help
     held.close()
 
 
