@@ -78,7 +78,7 @@ def get_q_update(
     return LuaUpdate(targets, delta)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def small_networks() -> Iterator[None]:
     with bound({"mlp_encoder.units": (16, 8), "nature_cnn_encoder.first_padding": 1}):
         yield

@@ -66,7 +66,7 @@ def create(steps: tf.Variable | None = None, **kwargs: Any) -> DqnAgent:
     return agent
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def small_networks() -> Iterator[None]:
     with bound({"mlp_encoder.units": (5,)}):
         yield

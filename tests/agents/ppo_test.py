@@ -66,7 +66,7 @@ SGD = tf.keras.optimizers.legacy.SGD
 ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def small_networks() -> Iterator[None]:
     with bound({"mlp_encoder.units": (5,)}):
         yield
