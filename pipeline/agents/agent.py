@@ -83,9 +83,9 @@ class Agent(tf_agent.TFAgent):
         name = type(self).__name__
         if not isinstance(loss_info, tf_agent.LossInfo) or not isinstance(loss_info.extra, dict):
             raise UserError(f"{name}._loss must return tf_agent.LossInfo(loss, dict of extras).")
-        for key, number in {**loss_info.extra, "loss": loss_info.loss}.items():
-            shape = tf.convert_to_tensor(number).shape
-            if shape.rank and key in ("loss", *self.loss_names):
+        logged = {key: x for key, x in loss_info.extra.items() if key in self.loss_names}
+        for key, number in {**logged, "loss": loss_info.loss}.items():
+            if (shape := tf.convert_to_tensor(number).shape).rank:
                 raise UserError(
                     f"{name}._loss returns {key!r} of shape {shape} instead of one number: use "
                     "masked_mean(..., weights)."

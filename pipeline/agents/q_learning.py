@@ -50,30 +50,34 @@ def check_td_loss(td_loss: Callable[[tf.Tensor], tf.Tensor], parameter: str) -> 
     Raises:
       UserError: If it takes other arguments, or returns anything else.
     """
-    errors = tf.constant([0.5, -2.0, 3.0])
-    spec = tf.TensorSpec([None], tf.float32)
-    graph = tf.function(lambda errors: td_loss(errors), [spec], autograph=False)
     try:
-        with tf.GradientTape() as tape:
-            tape.watch(errors)
-            losses = graph(errors)
-        reason = f"for errors of shape {errors.shape.as_list()} it returned {losses!r}"
-        if tf.is_tensor(losses) and (losses.shape, losses.dtype) == (errors.shape, errors.dtype):
-            reason = "a loss depends on other errors than its own"
-            if np.allclose(losses, tf.concat([graph(x[tf.newaxis]) for x in errors], 0)):
-                reason = "it has no gradient"
-                gradient = tape.gradient(losses, errors)
-                if gradient is not None and np.isfinite(gradient).all():
-                    return
+        fault = _fault_of(td_loss)
     except Exception as error:  # whatever the user's function raises
         if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
             raise  # gin raised it because a parameter of the loss is not bound
-        reason = str(error).partition("\n")[0]
-    raise UserError(
-        f"{parameter} = @{getattr(td_loss, '__name__', td_loss)}: must be a function of the "
-        "temporal-difference errors, float32 [B], that returns one loss for each, float32 [B], in "
-        f"TensorFlow's operations ({reason})."
-    )
+        fault = str(error).partition("\n")[0]
+    if fault:
+        raise UserError(
+            f"{parameter} = @{getattr(td_loss, '__name__', td_loss)}: must be a function of the "
+            "temporal-difference errors, float32 [B], that returns one loss for each, float32 [B], "
+            f"in TensorFlow's operations ({fault})."
+        )
+
+
+def _fault_of(td_loss: Callable[[tf.Tensor], tf.Tensor]) -> str:
+    """Returns what is wrong with a loss, or "" if nothing is."""
+    errors = tf.constant([0.5, -2.0, 3.0])
+    spec = tf.TensorSpec([None], tf.float32)
+    graph = tf.function(lambda errors: td_loss(errors), [spec], autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch(errors)
+        losses = graph(errors)
+    if not (tf.is_tensor(losses) and losses.shape == [3] and losses.dtype == tf.float32):
+        return f"for errors of shape [3] it returned {losses!r}"
+    if not np.allclose(losses, tf.concat([graph(error[tf.newaxis]) for error in errors], 0)):
+        return "a loss depends on other errors than its own"
+    gradient = tape.gradient(losses, errors)
+    return "" if gradient is not None and np.isfinite(gradient).all() else "it has no gradient"
 
 
 def select_action(q_values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:

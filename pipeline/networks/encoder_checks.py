@@ -117,7 +117,10 @@ def check_features(
     alone = tf.concat([encoder(first), encoder(second)], 0)
     # A batch of another size may be computed in another way, with other rounding.
     tolerance = 0.05 * float(tf.reduce_max(tf.abs(alone)))
-    if together.shape != alone.shape or not np.allclose(together, alone, 0.05, tolerance):
+    is_same = together.shape == alone.shape and np.allclose(
+        together, alone, 0.05, tolerance, equal_nan=True
+    )
+    if not is_same:
         raise UserError(
             f"{name}: the features of an observation depend on the rest of its batch. Layers "
             "receive a batch [B, ...], and must treat each of its rows on its own."

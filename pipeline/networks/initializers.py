@@ -13,14 +13,9 @@ from pipeline.utils.errors import UserError
 
 Initializer = Callable[[], tf.keras.initializers.Initializer]
 
-GlorotUniform, HeUniform, Orthogonal = (
-    gin.external_configurable(initializer, name=initializer.__name__, denylist=["seed"])
-    for initializer in (
-        tf.keras.initializers.GlorotUniform,
-        tf.keras.initializers.HeUniform,
-        tf.keras.initializers.Orthogonal,
-    )
-)
+GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
+HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
+Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
 
 
 @gin.configurable

@@ -57,7 +57,8 @@ def as_schedule(value: Schedule | float) -> Schedule:
     """Converts a number to a schedule of this value, and returns a schedule of float32 unchanged.
 
     Raises:
-      UserError: If `value` is a function that creates schedules instead of a schedule.
+      UserError: If `value` is a function that creates schedules instead of a schedule, or one that
+        cannot be part of a graph.
     """
     if not callable(value):
         return lambda counter: tf.constant(value, tf.float32)
@@ -75,7 +76,8 @@ def as_schedule(value: Schedule | float) -> Schedule:
         traced = tf.function(lambda counter: value(counter), [_COUNTER], autograph=False)
         dtype = traced.get_concrete_function().structured_outputs.dtype
     except Exception as error:  # whatever the user's function raises
-        reason = f"it needs TensorFlow's operations: {str(error).partition(chr(10))[0]}"
+        reason = str(error).partition("\n")[0]
+        reason = f"it needs TensorFlow's operations: {reason}"
         raise UserError(_not_a_schedule(value, reason)) from error
     return value if dtype == tf.float32 else lambda counter: tf.cast(value(counter), tf.float32)
 
