@@ -132,8 +132,8 @@ class SingleEnv:
 
     def _flag(self, name: str, value: Any) -> bool:
         """Returns a flag of `step` as a bool; numbers and arrays that are 0 or 1 are flags, too."""
-        if type(value) is bool:
-            return value
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
             raise self._fault(
