@@ -77,7 +77,7 @@ class Variables:
         try:
             with _plain_name(folder) as plain:
                 reader = tf.train.load_checkpoint(_prefix(plain))
-                _check_specs(saved=_bundle_specs(reader), expected=self._specs())
+                _check_specs(saved=_bundle_specs(reader), expected=self._first_specs)
                 status = tf.train.Checkpoint(**self._trackables).read(_prefix(plain))
                 status.assert_consumed()
                 status.assert_existing_objects_matched()
