@@ -49,10 +49,14 @@ class Watching(Progress):
 
 
 class Run:
-    """Host loop over newly built components, in a folder that may hold a run."""
+    """Host loop over `parts` or newly built components, in a folder that may hold a run.
 
-    def __init__(self, path, plan=PLAN, algorithm="dqn", **overrides):
-        self.parts = self.build(path, algorithm, **overrides)
+    Files in the folder `switches` act on the environments, as `tiny_runs.Walk` says.
+    """
+
+    def __init__(self, path, plan=PLAN, algorithm="dqn", parts=None, **overrides):
+        self.parts = parts or self.build(path, algorithm, **overrides)
+        self.switches = path.parent
         self.folder = RunFolder(path)
         path.mkdir(exist_ok=True)
         self.progress = Watching()

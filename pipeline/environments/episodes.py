@@ -142,6 +142,7 @@ class Episodes:
         """Starts a new episode in every environment."""
         self.log.restart(self._num_envs)
         self.resets += 1
+        self.error = None
         self._rows = self._timed(self._reset_all)
         self._pending_reset = False
         return self._rows

@@ -9,6 +9,7 @@ import shutil
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import gin
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -30,9 +31,34 @@ from pipeline.utils.shutdown import Stopped
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def begin(tmp_path_factory):
+    """Returns a function that begins a run of n-step Q with the components of the run before.
+
+    They are put back to the state after their first iteration. Building components and their graphs
+    takes most of the time of tests that call `Run`.
+    """
+    switches = tmp_path_factory.mktemp("first")
+    first = Run(switches / "run", algorithm="nstep_q")
+    first.stop_at(1)
+    with pytest.raises(Stopped):
+        first.train()
+
+    def begin(path, plan=PLAN):
+        for switch in filter(pathlib.Path.is_file, switches.iterdir()):
+            switch.unlink()
+        run = Run(path, plan, parts=first.parts)
+        run.switches = switches
+        assert first.loop.restore()
+        run.loop.state = first.loop.state
+        return run
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, begin):
     """Returns a run that nothing stopped, and its result."""
-    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
+    run = begin(tmp_path_factory.mktemp("undisturbed") / "run")
     return run, run.train()
 
 
@@ -95,17 +121,17 @@ def check_finished(run, result):
     assert all(math.isfinite(record["loss"]) for record in run.metrics)
 
 
-def test_intervals_of_zero_leave_only_the_end(tmp_path):
+def test_intervals_of_zero_leave_only_the_end(tmp_path, begin):
     plan = PLAN._replace(log_interval=0, eval_interval=0, checkpoint_interval=0)
-    run = Run(tmp_path / "run", plan, "ppo")
+    run = begin(tmp_path / "run", plan)
     result = run.train()
     assert steps_of(run.metrics) == [result["env_steps"]]
     assert run.evaluations == []
     assert run.checkpoints == [f"step-{result['env_steps']:010d}"]
 
 
-def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=40))
+def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, begin, monkeypatch):
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=40))
     means = iter([1.0, 7.0, 3.0, 5.0, 4.0, 0.0, 0.0, 0.0])
     monkeypatch.setattr(
         run.parts.evaluator,
@@ -118,7 +144,7 @@ def test_the_checkpoint_that_evaluates_best_is_kept(tmp_path, monkeypatch):
     assert len(run.checkpoints) == 3  # the newest two, and the best
 
 
-def test_only_weights_that_were_evaluated_have_a_mean_return(tmp_path, monkeypatch):
+def test_only_weights_that_were_evaluated_have_a_mean_return(tmp_path, begin, monkeypatch):
     means, save = {}, Checkpoints.save
 
     def noted(self, env_steps, return_mean=None):
@@ -126,7 +152,7 @@ def test_only_weights_that_were_evaluated_have_a_mean_return(tmp_path, monkeypat
         return save(self, env_steps, return_mean)
 
     monkeypatch.setattr(Checkpoints, "save", noted)
-    run = Run(tmp_path / "run", PLAN, "ppo")
+    run = begin(tmp_path / "run")
     run.train()
     of_evaluations = {record["env_steps"]: record["return_mean"] for record in run.evaluations}
     assert means == {steps: of_evaluations.get(steps) for steps in means}
@@ -152,11 +178,13 @@ def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path,
     assert any("writing works again" in message for message in run.progress.said)
 
 
-def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_path, monkeypatch):
+def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(
+    tmp_path, begin, monkeypatch
+):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=40, checkpoint_interval=0))
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=40, checkpoint_interval=0))
     limits = {2: 2000, 3: None}  # the disk is full from the third evaluation to the fourth
-    means, seen = iter([7.0, 1.0, 8.0, 0.0, 0.0, 0.0, 0.0]), set()
+    means, seen = iter([7.0, 1.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0]), set()
     run.progress.hook = lambda record, phase: seen.update(run.checkpoints)
     with file_sizes_limited() as set_limit:
 
@@ -168,12 +196,12 @@ def test_a_worse_evaluation_is_saved_only_if_the_checkpoint_before_failed(tmp_pa
         monkeypatch.setattr(run.parts.evaluator, "run", evaluate)
         run.train()
     first, _, _, fourth, *_ = steps_of(run.evaluations)
-    _, *saved, end = sorted(seen)  # without that after the warm-up
+    *saved, end = sorted(seen)
     assert saved == [f"step-{first:010d}", f"step-{fourth:010d}"]
 
 
-def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, monkeypatch):
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=100))
+def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, begin, monkeypatch):
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=100))
     returns = iter([[], [-5.0], [-7.0], [-6.0], [-6.0]])
 
     def evaluate(num_episodes, index, on_progress):
@@ -185,22 +213,22 @@ def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, monkeypatch)
 
 
 def test_environments_that_record_returns_count_as_many_episodes_together_as_one(
-    tmp_path, monkeypatch
+    tmp_path, begin, monkeypatch
 ):
     def driver(value):
         own = collections.deque([(0, 100.0)] * 50 + [(0, value)] * 50)
         episodes = SimpleNamespace(own_returns=own, own_return_sum=5_000 + 50 * value)
         return SimpleNamespace(environment=SimpleNamespace(episodes=episodes))
 
-    run = Run(tmp_path / "run")
+    run = begin(tmp_path / "run")
     monkeypatch.setattr(run.parts.runner, "drivers", [driver(1.0), driver(3.0)])
     record = run.loop.record()
     assert (record["return_mean_100"], record["return_sum"]) == (2.0, 10_200.0)
 
 
-def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, monkeypatch):
+def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, begin, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run = Run(tmp_path / "run")
+    run = begin(tmp_path / "run")
     run.folder.open("resume", 1)
     away = tmp_path / "away"
 
@@ -214,12 +242,12 @@ def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, m
     run.train()
     first = next(message for message in run.progress.said if message.startswith("warning"))
     assert "was moved or deleted" in first and "checkpoint" not in first
-    assert len(run.metrics) == (300 - WARM_UP) // 40 + 1 and run.best
+    assert len(run.metrics) == 300 // 40 + 1 and run.best
     assert not away.exists()
 
 
-def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path):
-    run = Run(tmp_path / "run")
+def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path, begin):
+    run = begin(tmp_path / "run")
     run.folder.open("resume", 1)
     before: dict[pathlib.Path, bytes] = {}
 
@@ -259,11 +287,13 @@ def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path
     assert int(at_end.removeprefix("step-")) >= 300
 
 
-def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(tmp_path, monkeypatch):
+def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(
+    tmp_path, begin, monkeypatch
+):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
     monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
     plan = PLAN._replace(log_interval=10**6, eval_interval=0, checkpoint_interval=100)
-    run = Run(tmp_path / "run", plan)
+    run = begin(tmp_path / "run", plan)
     seen: set[int] = set()
     with file_sizes_limited() as set_limit:
 
@@ -278,16 +308,16 @@ def test_a_checkpoint_that_failed_is_tried_again_long_before_the_next_is_due(tmp
     assert not [step for step in seen if 90 <= step < 120]
 
 
-def test_evaluations_change_nothing_of_what_is_trained(tmp_path, undisturbed):
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
+def test_evaluations_change_nothing_of_what_is_trained(tmp_path, begin, undisturbed):
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=0))
     whole, expected = undisturbed
     assert len(whole.evaluations) > 1
     assert run.train()["weights_sha256"] == expected["weights_sha256"]
     assert not run.evaluations
 
 
-def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, undisturbed):
-    run = Run(tmp_path / "run")
+def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, begin, undisturbed):
+    run = begin(tmp_path / "run")
 
     def hook(record, phase):
         run.stop.requested |= run.loop.env_steps >= 300 and phase == EVALUATING
@@ -295,7 +325,7 @@ def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, undist
     run.progress.hook = hook
     with pytest.raises(Stopped):
         run.train()
-    resumed = Run(tmp_path / "run")
+    resumed = begin(tmp_path / "run")
     resumed.train()
     whole, _ = undisturbed
     assert steps_of(resumed.metrics) == steps_of(whole.metrics)
@@ -337,12 +367,12 @@ def unreadable(path, method):
         yield
 
 
-def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path):
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
+def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=0))
     with contextlib.ExitStack() as stack:
 
         def spoil():
-            (tmp_path / "nan").touch()
+            (run.switches / "nan").touch()
             stack.enter_context(unreadable(run.folder.checkpoints, "iterdir"))
 
         run.at(210, spoil)
@@ -388,9 +418,9 @@ def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(
     assert {"Watchdog.timeout = 300.0", "Patience.give_up_after = 600.0"} <= {*settings}
 
 
-def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch):
+def test_a_result_that_cannot_be_written_is_written_later(tmp_path, begin, monkeypatch):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run, tries = Run(tmp_path / "run"), []
+    run, tries = begin(tmp_path / "run"), []
     write = run.folder.write_json
 
     def write_the_second_time(name, value):
@@ -406,19 +436,18 @@ def test_a_result_that_cannot_be_written_is_written_later(tmp_path, monkeypatch)
     assert run.folder.read_json("result.json") == result
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
-    run = Run(tmp_path / "run")
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, begin):
+    run = begin(tmp_path / "run")
     run.train()
-    run.close()
     shutil.rmtree(run.folder.checkpoints)
     before = contents(run.folder.path)
     with pytest.raises(UserError, match="run.json says that the run has a checkpoint, but"):
-        Run(tmp_path / "run").train()
+        begin(tmp_path / "run").train()
     assert contents(run.folder.path) == before
 
 
-def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    run, saved = Run(tmp_path / "run"), []
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, begin):
+    run, saved = begin(tmp_path / "run"), []
     weights = next(iter(run.parts.agent.trained.values())).trainable_variables[0]
 
     def spoil():
@@ -465,25 +494,25 @@ def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path, mon
         assert all(0 <= share <= 1 for share in shares)
 
 
-def test_an_environment_that_raises_is_named_and_the_run_goes_on_afterwards(tmp_path):
-    run = Run(tmp_path / "run")
-    run.at(210, (tmp_path / "fail").touch)
+def test_an_environment_that_raises_is_named_and_the_run_goes_on_afterwards(tmp_path, begin):
+    run = begin(tmp_path / "run")
+    run.at(210, (run.switches / "fail").touch)
     with pytest.raises(UserError) as error:
         run.train()
     message = str(error.value)
     assert "tiny_runs:Walk-v0 raised KeyError: 'no such room'" in message
     assert f"The checkpoint {run.folder.checkpoints / run.checkpoints[-1]} is intact" in message
-    (tmp_path / "fail").unlink()
-    assert Run(tmp_path / "run").train()["env_steps"] >= 300
+    (run.switches / "fail").unlink()
+    assert begin(tmp_path / "run").train()["env_steps"] >= 300
 
 
 @pytest.mark.parametrize("switch", ["fail", "fail_reset"])
-def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, switch):
-    run = Run(tmp_path / "run")
+def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, begin, switch):
+    run = begin(tmp_path / "run")
 
     def hook(record, phase):
         if phase == EVALUATING or switch == "fail_reset" and run.loop.env_steps > 110:
-            (tmp_path / switch).touch()
+            (run.switches / switch).touch()
 
     run.progress.hook = hook
     with pytest.raises(UserError, match=r"tiny_runs:Walk-v0 raised .*\n.*is intact"):
@@ -504,20 +533,19 @@ def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_pat
     run.close()
 
 
-def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(tmp_path):
-    run = Run(tmp_path / "run")
+def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(tmp_path, begin):
+    run = begin(tmp_path / "run")
     variable = run.parts.agent.gradient_variables()[0]
 
     def spoil(record, phase):
         if run.loop.env_steps > 250 and phase == TRAINING:  # no evaluation follows
             variable.assign(tf.fill(variable.shape, math.nan))
-            (tmp_path / "fail").touch()
+            (run.switches / "fail").touch()
 
     run.progress.hook = spoil
     message = "raised KeyError.* is broken: the weights of .* hold NaN or infinity. Lower the"
     with pytest.raises(UserError, match=message):
         run.train()
-    run.close()
 
 
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
@@ -526,14 +554,20 @@ def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
         Run(tmp_path / "run")
 
 
-def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(tmp_path, monkeypatch):
-    run = Run(tmp_path / "run")
+def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(
+    tmp_path, begin, monkeypatch
+):
+    run = begin(tmp_path / "run")
+    (run.switches / "fail").touch()
+    with pytest.raises(UserError, match="no such room"):
+        run.train()
+    run = begin(tmp_path / "another run")
 
     def broken(state, max_iterations, until):
         if max_iterations > 0:
             raise tf.errors.InternalError(None, None, "a defect")
 
-    monkeypatch.setattr(run.parts.runner, "collect_randomly", broken)
+    monkeypatch.setattr(run.parts.runner, "train", broken)
     with pytest.raises(tf.errors.InternalError, match="a defect"):
         run.train()
 
@@ -548,31 +582,32 @@ def file_sizes_limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
-def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path):
-    run = Run(tmp_path / "run")
+def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path, begin):
+    run = begin(tmp_path / "run")
     run.stop_at(150)
     with pytest.raises(Stopped):
         run.train()
     before = contents(run.folder.checkpoints)
 
+    gin.bind_parameter("Patience.give_up_after", 0)
     for limit in (1, 2000):  # bytes: no log fits, or no checkpoint
-        full = Run(tmp_path / "run", Patience__give_up_after=0)
+        full = begin(tmp_path / "run")
         with file_sizes_limited() as set_limit:
             full.at(170, lambda limit=limit, set_limit=set_limit: set_limit(limit))
             with pytest.raises(UserError, match="(?i)cannot write .*File too large") as error:
                 full.train()
-            full.close()
+            full.loop.close()
         assert "intact" in str(error.value)
         assert contents(full.folder.checkpoints) == before
 
 
 @pytest.mark.parametrize("limit", [1, 2000])  # bytes: no log fits, or no checkpoint
 def test_a_disk_that_is_full_for_a_while_costs_no_record_and_no_bit(
-    tmp_path, undisturbed, monkeypatch, limit
+    tmp_path, begin, undisturbed, monkeypatch, limit
 ):
     whole, expected = undisturbed
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run = Run(tmp_path / "run")
+    run = begin(tmp_path / "run")
     with file_sizes_limited() as set_limit:
 
         def hook(record, phase):
@@ -605,8 +640,8 @@ def shown_events(run):
     return steps
 
 
-def test_a_stop_while_the_disk_is_full_says_so(tmp_path):
-    run = Run(tmp_path / "run")
+def test_a_stop_while_the_disk_is_full_says_so(tmp_path, begin):
+    run = begin(tmp_path / "run")
     with file_sizes_limited() as set_limit:
 
         def hook(record, phase):
@@ -617,7 +652,7 @@ def test_a_stop_while_the_disk_is_full_says_so(tmp_path):
         run.progress.hook = hook
         with pytest.raises(UserError, match="(?i)cannot write"):
             run.train()
-    assert Run(tmp_path / "run").train()["env_steps"] >= 300
+    assert begin(tmp_path / "run").train()["env_steps"] >= 300
 
 
 def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
