@@ -73,6 +73,12 @@ class Run:
         self.loop.collect_randomly(self.warm_up)
         return self.loop.train()
 
+    def go_on(self):
+        """Trains to the end after a stop, with what is in memory."""
+        self.stop.requested = False
+        self.progress.hook = lambda record, phase: None
+        return self.loop.train()
+
     def close(self):
         self.loop.close()
         self.parts.close()

@@ -1,6 +1,7 @@
 """Tests that an interrupted tiny run of dqn3_atari ends with the same bits as its twin."""
 
 import re
+import shutil
 
 import gin
 import numpy as np
@@ -70,33 +71,30 @@ def one_iteration_a_call(monkeypatch):
 
 def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     twin = TinyRun(tmp_path / "twin")
-    stop_counts = []
     updates = {}  # by environment steps
 
     def watch(record, phase):
-        updates[twin.loop.env_steps] = int(twin.parts.agent.train_step_counter)
-        if updates[twin.loop.env_steps] % 3:  # a block holds three batches
-            stop_counts.append(twin.loop.env_steps)
+        count = twin.loop.env_steps
+        updates[count] = int(twin.parts.agent.train_step_counter)
+        # A block holds three batches: the run stops where one was partly used, and not at a
+        # checkpoint of the plan.
+        twin.stop.requested = updates[count] % 3 > 0 and count > 80 and count % 70 > 8
 
     twin.progress.hook = watch
-    expected = twin.train()
+    with pytest.raises(Stopped):
+        twin.train()
+    assert twin.everything()["block.json"]["taken"] in (8, 16)
+    game = twin.parts.environment.episodes.vector.envs[0].env
+    assert game.get_state()["lives"] < 5  # lives were lost
     assert (updates[WARM_UP], updates[WARM_UP + 4], updates[WARM_UP + 8]) == (0, 1, 2)
+    shutil.copytree(tmp_path / "twin", tmp_path / "resumed")
+
+    expected = twin.go_on()
     assert 30 <= expected["updates"] <= 32  # boundary rows are not environment steps
     of_twin = twin.everything()
     (copied_at,) = (value for name, value in of_twin.items() if "copied_at" in name)
     assert 120 <= copied_at < 124
-
-    # The run stops where a block was partly used, and not at a checkpoint of the plan.
-    stop_at = next(count for count in stop_counts if count > 80 and count % 70 > 8)
-    path = tmp_path / "resumed"
-    stopped = TinyRun(path)
-    stopped.stop_at(stop_at)
-    with pytest.raises(Stopped):
-        stopped.train()
-    assert stopped.everything()["block.json"]["taken"] in (8, 16)
-    game = stopped.parts.environment.episodes.vector.envs[0].env
-    assert game.get_state()["lives"] < 5  # lives were lost
-    resumed = TinyRun(path)
+    resumed = TinyRun(tmp_path / "resumed")
     result = resumed.train()
     assert resumed.parts.environment.divergence == ""
     for of_clock in (result, expected):
@@ -104,7 +102,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_its_twin(tmp_path):
     assert result == expected
     assert_same(resumed.everything(), of_twin)
     assert resumed.evaluations == twin.evaluations
-    for run in (twin, stopped, resumed):
+    for run in (twin, resumed):
         run.close()
 
 

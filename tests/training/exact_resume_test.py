@@ -1,6 +1,10 @@
-"""Tests that runs of agents that `resume_test` leaves out end like uninterrupted twins."""
+"""Tests that resumed runs of agents that `resume_test` leaves out end like their twins.
+
+A twin goes on after the same stop with what is in memory, which saves the building of its graphs.
+"""
 
 import re
+import shutil
 
 import pytest
 from host_loops import PLAN, Run
@@ -10,8 +14,15 @@ from tiny_runs import read_variables
 from pipeline.utils.shutdown import Stopped
 
 
-def finished(run):
-    run.folder.write_json("result.json", run.train())
+def stopped(run, env_steps):
+    run.stop_at(env_steps)
+    with pytest.raises(Stopped):
+        run.train()
+    return run
+
+
+def finished(run, result):
+    run.folder.write_json("result.json", result)
     run.close()
     return Records(run.folder.path)
 
@@ -19,14 +30,12 @@ def finished(run):
 def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_know_no_interval(
     tmp_path,
 ):
-    twin = finished(Run(tmp_path / "twin"))
-    stopped = Run(tmp_path / "run")
-    stopped.stop_at(140)
-    with pytest.raises(Stopped):
-        stopped.train()
-    stopped.close()
+    run = stopped(Run(tmp_path / "twin"), 140)
+    shutil.copytree(tmp_path / "twin", tmp_path / "run")
+    twin = finished(run, run.go_on())
     plan = PLAN._replace(log_interval=70, eval_interval=30, checkpoint_interval=30)
-    resumed = finished(Run(tmp_path / "run", plan))
+    run = Run(tmp_path / "run", plan)
+    resumed = finished(run, run.train())
     assert len(resumed.evaluations) > len(twin.evaluations)
     assert resumed.result == twin.result
 
@@ -54,16 +63,14 @@ def learners(run):
     ],
 )
 def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):
-    twin = finished(Run(tmp_path / "twin", PLAN, algorithm, **overrides))
-    stopped = Run(tmp_path / "run", PLAN, algorithm, **overrides)
-    stopped.stop_at(env_steps)
-    with pytest.raises(Stopped):
-        stopped.train()
-    stopped.close()
-    accumulators = [agent.accumulator for agent in learners(stopped) if agent.accumulator]
+    run = stopped(Run(tmp_path / "twin", PLAN, algorithm, **overrides), env_steps)
+    shutil.copytree(tmp_path / "twin", tmp_path / "run")
+    accumulators = [agent.accumulator for agent in learners(run) if agent.accumulator]
     assert bool(accumulators) == (algorithm not in ("trpo", "a3c"))
     assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the middle of updates
-    resumed = finished(Run(tmp_path / "run", PLAN, algorithm, **overrides))
+    twin = finished(run, run.go_on())
+    run = Run(tmp_path / "run", PLAN, algorithm, **overrides)
+    resumed = finished(run, run.train())
     assert_same_end(resumed, twin)
     agent = read_variables(resumed.newest / "agent")
     counts = [count for name, count in agent.items() if re.search("moments.*/count", name)]
