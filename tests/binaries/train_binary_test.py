@@ -309,6 +309,7 @@ def test_restart_moves_the_old_run_aside(copied_run):
         "train",
         f"--root_dir={copied_run}",
         *FINISHED_RUN_FLAGS,
+        "--gin_bindings=train.num_env_steps = 300",
         "--restart_behavior=restart",
         "--seed=2",
         "--eager",
