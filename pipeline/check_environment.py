@@ -70,14 +70,14 @@ def main(_: Sequence[str]) -> int:
     cli.load_tensorflow(statements)
     from pipeline.environments import Watchdog
     from pipeline.environments.environment_errors import named_failures
-    from pipeline.training.components import configure_tensorflow
+    from pipeline.training.components import build_environment, configure_tensorflow
     from pipeline.training.train_loop import bound
 
     configuration.apply(statements)
     configure_tensorflow()
     create_environment = bound("create_environment")
     with StopSignal("stopping", ends_at_once=True) as stop:
-        environment = create_environment(_SEED.value)
+        environment = build_environment(_SEED.value, create_environment)
         watchdog = Watchdog([environment.episodes], str, stop)
         close = contextlib.closing
         with close(environment), close(watchdog), named_failures(environment):

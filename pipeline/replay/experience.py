@@ -32,12 +32,13 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
 
+@runtime_checkable
 class Experience(Protocol):
     """Stores collected rows and returns batches of them for training.
 

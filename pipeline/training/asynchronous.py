@@ -41,6 +41,7 @@ from pipeline.training.asynchronous_actors import (
 from pipeline.training.components import (
     Components,
     build_agent,
+    build_environment,
     build_evaluator,
     build_experience,
     compile_update,
@@ -272,7 +273,10 @@ def asynchronous_runner(
         )
     seed_weights(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
-    environments = [create_environment(stream_key(key, "training"), num_envs=1) for key in keys]
+    environments = [
+        build_environment(stream_key(key, "training"), create_environment, num_envs=1)
+        for key in keys
+    ]
     env_steps = count_of_env_steps()
     specs = environments[0].time_step_spec(), environments[0].action_spec()
     shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)

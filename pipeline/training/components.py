@@ -107,12 +107,7 @@ def build(
 ) -> Components:
     """Builds the components of a run; a checkpoint may be restored into them."""
     seed_weights(seed)
-    environment = _created(
-        "train.create_environment",
-        VectorEnvironment,
-        create_environment,
-        stream_key(seed, "training"),
-    )
+    environment = build_environment(stream_key(seed, "training"), create_environment)
     env_steps = count_of_env_steps()
     specs = environment.time_step_spec(), environment.action_spec()
     agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
@@ -152,6 +147,18 @@ def count_of_env_steps() -> tf.Variable:
 def seed_weights(seed: int) -> None:
     """Seeds the weights that Keras draws when networks are built."""
     tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
+
+
+def build_environment(
+    seed: int, create_environment: Callable[..., VectorEnvironment], **kwargs: Any
+) -> VectorEnvironment:
+    """Builds an environment for training with arguments of the factory.
+
+    Raises:
+      UserError: If `create_environment` takes other arguments or returns no environment.
+    """
+    name = "train.create_environment"
+    return _created(name, VectorEnvironment, create_environment, seed, **kwargs)
 
 
 def build_agent(
@@ -203,9 +210,13 @@ def build_experience(
     """Builds the replay buffer or rollout for the rows that `num_envs` environments collect.
 
     Raises:
-      UserError: If the agent cannot learn from the batches that it returns.
+      UserError: If `create_experience` takes other arguments or returns no experience, or if the
+        agent cannot learn from the batches that it returns.
     """
-    experience = create_experience(
+    experience = _created(
+        "train.create_experience",
+        Experience,  # type: ignore[type-abstract]
+        create_experience,
         agent.collect_data_spec,
         num_envs,
         sequence_length=agent.train_sequence_length,

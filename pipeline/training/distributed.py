@@ -30,6 +30,7 @@ from pipeline.training.collectors import Collectors, Spaces, empty_message, is_o
 from pipeline.training.components import (
     Components,
     build_agent,
+    build_environment,
     build_evaluator,
     build_experience,
     compile_update,
@@ -142,7 +143,7 @@ def distributed_runner(
     """
     check_arguments(distributed_runner, locals())
     seed_weights(seed)
-    with contextlib.closing(create_environment(seed)) as sample:
+    with contextlib.closing(build_environment(seed, create_environment)) as sample:
         spaces = Spaces(sample.observation_space, sample.action_space, sample.batch_size)
         specs = sample.time_step_spec(), sample.action_spec()
         CollectDriver(sample, seed=seed)  # for gin, which does not see those of a cluster
