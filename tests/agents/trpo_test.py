@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,11 @@ def rollout(agent: TRPOAgent, action_spec, seed: int = 0) -> tuple[Trajectory, A
     return rows.replace(action=action[:, None], policy_info=info), valid
 
 
+def assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def policy_parameters(agent: TRPOAgent, observation: Array) -> tuple[Array, Array | None]:
     """Returns probabilities [B, n], or means [B, A] and standard deviations, in float64."""
     distribution = agent.actor_critic.distribution(tf.constant(observation))
@@ -164,7 +170,12 @@ def test_flat_vectors_take_their_shapes_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damping", "observation_spec"), [(0.0, THREE_NUMBERS), (0.3, THREE_NUMBERS), (0.3, PIXELS)]
+    ("damping", "observation_spec"),
+    [
+        pytest.param(0.0, THREE_NUMBERS, marks=pytest.mark.crash),
+        (0.3, THREE_NUMBERS),
+        (0.3, PIXELS),
+    ],
 )
 def test_fisher_vector_products_equal_an_explicit_matrix(
     action_spec, damping: float, observation_spec
@@ -216,31 +227,36 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
     if taken < 1:
         longer = unflatten(as_float32(before + taken / 0.8 * longest), agent.policy_variables)
-        for variable, value in zip(agent.policy_variables, longer, strict=True):
-            variable.assign(value)
+        assign(agent.policy_variables, longer)
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
-@pytest.mark.parametrize("offset", [0.0, 2.0])  # with 2 the surrogate is not 0 before the step
-def test_accepted_steps_improve_within_the_bound(action_spec, offset: float) -> None:
+def test_accepted_steps_improve_within_the_bound(action_spec) -> None:
     agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
     train = tf.function(agent.train, autograph=False)
-    for seed in range(6):
-        rows, valid = rollout(agent, action_spec, seed)
-        rows.policy_info.advantage[:] += offset
-        observation = rows.observation[:, 0]
-        old = policy_parameters(agent, observation[valid])
-        extra = train(tensors(rows), tf.ones(ROWS)).extra
-        assert extra["accepted"] == 1.0
-        kl = mean_kl(old, policy_parameters(agent, observation[valid]))
-        assert 0.0 < kl <= 0.05 * (1 + 1e-4)
-        assert_close(extra["kl"], kl, 1e-4)
-        advantage = rows.policy_info.advantage[:, 0]
-        log_prob = agent.actor_critic.distribution(observation).log_prob(rows.action[:, 0])
-        ratio = np.exp(log_prob - rows.policy_info.log_probability[:, 0])
-        improvement = np.mean((ratio * advantage)[valid]) - np.mean(advantage[valid])
-        assert improvement > 0
-        assert_close(extra["surrogate"], improvement, 1e-4)
+    initial = values_of(agent.variables)
+    for offset in (0.0, 2.0):  # with 2 the surrogate is not 0 before the step
+        assign(agent.variables, initial)
+        for seed in range(6):
+            rows, valid = rollout(agent, action_spec, seed)
+            rows.policy_info.advantage[:] += offset
+            check_accepted_step(agent, rows, valid, train)
+
+
+def check_accepted_step(agent: TRPOAgent, rows: Trajectory, valid: Array, train: Any) -> None:
+    observation = rows.observation[:, 0]
+    old = policy_parameters(agent, observation[valid])
+    extra = train(tensors(rows), tf.ones(ROWS)).extra
+    assert extra["accepted"] == 1.0
+    kl = mean_kl(old, policy_parameters(agent, observation[valid]))
+    assert 0.0 < kl <= 0.05 * (1 + 1e-4)
+    assert_close(extra["kl"], kl, 1e-4)
+    advantage = rows.policy_info.advantage[:, 0]
+    log_prob = agent.actor_critic.distribution(observation).log_prob(rows.action[:, 0])
+    ratio = np.exp(log_prob - rows.policy_info.log_probability[:, 0])
+    improvement = np.mean((ratio * advantage)[valid]) - np.mean(advantage[valid])
+    assert improvement > 0
+    assert_close(extra["surrogate"], improvement, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -304,27 +320,25 @@ def test_without_advantages_nothing_moves() -> None:
 
 
 def test_boundary_rows_never_enter(action_spec) -> None:
-    first, second = (create(action_spec, value_minibatch_size=ROWS) for _ in range(2))
-    rows, valid = rollout(first, action_spec)
+    agent = create(action_spec, value_minibatch_size=ROWS)
+    train, initial = tf.function(agent.train, autograph=False), values_of(agent.variables)
+    rows, valid = rollout(agent, action_spec)
     assert not valid.all()
-    first.train(tensors(rows), tf.ones(ROWS))
+    train(tensors(rows), tf.ones(ROWS))
+    trained = values_of(agent.actor_critic.trainable_variables)
     info = tf.nest.map_structure(
         lambda x: np.where(valid[:, None], x, np.float32(3.0)), rows.policy_info
     )
     garbage = np.where(valid[:, None, None], rows.observation, np.float32(5.0))
-    second.train(tensors(rows.replace(observation=garbage, policy_info=info)), tf.ones(ROWS))
-    assert_same(
-        values_of(first.actor_critic.trainable_variables),
-        values_of(second.actor_critic.trainable_variables),
-    )
+    assign(agent.variables, initial)
+    train(tensors(rows.replace(observation=garbage, policy_info=info)), tf.ones(ROWS))
+    assert_same(values_of(agent.actor_critic.trainable_variables), trained)
 
 
 def test_the_value_function_learns_by_minibatches() -> None:
     agent = create(value_epochs=3, value_minibatch_size=12, learning_rate=0.05)
-    rows, _ = rollout(agent, FOUR_ACTIONS)
-    losses = [
-        float(agent.train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)
-    ]
+    train, (rows, _) = tf.function(agent.train, autograph=False), rollout(agent, FOUR_ACTIONS)
+    losses = [float(train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)]
     # Three epochs of 40 // 12 minibatches, and a step of the policy unless it is rejected.
     assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
     assert losses[-1] < 0.9 * losses[0]

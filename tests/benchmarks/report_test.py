@@ -1,3 +1,4 @@
+import contextlib
 import html.parser
 import itertools
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from benchmark_records import (
@@ -22,6 +24,7 @@ from benchmark_records import (
 )
 
 from pipeline.benchmarks import (
+    figures,
     formatting,
     interval_estimates,
     published_scores,
@@ -38,10 +41,13 @@ BEST = "best published: same agent, protocol and steps"
 
 
 class Report:
-    """Report of a folder, parsed from its Markdown."""
+    """Report of a folder, or one of its sections, parsed from its Markdown."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, section: str = "") -> None:
         self.text = (folder / "report.md").read_text()
+        if section:
+            _, heading, rest = self.text.partition(f"\n## {section}\n")
+            self.text = heading + rest.partition("\n## ")[0]
         self.html = (folder / "report.html").read_text()
         self.tables: list[tuple[str, list[dict[str, str]]]] = []
         caption = ""
@@ -77,8 +83,12 @@ def _plain(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)
 
 
-def write(tmp_path: pathlib.Path, records: Sequence[Record]) -> Report:
-    paths = report.write(write_records(tmp_path / f"{records[0]['suite']}.jsonl", records))
+def write(tmp_path: pathlib.Path, records: Sequence[Record], draws: bool = False) -> Report:
+    """Writes a report; without `draws`, figures are made, but empty, which saves half the time."""
+    folder = write_records(tmp_path / f"{records[0]['suite']}.jsonl", records)
+    empty = mock.patch.object(figures, "inline_svg", lambda canvas, name: "<svg></svg>")
+    with contextlib.nullcontext() if draws else empty:
+        paths = report.write(folder)
     assert sorted(path.name for path in paths) == ["report.html", "report.md"]
     return Report(tmp_path)
 
@@ -114,7 +124,7 @@ def everything(tmp_path_factory) -> pathlib.Path:
     """Writes a report of two suites, one of which has two protocols, and returns its folder."""
     folder = tmp_path_factory.mktemp("everything")
     write_records(folder / "five.jsonl", games())
-    write(folder, cartpole())
+    write(folder, cartpole(), draws=True)
     return folder
 
 
@@ -122,9 +132,14 @@ def dqn_games() -> list[Record]:
     return [record for record in games() if record["algorithm"] == "dqn"]
 
 
-@pytest.fixture(scope="module")
-def dqn_report(tmp_path_factory) -> Report:
-    return write(tmp_path_factory.mktemp("dqn"), dqn_games())
+@pytest.fixture
+def dqn_report(everything) -> Report:
+    return Report(everything, "five: DQN")
+
+
+@pytest.fixture
+def cartpole_report(everything) -> Report:
+    return Report(everything, "trial")
 
 
 def value(text: str) -> float:
@@ -152,9 +167,8 @@ def final(records: Sequence[Record], algorithm: str, environment: str) -> list[f
     return [statistics.fmean(r["evaluation_returns"]) for r in own]
 
 
-def test_the_first_table_tells_who_is_best_by_how_much_and_how_sure_that_is(tmp_path):
-    records = cartpole()
-    written = write(tmp_path, records)
+def test_the_first_table_tells_who_is_best_by_how_much_and_how_sure_that_is(cartpole_report):
+    records, written = cartpole(), cartpole_report
     caption, (row,) = written.tables[0]
     assert (caption, row["environment"]) == ("Who is best", "CartPole-v1")
     ours = {name: final(records, name, "CartPole-v1") for name in ("dqn", "ppo")}
@@ -173,9 +187,9 @@ def test_an_agent_alone_is_the_best(tmp_path):
     assert (row["best agent"], row["next"], row["ahead by"]) == ("DQN", "", "")
 
 
-def test_scores_are_those_of_an_independent_computation(tmp_path):
+def test_scores_are_those_of_an_independent_computation(cartpole_report):
     records = cartpole()
-    rows = write(tmp_path, records).rows("Results")
+    rows = cartpole_report.rows("Results")
     assert [row["agent"] for row in rows] == ["DQN", "PPO"]
     for row, algorithm in zip(rows, ("dqn", "ppo"), strict=True):
         values = final(records, algorithm, "CartPole-v1")
@@ -320,7 +334,7 @@ def test_incomplete_suite_says_so_first_and_what_is_missing_last(tmp_path):
         make_failed("sac", "Pendulum-v1", 1, "killed by SIGKILL", num_seeds=3),
         make_record("ppo", "Pendulum-v1", seed=1, num_seeds=1),
     ]
-    written = write(tmp_path, records)
+    written = write(tmp_path, records, draws=True)
     assert written.notices[0].startswith("Incomplete: 4 of 10 runs have finished")
     assert written.notices[-5:] == [
         "trial, no record of seeds 4, 6: DQN on CartPole-v1.",
@@ -378,10 +392,12 @@ def test_all_revisions_of_a_run_are_listed(tmp_path):
     assert (second["git revision"], second["inexact resumes"]) == ("", "")
 
 
-def test_complete_suite_needs_no_notice(tmp_path):
+def test_complete_suite_needs_no_notice_and_a_file_left_by_a_full_disk_is_no_suite(tmp_path):
     written = write(tmp_path, cartpole())
     assert written.notices == []
     assert "All runs that were asked for have finished (10 runs)." in written.text
+    (tmp_path / ".tmp-trial.jsonl").write_text((tmp_path / "trial.jsonl").read_text())
+    assert write(tmp_path, cartpole()).text == written.text
 
 
 def test_pairs_of_a_shipped_suite_without_any_record_are_missed(tmp_path):
@@ -431,12 +447,6 @@ def test_a_suite_of_ones_own_may_have_a_shipped_one_s_name(tmp_path):
     asked = {"dqn-CartPole-v1": {"num_seeds": 1, "settings": {}}}
     (tmp_path / "smoke.plan.json").write_text(json.dumps(asked))
     assert write(tmp_path, [make_record(suite="smoke", num_seeds=1)]).notices == []
-
-
-def test_a_file_left_by_a_full_disk_is_no_suite(tmp_path):
-    text = write(tmp_path, cartpole()).text
-    (tmp_path / ".tmp-trial.jsonl").write_text((tmp_path / "trial.jsonl").read_text())
-    assert write(tmp_path, cartpole()).text == text
 
 
 def test_probability_over_several_environments_is_their_mean(tmp_path):
@@ -537,9 +547,8 @@ def test_protocols_are_never_mixed(everything):
     assert len([caption for caption, _ in written.tables if caption == "Results"]) == 3
 
 
-def test_every_run_tells_how_it_was_made(tmp_path):
-    records = cartpole()
-    written = write(tmp_path, records)
+def test_every_run_tells_how_it_was_made(cartpole_report):
+    records, written = cartpole(), cartpole_report
     for row, record in zip(written.rows("Runs"), records, strict=True):
         assert row["command"] == record["command"]
         score = statistics.fmean(record["evaluation_returns"])
@@ -634,7 +643,7 @@ def test_every_figure_is_there_and_described(everything):
 def test_names_cannot_break_out(tmp_path):
     evil = '<script>alert("|`x`|")</script> [a](b) &lt;'
     fields: dict[str, Any] = {"config": evil, "command": evil, "cpu_model": evil, "protocol": evil}
-    written = write(tmp_path, [make_record("dqn", evil, **fields)])
+    written = write(tmp_path, [make_record("dqn", evil, **fields)], draws=True)
     page = Page(written.html)
     assert "script" not in {tag for tag, _ in page.tags}
     assert not [a for tag, a in page.tags if tag == "a" and a["href"] == "b"]

@@ -130,15 +130,21 @@ RUNTIMES = {
 }
 
 
+@pytest.fixture(scope="module")
+def played(restored):
+    """Returns the action space, batches of observations and the actions of `load_policy`."""
+    policy = policy_of(restored)
+    batches = [samples(policy.observation_space, number) for number in (1, 20)]
+    return policy.action_space, [(batch, np.asarray(policy.predict(batch))) for batch in batches]
+
+
 @pytest.mark.parametrize("name", RUNTIMES)
-def test_each_runtime_returns_the_same_actions(restored, name, tmp_path):
+def test_each_runtime_returns_the_same_actions(restored, played, name, tmp_path):
     write, runtime = RUNTIMES[name]
     write(ExportedPolicy(policy_of(restored, name != "tflite")), tmp_path / "policy")
-    policy = policy_of(restored)
     act = runtime(tmp_path / "policy")
-    for number in (1, 20):
-        batch = samples(policy.observation_space, number)
-        expected = np.asarray(policy.predict(batch))
+    action_space, batches = played
+    for batch, expected in batches:
         leaves = batch.items() if isinstance(batch, dict) else [("", batch)]
         inputs = {f"observation_{key}".strip("_"): value for key, value in leaves}
         if name == "saved_model":
@@ -146,7 +152,7 @@ def test_each_runtime_returns_the_same_actions(restored, name, tmp_path):
         actions = np.asarray(act(**inputs)["action"])
         assert actions.dtype == expected.dtype
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
-        assert all(map(policy.action_space.contains, actions))
+        assert all(map(action_space.contains, actions))
     assert len(np.unique(expected)) > 1
 
 

@@ -4,16 +4,20 @@ import itertools
 import re
 
 import gin
+import numpy as np
 import pytest
+from ale_py.vector_env import AtariVectorEnv
 from conftest import ROOT
+from gymnasium.vector import VectorEnv
 
 from pipeline import configuration
 from pipeline.checkpointing.exactness import configured_otherwise
+from pipeline.environments import atari
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
-pytestmark = pytest.mark.usefixtures("any_config")
+pytestmark = pytest.mark.usefixtures("any_config", "one_game_each")
 
 NAMES = [name for name, _ in configuration.list_configs()]
 READY = [name for name in NAMES if "/" not in name]
@@ -41,6 +45,30 @@ CONTINUOUS = {
     "agents/sac",
     "agents/trpo",
 }
+
+
+class OneGame(VectorEnv):
+    """Says that it has `num_envs` environments, but loads one, whose start all of them show."""
+
+    def __init__(self, game, num_envs, **settings):
+        self.num_envs = num_envs
+        self._one = AtariVectorEnv(game, 1, **settings)
+        self.metadata = self._one.metadata
+        self.single_observation_space = self._one.single_observation_space
+        self.single_action_space = self._one.single_action_space
+
+    def reset(self, *, seed=None, options=None):
+        observations, info = self._one.reset(seed=seed[:1], options=options)
+        return np.repeat(observations, self.num_envs, 0), info
+
+    def close(self, **kwargs):
+        self._one.close(**kwargs)
+
+
+@pytest.fixture
+def one_game_each(monkeypatch):
+    # Loading games would take most of the time, and no test of this file steps them.
+    monkeypatch.setattr(atari, "AtariVectorEnv", OneGame)
 
 
 def build(files, *bindings):
@@ -117,8 +145,10 @@ def factory_of(name):
 
 @pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
 def test_ready_run(name, tmp_path):
-    game = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
-    build([name], *game)
+    bindings = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
+    if name.startswith(("a3c_", "async_")):
+        bindings.append("asynchronous_runner.num_actors = 2")  # all actors are alike
+    build([name], *bindings)
     algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
     assert unread_by_mistake() == []
@@ -167,6 +197,7 @@ def test_composition(agent, environment, continuous):
             f"{factory}.game = 'pong'",
             f"{factory}.num_envs = 2",
             f"evaluation/{factory}.num_envs = 2",
+            "nature_cnn_encoder.units = (8,)",
         ]
         if factory == "atari_environment":
             bindings.append(f"atari_environment.continuous = {continuous}")

@@ -18,7 +18,7 @@ from pipeline.ops import returns
 
 FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
 GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
-MANY_CASES = settings(max_examples=150)
+MANY_CASES = settings(max_examples=50)  # of up to 8 sequences: TensorFlow takes time by the call
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ def rows_of(events: np.ndarray, starts: np.ndarray, seed: int) -> Rows:
 
 @st.composite
 def some_rows(draw: st.DrawFn, min_rows: int = 1) -> Rows:
-    num_rows, batch = draw(st.integers(min_rows, 9)), draw(st.integers(1, 3))
+    num_rows, batch = draw(st.integers(min_rows, 9)), draw(st.sampled_from([1, 2, 8]))
     event = st.sampled_from([GO_ON, GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE])
     columns = draw(
         st.lists(
@@ -251,16 +251,16 @@ def rlax_v_trace(
     lambda_: float,
     clip_rho: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes targets and advantages of one sequence by the formulas of rlax, `vtrace.py`."""
+    """Computes targets and advantages by the formulas of rlax, `vtrace.py`; arrays are [T, B]."""
     clipped = np.minimum(clip_rho, rho_tm1)
     traces = lambda_ * np.minimum(1.0, rho_tm1)
     td_errors = clipped * (r_t + discount_t * v_t - v_tm1)
-    errors, error = np.zeros_like(v_t), 0.0
+    errors, error = np.zeros_like(v_t), np.zeros_like(v_t[0])
     for i in reversed(range(len(v_t))):
         error = td_errors[i] + discount_t[i] * traces[i] * error
         errors[i] = error
     targets_tm1 = errors + v_tm1
-    q_bootstrap = np.append(lambda_ * targets_tm1[1:] + (1 - lambda_) * v_tm1[1:], v_t[-1])
+    q_bootstrap = np.vstack([lambda_ * targets_tm1[1:] + (1 - lambda_) * v_tm1[1:], v_t[-1]])
     return targets_tm1, clipped * (r_t + discount_t * q_bootstrap - v_tm1)
 
 
@@ -268,17 +268,15 @@ def rlax_v_trace(
 @given(st.integers(0, 99), st.sampled_from([0.0, 0.8, 1.0]), st.sampled_from([0.7, 1.0, np.inf]))
 def test_v_trace_of_rlax(seed: int, lambda_: float, rho_clip: float) -> None:
     random = np.random.default_rng(seed)
-    rewards, values, ratios = random.normal(size=[3, 6])
-    ratios, discounts, final = np.exp(ratios), 0.9 * (random.random(6) > 0.2), random.normal()
+    rewards, values, ratios = random.normal(size=[3, 6, 4])
+    ratios, discounts = np.exp(ratios), 0.9 * (random.random([6, 4]) > 0.2)
+    final = random.normal(size=4)
     expected = rlax_v_trace(
-        values, np.append(values[1:], final), rewards, discounts, ratios, lambda_, rho_clip
+        values, np.vstack([values[1:], final]), rewards, discounts, ratios, lambda_, rho_clip
     )
-    reward, discount, value, ratio = float32(
-        *(x[:, np.newaxis] for x in (rewards, discounts, values, ratios))
-    )
-    final_value = tf.constant([final], tf.float32)
+    reward, discount, value, final_value, ratio = float32(rewards, discounts, values, final, ratios)
     actual = returns.v_trace(reward, discount, value, final_value, ratio, lambda_, rho_clip)
-    np.testing.assert_allclose(np.stack(actual)[..., 0], expected, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(np.stack(actual), expected, rtol=1e-5, atol=2e-5)
 
 
 @MANY_CASES

@@ -147,10 +147,12 @@ def check_batch(
     numbers, positions = np.divmod(rows.action[:, 0], 10**12)
     np.testing.assert_array_equal(keys, numbers * capacity + positions % capacity)
     np.testing.assert_array_equal(weights, np.float32(rows.step_type[:, 0] != LAST))
-    expected = [
-        stack_rows(streams[n].rows[p : p + length]) for n, p in zip(numbers, positions, strict=True)
-    ]
-    tf.nest.map_structure(np.testing.assert_array_equal, rows, stack_rows(expected))
+    for number in set(numbers.tolist()):
+        of_stream = numbers == number
+        places = positions[of_stream][:, np.newaxis] + np.arange(length)
+        written = stack_rows(streams[number].rows)
+        for column, expected in zip(tf.nest.flatten(rows), tf.nest.flatten(written), strict=True):
+            np.testing.assert_array_equal(column[of_stream], expected[places])
     return set(zip(numbers.tolist(), positions.tolist(), strict=True))
 
 

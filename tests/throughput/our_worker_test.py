@@ -37,6 +37,7 @@ def test_a_workload_is_what_is_trained(name, num_envs):
     bindings = our_worker.gin_bindings(workload, num_envs, "bfloat16")
     # Nothing is measured here, so the memory for a million frames is saved.
     small = [b.replace("1000000", "1000") for b in bindings]
+    small.append("evaluation/atari_environment.num_envs = 1")  # each loads a game
     configuration.load(our_worker.gin_files(workload), small)
     built = []
 

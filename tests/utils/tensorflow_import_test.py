@@ -63,17 +63,23 @@ def test_a_python_without_docstrings_is_refused():
     assert "drops docstrings: start it without -OO" in last_line(error)
 
 
-def test_importing_says_nothing_and_leaves_no_module_that_poses_as_gym():
-    ended = run("""
-        import sys
-        from pipeline.utils.tensorflow_import import import_tensorflow
-        import_tensorflow()
-        import tensorflow as tf
-        import tf_agents, tf_keras
-        tf.constant(1) + 1
-        assert tf.keras.Model is tf_keras.Model
-        assert not {"gym", "pygame", "keras"} & set(sys.modules)
-        """)
+def test_importing_says_only_that_tf_keras_becomes_keras_2_and_leaves_no_module_that_poses_as_gym(
+    finished_run,
+):
+    code = """
+    import sys, warnings
+    import pipeline
+    with warnings.catch_warnings(record=True) as told:
+        pipeline.load_policy(sys.argv[1])
+    assert [x.category for x in told] == [UserWarning]
+    assert str(told[0].message).startswith("From here on tf.keras is Keras 2")
+    import tensorflow as tf
+    import tf_agents, tf_keras
+    tf.constant(1) + 1
+    assert tf.keras.Model is tf_keras.Model
+    assert not {"gym", "pygame", "keras"} & set(sys.modules)
+    """
+    ended = run(code, finished_run.root_dir)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
@@ -109,12 +115,6 @@ def test_a_keras_3_model_beside_a_policy_is_what_it_was(finished_run):
     """
     ended = run(code, finished_run.root_dir, **{LEGACY_KERAS: "1"})
     assert ended.returncode == 0, ended.stderr
-
-
-def test_that_tf_keras_becomes_keras_2_is_told(finished_run):
-    told = run("import sys, pipeline; pipeline.load_policy(sys.argv[1])", finished_run.root_dir)
-    assert told.returncode == 0
-    assert "UserWarning: From here on tf.keras is Keras 2" in told.stderr
 
 
 def test_keras_3_that_the_environment_demands_is_refused(tmp_path):
