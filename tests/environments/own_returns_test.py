@@ -1,5 +1,7 @@
 """Returns that gymnasium's RecordEpisodeStatistics records below a wrapper of rewards."""
 
+import shutil
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,12 +9,11 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformRewa
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 from scripted_environments import PlainEnv
-from tiny_runs import Walk
+from tiny_runs import Walk, build_components
 
 from pipeline.environments.process_vector import ProcessVector
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.training.collector_places import InProcess
-from pipeline.utils.shutdown import Stopped
 
 
 def scaled(env):
@@ -36,8 +37,8 @@ def test_messages_of_collectors_have_the_returns_of_the_environment(tmp_path, mo
     monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
     monkeypatch.setattr(InProcess, "drivers", ())  # as on a cluster
     run = Run(tmp_path, PLAN, "dqn", **SCALED, distributed_runner__message_steps=4)
-    run.train()
-    last = run.metrics[-1]
+    run.loop.collect_randomly(280)
+    last = run.loop.record()
     assert last["episodes"] > 10
     assert last["return_mean_100"] == pytest.approx(3 * last["episode_length_mean_100"])
     assert_is_sum(last)
@@ -110,31 +111,31 @@ def test_a_wrapper_may_divide_the_episodes_that_are_recorded():
     assert of_ends == [3.0, 2.0, 3.0, 2.0]  # an episode below has 5 steps
 
 
-def test_truncated_episodes_of_an_evaluation_count(tmp_path):
-    run = Run(tmp_path, PLAN, "ppo", **SCALED, Evaluator__max_episode_steps=9)
-    returns = run.train()["evaluation"]["returns"]
-    run.close()
-    summed = Run(tmp_path / "summed", PLAN, "ppo", Evaluator__max_episode_steps=9)
-    assert returns == summed.train()["evaluation"]["returns"]  # without the wrapper
-    summed.close()
-    assert set(returns) == {21.0, 27.0}
+def test_truncated_episodes_of_an_evaluation_count():
+    returns = []
+    for name in ("ScaledWalk-v0", "tiny_runs:Walk-v0"):  # with the wrapper and without it
+        parts = build_components(
+            "ppo", gymnasium_environment__name=name, Evaluator__max_episode_steps=9
+        )
+        returns.append(parts.evaluator.run(PLAN.num_final_episodes, 0)["returns"])
+        parts.close()
+    assert returns[0] == returns[1]
+    assert set(returns[0]) == {21.0, 27.0}
 
 
 def test_logs_and_evaluations_have_the_returns_of_the_environment(tmp_path):
-    runs = {}
-    for name in ("twin", "run"):
-        run = Run(tmp_path / name, PLAN, "ppo", **SCALED)
-        if name == "run":
-            run.stop_at(140)
-            with pytest.raises(Stopped):
-                run.train()
-            run.close()
-            run = Run(tmp_path / name, PLAN, "ppo", **SCALED)
-        run.folder.write_json("result.json", run.train())
-        run.close()
-        runs[name] = Records(run.folder.path)
-    assert_same_end(runs["run"], runs["twin"])
-    twin = runs["twin"]
+    copy = tmp_path / "run"
+    whole = Run(tmp_path / "twin", PLAN._replace(checkpoint_interval=70), "nstep_q", **SCALED)
+    # As if it had been killed between the checkpoint at 140 steps and the next one.
+    whole.at(150, lambda: copy.exists() or shutil.copytree(whole.folder.path, copy))
+    whole.train()
+    whole.close()
+    assert 140 <= Records(copy).env_steps < 160
+    resumed = Run(copy, PLAN, "nstep_q", **SCALED)
+    resumed.train()
+    resumed.close()
+    twin = Records(tmp_path / "twin")
+    assert_same_end(Records(copy), twin)
     assert set(twin.result["evaluation"]["returns"]) == {21.0, 33.0}  # 3 for each of 7 or 11 steps
     last = twin.metrics[-1]
     assert 21 < last["return_mean_100"] < 33

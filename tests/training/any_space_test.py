@@ -1,6 +1,7 @@
 """Runs with every kind of space: they train, resume bit for bit, and are loaded as policies."""
 
 import os
+import shutil
 
 import gymnasium
 import numpy as np
@@ -14,7 +15,6 @@ from tiny_runs import bindings
 
 import pipeline
 from pipeline.utils.errors import UserError
-from pipeline.utils.shutdown import Stopped
 
 NUM_ACTIONS = 12
 NESTED = Dict(
@@ -106,7 +106,8 @@ FAST = {
     [pytest.param(x, marks=[pytest.mark.learning] * (x != "dqn")) for x in FAST],
 )
 def test_a_game_that_forbids_most_actions_is_learnt(tmp_path, algorithm):
-    plan = PLAN._replace(num_env_steps=3_000, eval_interval=0, num_final_episodes=30)
+    intervals = {"log_interval": 0, "eval_interval": 0, "checkpoint_interval": 0}
+    plan = PLAN._replace(num_env_steps=3_000, num_final_episodes=30, **intervals)
     run = Run(tmp_path / "run", plan, algorithm, **of("MaskedGame"), **FAST[algorithm])
     result = run.train()
     run.close()
@@ -121,21 +122,17 @@ def test_a_game_that_forbids_most_actions_is_learnt(tmp_path, algorithm):
     ],
 )
 def test_a_run_with_nested_observations_ends_as_its_twin(tmp_path, algorithm, actions):
-    overrides = of("Nested", actions=actions)
-    runs = {}
-    for name in ("twin", "run"):
-        run = Run(tmp_path / name, PLAN, algorithm, **overrides)
-        if name == "run":
-            run.stop_at(140)
-            with pytest.raises(Stopped):
-                run.train()
-            run.close()
-            run = Run(tmp_path / name, PLAN, algorithm, **overrides)
-        run.folder.write_json("result.json", run.train())
-        run.close()
-        runs[name] = Records(run.folder.path)
-    assert_same_end(runs["run"], runs["twin"])
-    returns = runs["run"].result["evaluation"]["returns"]
+    overrides, copy = of("Nested", actions=actions), tmp_path / "run"
+    twin = Run(tmp_path / "twin", PLAN._replace(checkpoint_interval=70), algorithm, **overrides)
+    # As if it had been killed between the checkpoint at 140 steps and the next one.
+    twin.at(150, lambda: copy.exists() or shutil.copytree(twin.folder.path, copy))
+    twin.train()
+    twin.close()
+    assert 140 <= Records(copy).env_steps < 160
+    run = Run(copy, PLAN, algorithm, **overrides)
+    returns = run.train()["evaluation"]["returns"]
+    run.close()
+    assert_same_end(Records(copy), Records(tmp_path / "twin"))
     assert set(returns) == {5.0}  # every action was one of the space
 
 

@@ -5,6 +5,8 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from unittest.mock import Mock
 
 import gin
@@ -14,8 +16,17 @@ import pytest
 import tensorflow as tf
 from host_loops import PLAN, Run, actor_threads
 from tf_agents.trajectories import StepType
-from tiny_runs import Walk, assert_same, build_components, saved, variables
+from tiny_runs import (
+    Walk,
+    assert_same,
+    bindings,
+    build_components,
+    gin_files,
+    saved,
+    variables,
+)
 
+from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics, merge_statistics
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.gymnasium_envs import gymnasium_environment
@@ -60,17 +71,55 @@ class Training:
         }
 
 
-def test_with_one_actor_threads_and_turns_agree_bit_for_bit():
-    in_turns, in_threads = Training(**ONE), Training(**ONE, **THREADS)
-    for training in (in_turns, in_threads):
+class Alone(NamedTuple):
+    """Trainings of one actor for 150 environment steps, which tests share.
+
+    Tests may train on, but no more than that: only graphs and snapshots are compared.
+
+    Attributes:
+      turns: Training without threads and locks, in chunks of one iteration.
+      locked: Training with a lock, in one chunk.
+      snapshots: What they hold at the end, and what a training in a thread holds.
+      lengths: Environment steps of each iteration of `turns`.
+    """
+
+    turns: Training
+    locked: Training
+    snapshots: Mapping[str, dict]
+    lengths: Sequence[int]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    turns, threads = Training(**ONE), Training(**ONE, **THREADS)
+    locked = Training(**ONE, asynchronous_runner__use_locking=True)
+    counts = [turns.env_steps]
+    while counts[-1] < 150:
+        turns.train(1, 150)
+        counts.append(turns.env_steps)
+    for training in (threads, locked):
         training.train(10**6, 150)
-    assert_same(in_turns.snapshot(), in_threads.snapshot())
-    assert int(in_turns.parts.agent.train_step_counter) > 5
-    in_threads.runner.close()
+    trainings = {"turns": turns, "threads": threads, "locked": locked}
+    snapshots = {name: training.snapshot() for name, training in trainings.items()}
+    threads.runner.close()  # other tests count threads
+    yield Alone(turns, locked, snapshots, np.diff(counts).tolist())
+    for training in (turns, locked):
+        training.runner.close()
 
 
-def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated():
-    training = Training(**ONE, asynchronous_runner__use_locking=True)
+def test_one_actor_learns_the_same_bits_in_turns_in_a_thread_and_with_a_lock(alone):
+    assert_same(alone.snapshots["turns"], alone.snapshots["threads"])
+    assert_same(alone.snapshots["turns"], alone.snapshots["locked"])
+    assert int(alone.turns.parts.agent.train_step_counter) > 5
+
+
+def test_a_rollout_ends_with_the_episode(alone):
+    # Episodes have 7 and 11 steps, rollouts 5 rows.
+    assert alone.lengths[:8] == [5, 2, 5, 5, 1, 5, 2, 5]
+
+
+def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated(alone):
+    training = alone.locked
     nodes = nodes_of_iteration(training)
     releases = [name for name, node in nodes.items() if node.op == "ConsumeMutexLock"]
     waited = [Counter(nodes[x].op for x in ancestors(nodes, name)) for name in releases]
@@ -80,8 +129,8 @@ def test_a_lock_is_held_until_all_weights_are_copied_and_all_are_updated():
     assert updated["ResourceApplyRMSProp"] == num_weights
 
 
-def test_no_step_of_an_environment_begins_before_the_weights_are_copied_and_counted():
-    training = Training(**ONE)
+def test_no_step_of_an_environment_begins_before_the_weights_are_copied_and_counted(alone):
+    training = alone.turns
     nodes = nodes_of_iteration(training)
     # A step is conditional, because it is left out once the episode has ended.
     steps = [name for name, node in nodes.items() if node.op == "If"]
@@ -112,13 +161,6 @@ def ancestors(nodes, name):
     return found
 
 
-def test_locking_changes_no_bit_of_what_one_actor_learns():
-    trainings = [Training(**ONE, asynchronous_runner__use_locking=x) for x in (False, True)]
-    for training in trainings:
-        training.train(10**6, 100)
-    assert_same(*(training.snapshot() for training in trainings))
-
-
 @pytest.mark.crash
 def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once(
     monkeypatch,
@@ -133,18 +175,31 @@ def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once
         assert actor.train.experimental_get_tracing_count() == 1
 
 
-def test_actors_take_turns_in_an_order_drawn_for_every_round():
+def test_actors_act_with_copies_of_the_weights_in_an_order_drawn_for_every_round():
     training = Training(asynchronous_runner__num_actors=3)
+    shared, copies = training.parts.agent, [x.agent for x in training.runner.actors]
     taken: list[int] = []
-    for number, actor in enumerate(training.runner.actors):
-        (driver,) = actor.drivers
+    for number, driver in enumerate(training.runner.drivers):
         vector = driver.environment.episodes.vector
         vector.step = followed(vector.step, taken, number)
-    training.train(12, 10**6)
+    before = weights_of(shared)
+    training.train(1, 10**6)
+    assert not all(map(np.array_equal, before, weights_of(shared)))
+    # The first actor to move began with the earlier weights, and still has them.
+    has_earlier = [all(map(np.array_equal, before, weights_of(copy))) for copy in copies]
+    assert [number for number, earlier in enumerate(has_earlier) if earlier] == [taken[0]]
+    assert int(shared.train_step_counter) == 3
+    assert [int(agent.train_step_counter) for agent in copies] == [0, 0, 0]
+
+    training.train(11, 10**6)
     turns = [now for now, before in zip(taken, [None, *taken], strict=False) if now != before]
     orders = {tuple(turns[i : i + 3]) for i in range(0, 24, 3)}
     assert sorted(set(taken)) == [0, 1, 2]
     assert len(orders) > 2
+
+
+def weights_of(agent):
+    return [v.numpy() for v in agent.gradient_variables()]
 
 
 def followed(step, taken, number):
@@ -186,9 +241,9 @@ def test_threads_lose_no_environment_step_and_no_update(
     training.runner.close()
 
 
-def test_staleness_counts_the_updates_of_others_since_the_copy():
-    training = Training(**ONE)
-    agent, runner = training.parts.agent, training.runner
+def test_staleness_counts_the_updates_of_others_since_the_copy(alone, monkeypatch):
+    agent, runner = alone.turns.parts.agent, alone.turns.runner
+    runner.actors[0].staleness.assign(tf.zeros_like(runner.actors[0].staleness))
     zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
     vector = runner.drivers[0].environment.episodes.vector
     step, by_others = vector.step, list[list[tf.Tensor]]()
@@ -198,51 +253,14 @@ def test_staleness_counts_the_updates_of_others_since_the_copy():
             agent.apply(by_others.pop())
         return step(*arguments)
 
-    vector.step = step_beside_others
+    monkeypatch.setattr(vector, "step", step_beside_others)
     for number in (0, 3, 3, 100):
         by_others += [zeros] * number
-        training.train(1, 10**6)
+        alone.turns.train(1, 10**6)
     measured = runner.measurements()
     assert len(measured["staleness_counts"]) == 64
     assert {i: n for i, n in enumerate(measured["staleness_counts"]) if n} == {0: 1, 3: 2, 63: 1}
     assert measured["staleness_mean"] == (0 + 3 + 3 + 63) / 4
-
-
-def test_an_actor_acts_with_a_copy_and_learns_for_the_shared_weights():
-    training = Training(asynchronous_runner__num_actors=2)
-    shared, copies = training.parts.agent, [x.agent for x in training.runner.actors]
-    before = [v.numpy() for v in shared.gradient_variables()]
-    training.train(1, 10**6)
-    after = [v.numpy() for v in shared.gradient_variables()]
-    assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    # The first actor to move began with the earlier weights, and still has them.
-    copied = [[v.numpy() for v in agent.gradient_variables()] for agent in copies]
-    is_first = [all(map(np.array_equal, weights, before)) for weights in copied]
-    assert sorted(is_first) == [False, True]
-    assert int(shared.train_step_counter) == 2
-    assert [int(agent.train_step_counter) for agent in copies] == [0, 0]
-
-
-def test_actors_of_q_learning_share_the_target_network():
-    training = Training("async_nstep_q", create_nstep_q_agent__accumulate_updates=1)
-    shared = training.parts.agent
-    for actor in training.runner.actors:
-        assert actor.agent.target_q_network is shared.target_q_network
-    at_start = [v.numpy() for v in shared.target_q_network.variables]
-    training.train(10**6, 60)  # copied every 70 steps
-    assert all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
-    training.train(10**6, 90)
-    assert not all(map(np.array_equal, at_start, shared.target_q_network.get_weights()))
-
-
-def test_a_rollout_ends_with_the_episode():
-    training = Training(**ONE)  # episodes of 7 and 11 steps, rollouts of 5 rows
-    lengths, before = [], 0
-    for _ in range(8):
-        training.train(1, 10**6)
-        lengths.append(training.env_steps - before)
-        before = training.env_steps
-    assert lengths == [5, 2, 5, 5, 1, 5, 2, 5]
 
 
 class Pendular(gymnasium.Env):
@@ -360,7 +378,7 @@ def summed(weights, target, rows, after, one_step):
     ("one_step", "accumulate"),
     [(True, 1), (False, 3), pytest.param(False, 1, marks=pytest.mark.crash)],
 )
-def test_turns_equal_a_simulation_in_numpy(one_step, accumulate):
+def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, accumulate):
     training = Training(
         "async_nstep_q",
         **LINEAR,
@@ -378,7 +396,14 @@ def test_turns_equal_a_simulation_in_numpy(one_step, accumulate):
     def order(number):
         return np.random.default_rng(stream_key(1, "turns", number)).permutation(2)
 
-    training.train(31, 10**6)
+    target = training.parts.agent.target_q_network
+    assert all(actor.agent.target_q_network is target for actor in training.runner.actors)
+    at_start = target.get_weights()
+    training.train(2, 10**6)  # copied every 23 steps
+    assert 10 < training.env_steps < 23
+    assert all(map(np.array_equal, at_start, target.get_weights()))
+    training.train(29, 10**6)
+    assert not all(map(np.array_equal, at_start, target.get_weights()))
     env_steps = simulated(learner, actors, order, 31, one_step, accumulate)
     assert env_steps == training.env_steps > 200
     for ours, reference in zip(weights, learner.weights, strict=True):
@@ -391,7 +416,8 @@ def test_turns_equal_a_simulation_in_numpy(one_step, accumulate):
 )
 def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp_path, scheduler):
     chosen = {"asynchronous_runner__scheduler": scheduler}
-    run = Run(tmp_path / "run", PLAN, "a3c", **chosen)
+    # Threads may leave all steps of a short run to the other actor.
+    run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **chosen)
     failing, other = (driver.environment for driver in run.parts.runner.drivers)
     run.at(130, lambda: setattr(failing.episodes.vector, "step", no_such_room))
     with pytest.raises(UserError) as error:
@@ -430,90 +456,67 @@ def no_such_room(*arguments):
     raise KeyError("no such room")
 
 
-def test_nan_that_one_environment_gives_is_named_whatever_it_does_to_others(tmp_path):
-    run = Run(tmp_path / "run", PLAN, "async_nstep_q", **THREADS)
-    _, environment = (driver.environment for driver in run.parts.runner.drivers)
-    step = environment.episodes.vector.step
-
-    def with_nan(*arguments):
-        outcome = step(*arguments)
-        return outcome._replace(reward=outcome.reward * np.nan)
-
-    run.at(130, lambda: setattr(environment.episodes.vector, "step", with_nan))
-    with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
-        run.train()
-    run.close()
-
-
-def stopped(tmp_path):
-    """Returns a run that was asked to stop after 130 environment steps."""
+def halting(tmp_path, *errors, **losses):
+    """Returns a new run whose actors fail in its first iteration, and leave these losses."""
     run = Run(tmp_path / "run", PLAN, "a3c")
-    run.stop_at(130)
-    with pytest.raises(Stopped):
-        run.train()
+    state = run.loop.state
+    halted = Halted([*errors], state._replace(loss_sums={**state.loss_sums, **losses}))
+    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     return run
 
 
 def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
-    run = stopped(tmp_path)
-    state, run.stop.requested = run.loop.state, False
-    bad = state._replace(loss_sums={**state.loss_sums, "loss": tf.constant(math.nan)})
-    failures = [state, Halted([ValueError("action 3 is outside")], bad)]  # the first builds a graph
-    run.parts.runner.train = Mock(side_effect=failures)
+    run = halting(tmp_path, ValueError("action 3 is outside"), loss=tf.constant(math.nan))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
-        run.loop.train()
+        run.train()
     run.close()
 
 
 def test_failures_that_no_environment_explains_are_all_told(tmp_path):
-    run = stopped(tmp_path)
-    state, run.stop.requested = run.loop.state, False
-    halted = Halted([MemoryError("of the first"), MemoryError("of\nthe second")], state)
-    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
+    run = halting(tmp_path, MemoryError("of the first"), MemoryError("of\nthe second"))
     with pytest.raises(MemoryError, match="of the first"):
-        run.loop.train()
+        run.train()
     assert run.progress.said[-1] == "another failure: of\nthe second"
     run.close()
 
 
-@pytest.mark.parametrize("others", [pytest.param("before", marks=pytest.mark.crash), "after"])
+@pytest.mark.parametrize("others", ["before", "after"])
 def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
-    run = stopped(tmp_path)
-    state, run.stop.requested = run.loop.state, False
-    error = RuntimeError("a message\nof two lines")
+    error, other = RuntimeError("a message\nof two lines"), MemoryError("of an actor")
+    run = halting(tmp_path, *((other, error) if others == "before" else (error, other)))
     environment = run.parts.runner.drivers[1].environment
     with pytest.raises(RuntimeError):
         environment.episodes.vector.step = Mock(side_effect=error)
         environment.episodes.step(np.zeros(1, np.int32))
-    errors = [MemoryError("of an actor"), error]
-    halted = Halted(errors if others == "before" else errors[::-1], state)
-    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
-        run.loop.train()
+        run.train()
     assert "another failure: of an actor" in run.progress.said
     run.close()
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
-    run = stopped(tmp_path)
+    run = Run(tmp_path / "run", PLAN, "a3c")
+    run.stop_at(130)
+    with pytest.raises(Stopped):
+        run.train()
+    first, second = (driver.environment for driver in run.parts.runner.drivers)
+    first.episodes.vector.step = no_such_room
+    run.loop.restore()
+    resets = first.episodes.resets, second.episodes.resets
+    carry = run.loop.state.carry
+    assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
+    run.go_on()
+    assert (first.episodes.resets, second.episodes.resets) == (resets[0] + 1, resets[1] + 1)
+    lengths = run.loop.state.carry.statistics.last_lengths.numpy()
+    assert set(lengths[lengths > 0]) == {7, 11}
     run.close()
 
-    resumed = Run(tmp_path / "run", PLAN, "a3c")
-    first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    first.episodes.vector.step = no_such_room
-    resumed.loop.restore()
-    resets = first.episodes.resets, second.episodes.resets
-    carry = resumed.loop.state.carry
-    assert (carry.time_step.step_type.numpy() == StepType.LAST).all()
-    resumed.loop.train()
-    assert (first.episodes.resets, second.episodes.resets) == (resets[0] + 1, resets[1] + 1)
-    lengths = resumed.loop.state.carry.statistics.last_lengths.numpy()
-    assert set(lengths[lengths > 0]) == {7, 11}
-    resumed.close()
 
-
-def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_path):
-    run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **THREADS)
+def test_a_stop_takes_less_than_two_seconds_and_nan_of_one_environment_afterwards_is_named(
+    tmp_path,
+):
+    plan = PLAN._replace(num_env_steps=10**6)
+    run = Run(tmp_path / "run", plan, "async_nstep_q", **THREADS)
     asked = []
 
     def ask():
@@ -531,30 +534,46 @@ def test_a_stop_takes_less_than_two_seconds_and_no_thread_outlives_the_run(tmp_p
         run.train()
     assert time.monotonic() - asked[0] < 2
     assert actor_threads()
+
+    # NaN reaches the other actor too, by the weights that it has broken.
+    _, environment = (driver.environment for driver in run.parts.runner.drivers)
+    step = environment.episodes.vector.step
+
+    def with_nan(*arguments):
+        outcome = step(*arguments)
+        return outcome._replace(reward=outcome.reward * np.nan)
+
+    environment.episodes.vector.step = with_nan
+    with pytest.raises(UserError, match="NaN or infinite after .* updates: reward of"):
+        run.go_on()
     run.close()
     assert not actor_threads()
 
 
+def final_epsilon(key):
+    """Returns the final epsilon of an actor with this seed."""
+
+    def draw():
+        asynchronous._actor_key.set(key)
+        return actor_epsilon()
+
+    return contextvars.copy_context().run(draw)
+
+
 def test_an_actor_s_final_epsilon_is_drawn_from_its_own_seed():
     late = tf.constant(10**9, tf.int64)
-    parts = [build_components("async_nstep_q", asynchronous_runner__num_actors=8) for _ in range(2)]
-    final, again = (
-        [float(actor.agent.schedules["epsilon"](late)) for actor in x.runner.actors] for x in parts
-    )
+    parts = build_components("async_nstep_q", asynchronous_runner__num_actors=8)
+    final = [float(actor.agent.schedules["epsilon"](late)) for actor in parts.runner.actors]
     assert set(np.round(final, 6)) <= {0.1, 0.01, 0.5}
     assert len(set(final)) > 1
-    assert final == again
-    shared = float(parts[0].agent.schedules["epsilon"](late))
+    assert final == pytest.approx([final_epsilon(stream_key(1, "actor", n)) for n in range(8)])
+    shared = float(parts.agent.schedules["epsilon"](late))
     assert shared == pytest.approx(np.mean(final))
 
 
 def test_final_epsilons_are_drawn_with_their_probabilities():
-    def drawn(key):
-        asynchronous._actor_key.set(key)
-        return actor_epsilon()
-
     keys = range(2_000)
-    counts = Counter(contextvars.copy_context().run(drawn, key) for key in keys)
+    counts = Counter(map(final_epsilon, keys))
     for epsilon, probability in ((0.1, 0.4), (0.01, 0.3), (0.5, 0.3)):
         assert counts[epsilon] / len(keys) == pytest.approx(probability, abs=0.03)
 
@@ -577,21 +596,20 @@ def run_bound(**kwargs):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn", "trpo"])
 def test_other_agents_are_refused(algorithm):
-    build_components(algorithm)
+    configuration.load(gin_files(algorithm), bindings(algorithm))
     with pytest.raises(UserError, match="learn from the gradients of whole rollouts"):
         run_bound()
 
 
 def test_threads_are_refused_where_gradients_would_pass_through_python(monkeypatch):
-    build_components("a3c")
+    configuration.load(gin_files("a3c"), bindings("a3c"))
     monkeypatch.setattr(tf.config, "functions_run_eagerly", lambda: True)
     with pytest.raises(UserError, match="cannot run with --eager: leave it out, or bind"):
         run_bound(scheduler="threads")
 
 
-def test_another_number_of_actors_is_told(tmp_path):
-    training = Training(**ONE)
-    training.parts.experience.save(tmp_path)
+def test_another_number_of_actors_is_told(tmp_path, alone):
+    alone.turns.parts.experience.save(tmp_path)
     other = build_components("a3c")
     with pytest.raises(ValueError, match="saved with 1 actors, this run has 2"):
         other.experience.restore(tmp_path)
@@ -642,10 +660,13 @@ def test_messages(algorithm, overrides, message):
 
 
 def test_what_is_split_is_what_the_actors_go_on_from():
-    training = Training()
-    training.train(10**6, 60)
-    carry = training.state.carry
-    for number, own in enumerate(split_state(training.state)):
+    def numbered(tensor):
+        numbers = tf.reshape(tf.range(1, tf.size(tensor) + 1), tf.shape(tensor))
+        return tf.cast(numbers, tensor.dtype)
+
+    state = tf.nest.map_structure(numbered, build_components("a3c").runner.initial_state())
+    carry = state.carry
+    for number, own in enumerate(split_state(state)):
         assert own.carry.vector_steps == carry.vector_steps[number]
         assert own.carry.statistics.episode_return == carry.statistics.episode_return[number]
         np.testing.assert_array_equal(

@@ -1,14 +1,19 @@
 """Tests of collectors with one learner."""
 
+import functools
 import json
+import pathlib
+import shutil
 from collections.abc import Collection
+from typing import NamedTuple
+from unittest.mock import Mock
 
 import gin
 import numpy as np
 import pytest
 import tensorflow as tf
 from host_loops import PLAN, Run
-from run_processes import without_times
+from run_processes import Records, without_times
 from tf_agents.trajectories import StepType, Trajectory
 from tiny_runs import assert_same, saved, variables
 
@@ -19,7 +24,7 @@ from pipeline.training.collector import Collector, Identity
 from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.train_loop import bound
 from pipeline.utils.errors import UserError
-from pipeline.utils.progress import TRAINING, WARMING_UP
+from pipeline.utils.progress import WARMING_UP
 from pipeline.utils.shutdown import Stopped
 
 
@@ -46,39 +51,103 @@ def with_runner(algorithm):
     return [f"agents/{algorithm}", "environments/gymnasium", "runners/distributed"]
 
 
-SLOW = [
-    pytest.param(name, TRAINING, {}, marks=pytest.mark.crash)
-    for name in ("dqn", "ppo", "sac", "trpo", "a2c", "nstep_q")
-]
-NORMALIZED = {"create_sac_agent__normalize_observations": True}
+# Resumed runs have PLAN: a checkpoint that changed what is trained would make a difference.
+ODD_PLAN = PLAN._replace(checkpoint_interval=70)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "phase", "overrides"),
-    [("sac", WARMING_UP, NORMALIZED), ("impala", TRAINING, {}), *SLOW],
-)
-def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, phase, overrides):
-    twin = Distributed(tmp_path / "twin", algorithm=algorithm, **overrides)
-    result = twin.train()
-    cut = Distributed(tmp_path / "cut", algorithm=algorithm, **overrides)
-    cut.stop_at(150 if phase == TRAINING else 1, phase)
-    with pytest.raises(Stopped):
-        cut.train()
-    cut.close()
-    resumed = Distributed(tmp_path / "cut", algorithm=algorithm, **overrides)
-    ended = resumed.train()
-    assert ended["weights_sha256"] == result["weights_sha256"]
-    assert ended["evaluation"] == result["evaluation"]
-    assert resumed.evaluations == twin.evaluations
-    assert list(map(without_times, resumed.metrics)) == list(map(without_times, twin.metrics))
-    assert_same(resumed.snapshot(), twin.snapshot())
-    for run in (twin, resumed):
+def orders_noted(patch):
+    """Returns a list that tells of every message that is asked for whether it is random."""
+    noted: list[bool] = []
+    submit = InProcess.submit
+
+    def noting(self, number, order):
+        noted.append(order.is_random)
+        submit(self, number, order)
+
+    patch.setattr(InProcess, "submit", noting)
+    return noted
+
+
+class Trained(NamedTuple):
+    """Run that was never interrupted, which tests share and must not change.
+
+    Attributes:
+      run: The run, at its end.
+      result: What it returned.
+      killed: Copy of its folder as it was after 150 environment steps, between checkpoints.
+      are_random: Whether each message that was asked for was random.
+    """
+
+    run: Distributed
+    result: dict
+    killed: pathlib.Path
+    are_random: list[bool]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Returns a function that trains a run to its end, once for the same arguments."""
+    runs: list[Distributed] = []
+
+    @functools.cache
+    def train(algorithm, **overrides):
+        path = tmp_path_factory.mktemp("trained")
+        killed = path / "killed"
+        run = Distributed(path / "run", ODD_PLAN, algorithm, **overrides)
+        runs.append(run)
+        run.at(150, lambda: killed.exists() or shutil.copytree(run.folder.path, killed))
+        with pytest.MonkeyPatch.context() as patch:
+            are_random = orders_noted(patch)
+            return Trained(run, run.train(), killed, are_random)
+
+    yield train
+    for run in runs:
         run.close()
 
 
-def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_planned(tmp_path):
-    run = Distributed(tmp_path / "run", distributed_runner__in_flight=3)
-    run.train()
+SAC = {"create_sac_agent__normalize_observations": True, "distributed_runner__in_flight": 3}
+
+
+def assert_ends_as(resumed, twin):
+    ended = resumed.train()
+    assert ended["weights_sha256"] == twin.result["weights_sha256"]
+    assert ended["evaluation"] == twin.result["evaluation"]
+    assert resumed.evaluations == twin.run.evaluations
+    assert list(map(without_times, resumed.metrics)) == list(map(without_times, twin.run.metrics))
+    assert_same(resumed.snapshot(), twin.run.snapshot())
+    resumed.close()
+
+
+def test_a_run_that_is_stopped_in_its_warm_up_ends_as_its_twin(tmp_path, trained):
+    twin = trained("sac", **SAC)
+    cut = Distributed(tmp_path / "run", algorithm="sac", **SAC)
+    cut.stop_at(1, WARMING_UP)
+    with pytest.raises(Stopped):
+        cut.train()
+    cut.close()
+    resumed = Distributed(tmp_path / "run", algorithm="sac", **SAC)
+    assert_ends_as(resumed, twin)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "impala",
+        *(
+            pytest.param(name, marks=pytest.mark.crash)
+            for name in ("dqn", "ppo", "sac", "trpo", "a2c", "nstep_q")
+        ),
+    ],
+)
+def test_a_killed_run_ends_as_its_twin(tmp_path, trained, algorithm):
+    twin = trained(algorithm)
+    killed = Records(shutil.copytree(twin.killed, tmp_path / "run"))
+    assert 70 <= killed.env_steps < 200
+    assert_ends_as(Distributed(killed.path, algorithm=algorithm), twin)
+
+
+def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_planned(trained):
+    run = trained("sac", **SAC).run
     first, second = (driver.environment for driver in run.parts.runner.drivers)
     assert not np.array_equal(
         first.current_time_step().observation, second.current_time_step().observation
@@ -87,32 +156,21 @@ def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_plan
     assert 4 < run.metrics[-1]["staleness_mean"] <= 3 * 2 - 1
     assert run.loop.observation.shape[0] == 4
     assert run.metrics[-1]["episodes"] > 10
-    run.close()
 
 
-def test_an_environment_that_fails_ends_the_run_with_its_message(tmp_path):
+def test_an_environment_that_fails_ends_the_run_and_episodes_that_cannot_be_continued_begin_anew(
+    tmp_path,
+):
     run = Distributed(tmp_path / "run")
     run.at(150, lambda: (tmp_path / "fail").touch())
     with pytest.raises(UserError, match="Walk-v0 raised KeyError.*no such room"):
         run.train()
     run.close()
     (tmp_path / "fail").unlink()
-    again = Distributed(tmp_path / "run")
-    assert again.train()["env_steps"] >= 300
-    again.close()
-
-
-def test_episodes_that_cannot_be_continued_begin_anew(tmp_path):
-    run = Distributed(tmp_path / "run")
-    run.stop_at(150)
-    with pytest.raises(Stopped):
-        run.train()
-    run.close()
     (tmp_path / "drift").touch()
     again = Distributed(tmp_path / "run")
-    again.loop.restore()
+    assert again.train()["env_steps"] >= 300
     assert "did not reach its saved state" in again.parts.environment.divergence
-    assert again.loop.train()["env_steps"] >= 300
     again.close()
 
 
@@ -130,29 +188,27 @@ def test_a_warm_up_that_ends_after_the_run_is_refused(tmp_path):
 
 
 def test_no_more_random_messages_are_asked_for_than_the_warm_up_needs(tmp_path, monkeypatch):
-    random: list[bool] = []
+    are_random = orders_noted(monkeypatch)
     taken: list[int] = []
-    submit, take = InProcess.submit, InProcess.take
-
-    def noting_order(self, number, order):
-        random.append(order.is_random)
-        submit(self, number, order)
+    take = InProcess.take
 
     def noting_message(self, number):
         taken.append(number)
         return take(self, number)
 
-    monkeypatch.setattr(InProcess, "submit", noting_order)
     monkeypatch.setattr(InProcess, "take", noting_message)
     overrides = {"distributed_runner__num_collectors": 3, "distributed_runner__in_flight": 4}
     run = Distributed(tmp_path / "run", **overrides)
     run.loop.collect_randomly(run.warm_up)
-    num_random = len(random)
-    assert all(random) and num_random == len(taken) >= 3
+    assert all(are_random) and len(are_random) == len(taken) >= 3
     assert taken == [n % 3 for n in range(len(taken))]
-    run.loop.train()
-    assert len(random) > num_random and not any(random[num_random:])
     run.close()
+
+
+def test_no_random_message_is_asked_for_after_the_warm_up(trained):
+    are_random = trained("sac", **SAC).are_random
+    num_random = are_random.index(False)
+    assert num_random > 0 and not any(are_random[num_random:])
 
 
 def test_what_drivers_of_a_cluster_s_collectors_read_is_part_of_the_configuration(
@@ -203,20 +259,22 @@ def losing(monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["impala", pytest.param("dqn", marks=pytest.mark.crash)])
-def test_if_all_collectors_are_equally_fast_the_order_is_that_of_turns(tmp_path, algorithm):
-    results = []
-    for order in ("turns", "ready"):
-        run = Distributed(tmp_path / order, algorithm=algorithm, distributed_runner__order=order)
-        results.append(run.train()["weights_sha256"])
-        run.close()
-    assert results[0] == results[1]
+def test_if_all_collectors_are_equally_fast_the_order_is_that_of_turns(
+    tmp_path, trained, algorithm
+):
+    in_turns = trained(algorithm)
+    run = Distributed(tmp_path / "run", algorithm=algorithm, distributed_runner__order="ready")
+    assert run.train()["weights_sha256"] == in_turns.result["weights_sha256"]
+    run.close()
 
 
 @pytest.mark.parametrize(
     "algorithm",
     ["dqn", *(pytest.param(x, marks=pytest.mark.crash) for x in ("impala", "nstep_q", "sac"))],
 )
-def test_lost_collectors_are_replaced_and_counted(tmp_path, losing, capsys, algorithm):
+def test_lost_collectors_are_replaced_and_counted_until_too_many_end_the_run(
+    tmp_path, losing, capsys, monkeypatch, algorithm
+):
     losing.losses = (3, 14, 15, 30)
     run = Distributed(tmp_path / "run", algorithm=algorithm, distributed_runner__order="ready")
     result = run.train()
@@ -228,14 +286,20 @@ def test_lost_collectors_are_replaced_and_counted(tmp_path, losing, capsys, algo
     assert capsys.readouterr().err.count("was lost: it was unplugged; a new one takes its pl") == 4
     if algorithm in ("dqn", "sac"):
         check_streams(run.parts.experience, min_truncated=2)
+    losing.losses = range(10**6)
+    monkeypatch.setattr(distributed, "Collector", Mock())  # never used, and long to build
+    limits = tf.constant(10**6, tf.int64), tf.constant(10**6, tf.int64)
+    with pytest.raises(UserError, match="It was lost 10 times in a row without a message"):
+        run.parts.runner.train(run.loop.state, *limits)
     run.close()
 
 
 def check_streams(buffer, min_truncated):
     """Checks that rows follow from those before, and that some episodes were cut."""
     cut = set()
+    next_batch = tf.function(buffer.next_batch, autograph=False)
     for _ in range(300):
-        rows, _, _ = buffer.next_batch()
+        rows, _, _ = next_batch()
         np.testing.assert_array_equal(rows.step_type[:, 1:], rows.next_step_type[:, :-1])
         follows = rows.step_type[:, :-1] != StepType.LAST
         episode, time, _ = np.moveaxis(rows.observation.numpy(), -1, 0)
@@ -255,7 +319,6 @@ def test_a_run_that_loses_its_collectors_at_a_checkpoint_is_resumed(tmp_path, lo
         "distributed_runner__in_flight": in_flight,
     }
     run = Distributed(tmp_path / "run", **settings)
-    run.stop_at(150)
 
     def lose_all(record, phase):
         if run.loop.env_steps >= 150:
@@ -279,17 +342,12 @@ def test_a_run_that_loses_its_collectors_at_a_checkpoint_is_resumed(tmp_path, lo
     again.close()
 
 
-def test_a_loss_ends_a_run_in_turns_and_too_many_end_any_run(tmp_path, losing):
-    losing.losses = (9,)
-    run = Distributed(tmp_path / "turns")
+def test_a_loss_ends_a_run_in_turns(tmp_path, losing):
+    losing.losses = (3,)
+    run = Distributed(tmp_path / "run")
     with pytest.raises(
         UserError, match="^collector 0 was lost: it was unplugged. Run the same command"
     ):
-        run.train()
-    run.close()
-    losing.losses = range(9, 30)
-    run = Distributed(tmp_path / "ready", distributed_runner__order="ready")
-    with pytest.raises(UserError, match="It was lost 10 times in a row without a message"):
         run.train()
     run.close()
 

@@ -39,10 +39,13 @@ def no_simulator():
     OnlyWalk.number = 0
 
 
-def test_a_run_that_is_stopped_in_a_shared_environment_ends_as_its_twin(tmp_path):
-    runs = {}
+def test_a_stopped_run_in_a_shared_environment_ends_as_its_twin_and_repeats_no_episode(tmp_path):
+    runs: dict[str, Records] = {}
+    starts: list[float] = []
     for name in ("twin", "run"):
         run = Run(tmp_path / name, PLAN, **SHARED)
+        if name == "twin":
+            note_resets(run.parts.environment.episodes, starts)
         if name == "run":
             run.stop_at(130, EVALUATING)
             with pytest.raises(Stopped):
@@ -55,24 +58,20 @@ def test_a_run_that_is_stopped_in_a_shared_environment_ends_as_its_twin(tmp_path
         runs[name] = Records(run.folder.path)
     assert len(runs["twin"].evaluations) == 2
     assert_same_end(runs["run"], runs["twin"])
+    # Evaluations have other episodes than training.
+    assert len(starts) == len(set(starts)) >= 4
 
 
-def test_evaluations_do_not_repeat_the_episodes_of_training(tmp_path):
-    plan = PLAN._replace(num_env_steps=60, eval_interval=20)
-    run = Run(tmp_path / "run", plan, "ppo", **SHARED)
-    environment = run.parts.environment
-    starts = []
-    reset = environment.episodes.reset
+def note_resets(episodes, starts):
+    """Appends the random number in the first observation of every episode to `starts`."""
+    reset = episodes.reset
 
     def note():
         rows = reset()
         starts.append(rows[3][0, 2])
         return rows
 
-    environment.episodes.reset = note
-    run.train()
-    run.close()
-    assert len(starts) == len(set(starts)) >= 4
+    episodes.reset = note
 
 
 def test_two_instances_are_refused_with_both_ways_out(tmp_path):
@@ -85,10 +84,9 @@ def test_two_instances_are_refused_with_both_ways_out(tmp_path):
 
 def test_processes_are_one_way_out(tmp_path):
     overrides = ONE | {"gymnasium_environment__vectorization_mode": "async"}
-    run = Run(
-        tmp_path / "run", PLAN._replace(num_env_steps=80, eval_interval=0), "dqn", **overrides
-    )
-    run.train()
+    run = Run(tmp_path / "run", PLAN, "dqn", **overrides)
+    run.loop.collect_randomly(run.warm_up)
+    assert run.parts.evaluator.run(2, 0)["returns"] == [21.0, 33.0]
     run.close()
 
 
