@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 from rich.console import Console
+from tf_agents.trajectories import StepType
 from tiny_runs import build_components
 
 from pipeline.checkpointing.checkpoints import Checkpoints
@@ -117,3 +120,19 @@ class Run:
     @property
     def checkpoints(self):
         return sorted(path.name for path in self.folder.checkpoints.glob("step-*"))
+
+
+def check_streams(buffer, min_truncated):
+    """Checks that rows of `Walk` follow from those before, and that some episodes were cut."""
+    cut = set()
+    next_batch = tf.function(buffer.next_batch, autograph=False)
+    for _ in range(300):
+        rows, _, _ = next_batch()
+        np.testing.assert_array_equal(rows.step_type[:, 1:], rows.next_step_type[:, :-1])
+        follows = rows.step_type[:, :-1] != StepType.LAST
+        episode, time, _ = np.moveaxis(rows.observation.numpy(), -1, 0)
+        np.testing.assert_array_equal(time[:, 1:][follows], time[:, :-1][follows] + 1)
+        lasts = rows.observation[rows.step_type == StepType.LAST].numpy()
+        cut |= {last.tobytes() for last in lasts if last[1] not in (7, 11)}
+        np.testing.assert_array_equal(episode[:, 1:][follows], episode[:, :-1][follows])
+    assert len(cut) >= min_truncated

@@ -78,6 +78,8 @@ class ThreadVector:
         self._thread.join()
 
     def _call(self, function: Callable[[], Any], timeout: float | None = None) -> Any:
+        if not self._thread.is_alive():  # It would never answer. A fork has no threads either.
+            raise RuntimeError("the environments are closed, or belong to another process")
         self._called += 1
         self._calls.put((self._called, function))
         number = 0

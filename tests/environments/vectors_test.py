@@ -290,6 +290,14 @@ def test_an_environment_stays_in_its_thread(vector_class):
     assert not errors
 
 
+@pytest.mark.parametrize("vector_class", [in_thread, ProcessVector])
+def test_a_closed_vector_says_so_and_does_not_hang(vector_class):
+    vector = vector_class([PlainEnv])
+    vector.close()
+    with pytest.raises((RuntimeError, UserError), match="closed|has died"):
+        vector.reset([1])
+
+
 def test_the_thread_ends_when_the_vector_is_closed_or_cannot_be_built():
     vector = in_thread([PlainEnv])
     assert vector.thread in {thread.ident for thread in threading.enumerate()}

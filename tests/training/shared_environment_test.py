@@ -2,7 +2,7 @@
 
 import gymnasium
 import pytest
-from host_loops import PLAN, Run
+from host_loops import PLAN, Run, check_streams
 from run_processes import Records, assert_same_end
 from tiny_runs import Walk
 
@@ -53,6 +53,7 @@ def test_a_stopped_run_in_a_shared_environment_ends_as_its_twin_and_repeats_no_e
             run.close()
             run = Run(tmp_path / name, PLAN, **SHARED)
         run.folder.write_json("result.json", run.train())
+        check_streams(run.parts.experience, min_truncated=1)
         run.close()
         assert OnlyWalk.number == 0
         runs[name] = Records(run.folder.path)
