@@ -1,11 +1,13 @@
 """Host loops over tiny runs in this process."""
 
 import io
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from rich.console import Console
 from tf_agents.trajectories import StepType
@@ -17,7 +19,7 @@ from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import Plan
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import TRAINING, Progress
-from pipeline.utils.shutdown import StopSignal
+from pipeline.utils.shutdown import Stopped, StopSignal
 
 PLAN = Plan(
     num_env_steps=300,
@@ -86,11 +88,15 @@ class Run:
         self.loop.close()
         self.parts.close()
 
-    def stop_at(self, env_steps, phase=TRAINING):
+    def train_until(self, env_steps, phase=TRAINING):
+        """Trains until a signal stops the run, at or after `env_steps` in this phase."""
+
         def hook(record, current):
             self.stop.requested |= self.loop.env_steps >= env_steps and current == phase
 
         self.progress.hook = hook
+        with pytest.raises(Stopped):
+            self.train()
 
     def count_into(self, counts):
         """Appends the environment steps to `counts` at every update."""
@@ -104,6 +110,10 @@ class Run:
                 act()
 
         self.progress.hook = hook
+
+    def copy_at(self, env_steps, path):
+        """Copies the folder to `path` once, as a kill would leave it after `env_steps`."""
+        self.at(env_steps, lambda: path.exists() or shutil.copytree(self.folder.path, path))
 
     @property
     def metrics(self):

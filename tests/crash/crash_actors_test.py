@@ -13,7 +13,6 @@ from tiny_runs import build_components
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.training.asynchronous import Actors
 from pipeline.utils.errors import UserError
-from pipeline.utils.shutdown import Stopped
 
 pytestmark = pytest.mark.crash
 
@@ -54,9 +53,7 @@ def _start_and_stop(tmp_path):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         runner = Actors(parts.runner.actors, parts.env_steps, "threads", seed=1)
         run = RunOf(tmp_path / "run", parts._replace(runner=runner))
-        run.stop_at(env_steps + moments.randrange(1, 60))
-        with pytest.raises(Stopped):
-            run.train()
+        run.train_until(env_steps + moments.randrange(1, 60))
         run.close()
         assert run.loop.env_steps > env_steps
         env_steps = run.loop.env_steps

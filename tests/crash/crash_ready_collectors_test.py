@@ -127,7 +127,7 @@ class Impala(Run):
                 distributed_runner__num_collectors=NUM_COLLECTORS,
             )  # fmt: skip
 
-    def train_until(self, hook):
+    def train_until_done(self, hook):
         """Trains until `hook`, which is called at every update, raises Done."""
         self.progress.hook = hook
         try:
@@ -187,7 +187,7 @@ def test_a_thousand_kills_lose_nothing_in_silence(tmp_path, capfd):
         run = Impala(tmp_path / "run", nodes.address)
         killer = Killer(run.loop)
         node_killer = NodeKiller(nodes, killer)
-        run.train_until(node_killer)
+        run.train_until_done(node_killer)
         wait_for(lambda: not process_ids(), 30)
     assert killer.num_kills == NUM_KILLS
     told = capfd.readouterr().err.count("a new one takes its place")
@@ -230,7 +230,7 @@ def test_what_freezes_is_replaced(tmp_path, capfd, what):
         run = Impala(tmp_path / "run", nodes.address)
         freezer = Freezer(run, find)
         try:
-            run.train_until(freezer)
+            run.train_until_done(freezer)
         finally:
             for process in freezer.frozen:
                 with contextlib.suppress(ProcessLookupError):
@@ -252,7 +252,7 @@ def test_a_collector_that_hangs_in_a_checkpoint_is_replaced(tmp_path, monkeypatc
             if list((tmp_path / "run" / "checkpoints").glob("step-*")) and not hang.exists():
                 raise Done
 
-        run.train_until(stop_after_the_checkpoint)
+        run.train_until_done(stop_after_the_checkpoint)
     assert run.parts.runner.measurements()["collector_restarts"] == 1
 
 
@@ -288,7 +288,7 @@ def test_machines_that_differ_are_told_if_the_order_is_repeatable(
             if run.loop.env_steps > 2_000:
                 raise Done
 
-        run.train_until(stop_soon)
+        run.train_until_done(stop_soon)
     assert capfd.readouterr().err.count("differs from this machine (version of numpy)") == notes
 
 
@@ -302,7 +302,7 @@ def test_nobody_waits_for_a_slow_collector(tmp_path, monkeypatch):
             if run.loop.env_steps > 20_000:
                 raise Done
 
-        run.train_until(stop_after_many_messages)
+        run.train_until_done(stop_after_many_messages)
         rows = run.parts.runner.collect_steps * run.parts.runner.batch_size // NUM_COLLECTORS
         in_turns = 3.0 * 20_000 / rows / NUM_COLLECTORS
         assert time.monotonic() - started < in_turns / 2

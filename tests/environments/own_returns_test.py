@@ -1,7 +1,5 @@
 """Returns that gymnasium's RecordEpisodeStatistics records below a wrapper of rewards."""
 
-import shutil
-
 import gymnasium
 import numpy as np
 import pytest
@@ -126,8 +124,7 @@ def test_truncated_episodes_of_an_evaluation_count():
 def test_logs_and_evaluations_have_the_returns_of_the_environment(tmp_path):
     copy = tmp_path / "run"
     whole = Run(tmp_path / "twin", PLAN._replace(checkpoint_interval=70), "nstep_q", **SCALED)
-    # As if it had been killed between the checkpoint at 140 steps and the next one.
-    whole.at(150, lambda: copy.exists() or shutil.copytree(whole.folder.path, copy))
+    whole.copy_at(150, copy)
     whole.train()
     whole.close()
     assert 140 <= Records(copy).env_steps < 160

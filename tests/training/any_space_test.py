@@ -1,7 +1,6 @@
 """Runs with every kind of space: they train, resume bit for bit, and are loaded as policies."""
 
 import os
-import shutil
 
 import gymnasium
 import numpy as np
@@ -124,8 +123,7 @@ def test_a_game_that_forbids_most_actions_is_learnt(tmp_path, algorithm):
 def test_a_run_with_nested_observations_ends_as_its_twin(tmp_path, algorithm, actions):
     overrides, copy = of("Nested", actions=actions), tmp_path / "run"
     twin = Run(tmp_path / "twin", PLAN._replace(checkpoint_interval=70), algorithm, **overrides)
-    # As if it had been killed between the checkpoint at 140 steps and the next one.
-    twin.at(150, lambda: copy.exists() or shutil.copytree(twin.folder.path, copy))
+    twin.copy_at(150, copy)
     twin.train()
     twin.close()
     assert 140 <= Records(copy).env_steps < 160

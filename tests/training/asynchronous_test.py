@@ -496,9 +496,7 @@ def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):
     run = Run(tmp_path / "run", PLAN, "a3c")
-    run.stop_at(130)
-    with pytest.raises(Stopped):
-        run.train()
+    run.train_until(130)
     first, second = (driver.environment for driver in run.parts.runner.drivers)
     first.episodes.vector.step = no_such_room
     run.loop.restore()

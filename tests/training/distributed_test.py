@@ -95,7 +95,7 @@ def trained(tmp_path_factory):
         killed = path / "killed"
         run = Distributed(path / "run", ODD_PLAN, algorithm, **overrides)
         runs.append(run)
-        run.at(150, lambda: killed.exists() or shutil.copytree(run.folder.path, killed))
+        run.copy_at(150, killed)
         with pytest.MonkeyPatch.context() as patch:
             are_random = orders_noted(patch)
             return Trained(run, run.train(), killed, are_random)
@@ -121,9 +121,7 @@ def assert_ends_as(resumed, twin):
 def test_a_run_that_is_stopped_in_its_warm_up_ends_as_its_twin(tmp_path, trained):
     twin = trained("sac", **SAC)
     cut = Distributed(tmp_path / "run", algorithm="sac", **SAC)
-    cut.stop_at(1, WARMING_UP)
-    with pytest.raises(Stopped):
-        cut.train()
+    cut.train_until(1, WARMING_UP)
     cut.close()
     resumed = Distributed(tmp_path / "run", algorithm="sac", **SAC)
     assert_ends_as(resumed, twin)

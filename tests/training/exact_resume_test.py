@@ -11,18 +11,8 @@ from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 from tiny_runs import read_variables
 
-from pipeline.utils.shutdown import Stopped
 
-
-def stopped(run, env_steps):
-    run.stop_at(env_steps)
-    with pytest.raises(Stopped):
-        run.train()
-    return run
-
-
-def finished(run, result):
-    run.folder.write_json("result.json", result)
+def closed(run):
     run.close()
     return Records(run.folder.path)
 
@@ -30,14 +20,15 @@ def finished(run, result):
 def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_know_no_interval(
     tmp_path,
 ):
-    run = stopped(Run(tmp_path / "twin"), 140)
+    twin = Run(tmp_path / "twin")
+    twin.train_until(140)
     shutil.copytree(tmp_path / "twin", tmp_path / "run")
-    twin = finished(run, run.go_on())
+    twin.go_on()
     plan = PLAN._replace(log_interval=70, eval_interval=30, checkpoint_interval=30)
-    run = Run(tmp_path / "run", plan)
-    resumed = finished(run, run.train())
+    resumed = Run(tmp_path / "run", plan)
+    resumed.train()
     assert len(resumed.evaluations) > len(twin.evaluations)
-    assert resumed.result == twin.result
+    assert closed(resumed).result == closed(twin).result
 
 
 def learners(run):
@@ -63,15 +54,17 @@ def learners(run):
     ],
 )
 def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_steps):
-    run = stopped(Run(tmp_path / "twin", PLAN, algorithm, **overrides), env_steps)
+    twin = Run(tmp_path / "twin", PLAN, algorithm, **overrides)
+    twin.train_until(env_steps)
     shutil.copytree(tmp_path / "twin", tmp_path / "run")
-    accumulators = [agent.accumulator for agent in learners(run) if agent.accumulator]
+    accumulators = [agent.accumulator for agent in learners(twin) if agent.accumulator]
     assert bool(accumulators) == (algorithm not in ("trpo", "a3c"))
     assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the middle of updates
-    twin = finished(run, run.go_on())
+    twin.go_on()
     run = Run(tmp_path / "run", PLAN, algorithm, **overrides)
-    resumed = finished(run, run.train())
-    assert_same_end(resumed, twin)
+    run.train()
+    resumed = closed(run)
+    assert_same_end(resumed, closed(twin))
     agent = read_variables(resumed.newest / "agent")
     counts = [count for name, count in agent.items() if re.search("moments.*/count", name)]
     assert len(counts) == (2 if algorithm in ("ppo", "a2c") else 0)

@@ -39,9 +39,7 @@ def begin(tmp_path_factory):
     """
     switches = tmp_path_factory.mktemp("first")
     first = Run(switches / "run", algorithm="nstep_q")
-    first.stop_at(1)
-    with pytest.raises(Stopped):
-        first.train()
+    first.train_until(1)
 
     def begin(path, plan=PLAN):
         for switch in filter(pathlib.Path.is_file, switches.iterdir()):
@@ -386,9 +384,7 @@ def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
 def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
     stopped = Run(tmp_path / "run")
-    stopped.stop_at(150)
-    with pytest.raises(Stopped):
-        stopped.train()
+    stopped.train_until(150)
 
     (tmp_path / "drift").touch()
     run = Run(tmp_path / "run")
@@ -478,9 +474,7 @@ def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path, mon
     seconds = Mock(perf_counter=itertools.count().__next__)  # each call takes a second
     monkeypatch.setattr(graph_calls, "time", seconds)
     stopped = Run(tmp_path / "run")
-    stopped.stop_at(210)
-    with pytest.raises(Stopped):
-        stopped.train()
+    stopped.train_until(210)
     before = stopped.loop.record()["wall_seconds"]
     run, records = Run(tmp_path / "run"), []
     run.progress.hook = lambda record, phase: records.append(record)
@@ -584,9 +578,7 @@ def file_sizes_limited():
 
 def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path, begin):
     run = begin(tmp_path / "run")
-    run.stop_at(150)
-    with pytest.raises(Stopped):
-        run.train()
+    run.train_until(150)
     before = contents(run.folder.checkpoints)
 
     gin.bind_parameter("Patience.give_up_after", 0)
@@ -657,15 +649,11 @@ def test_a_stop_while_the_disk_is_full_says_so(tmp_path, begin):
 
 def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
     run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
-    run.stop_at(1, "warming up the replay buffer")
-    with pytest.raises(Stopped):
-        run.train()
+    run.train_until(1, "warming up the replay buffer")
     assert 0 < run.loop.env_steps < WARM_UP
 
     run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
-    run.stop_at(120, EVALUATING)
-    with pytest.raises(Stopped):
-        run.train()
+    run.train_until(120, EVALUATING)
     stopped_at = run.loop.env_steps
     assert 120 <= stopped_at < 130
     assert run.evaluations == []
@@ -692,9 +680,7 @@ PARTS_OF_AGENTS = {
 )
 def test_a_restored_run_holds_all_that_was_saved(tmp_path, algorithm):
     run = Run(tmp_path / "run", algorithm=algorithm)
-    run.stop_at(150)
-    with pytest.raises(Stopped):
-        run.train()
+    run.train_until(150)
     restored = Run(tmp_path / "run", algorithm=algorithm, seed=2)  # nothing is equal by chance
     assert restored.loop.restore()
 
