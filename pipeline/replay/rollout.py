@@ -89,7 +89,12 @@ class Rollout:
             self._order = tf.Variable(order, trainable=False)
 
     def _create_columns(self, spec: trajectory.Trajectory) -> list[tf.Variable]:
-        return [columns.create_column(leaf, self._num_rows) for leaf in tf.nest.flatten(spec)]
+        """Creates columns of zeros, because `bad_columns` reads rows that were never collected."""
+        with tf.device(HOST):
+            return [
+                tf.Variable(tf.zeros([self._num_rows, *leaf.shape], leaf.dtype), trainable=False)
+                for leaf in tf.nest.flatten(spec)
+            ]
 
     @property
     def size(self) -> tf.Tensor:

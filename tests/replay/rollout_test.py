@@ -166,6 +166,13 @@ def test_restored_rollout_goes_on_with_the_same_orders(tmp_path: pathlib.Path) -
         restored.restore(tmp_path)
 
 
+def test_nothing_is_found_in_rows_that_were_never_collected() -> None:
+    """Frees memory full of NaN before, because the allocator returns it again."""
+    for size in range(1, 4_000):
+        tf.fill([size], np.float32(np.nan))
+    assert all(create().bad_columns() == [] for _ in range(20))
+
+
 def test_nan_is_found_in_collected_and_in_prepared_rows() -> None:
     def spoil(rows: trajectory.Trajectory) -> trajectory.Trajectory:
         prepared = prepare(rows)
