@@ -119,7 +119,7 @@ _OF_MACHINE = ("version of ", "processor's instructions", "threads.", "device")
 
 
 def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
-    """Returns the values that differ from a finished run's configuration, one line each.
+    """Returns the values that differ from another run's configuration, one line each.
 
     The length of the run is not compared.
 

@@ -52,6 +52,7 @@ from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import StopSignal
 
 _CHECKED_COUNTS = 21  # of a schedule
+_CONFIG = "operative_config.gin"
 _LARGE = 1_000.0  # Observations with larger values cause a note.
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
@@ -252,7 +253,7 @@ def _finished(
         for name in ("execution", "warm_start")
         if before.get(name) != flags.get(name)
     ]
-    differences += configured_otherwise(folder.path / "operative_config.gin")
+    differences += configured_otherwise(folder.path / _CONFIG)
     if differences:
         lines = "\n  ".join(differences)
         raise UserError(
@@ -265,6 +266,22 @@ def _finished(
         "the whole run), or start over with --restart_behavior=restart."
     )
     return result
+
+
+def _start_with(source: str, agent: Agent, progress: Progress) -> None:
+    """Restores the newest agent of another run, and lists what is configured otherwise there."""
+    start = SavedRun(source)
+    hint = f"--warm_start={source} needs a run with the same agent and networks."
+    with hinting(lambda: hint):
+        restored = start.restore(Variables(agent=agent))
+    _begin_anew(agent)
+    progress.message(
+        f"starting with the agent that {start.path} has after {restored.env_steps:_} "
+        "environment steps"
+    )
+    if differences := configured_otherwise(start.path / _CONFIG):
+        lines = "\n  ".join(differences)
+        progress.message(f"note: that run has another configuration:\n  {lines}")
 
 
 def _begin_anew(agent: Agent) -> None:
@@ -322,15 +339,7 @@ def _restore(
             )
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
     elif source:
-        start = SavedRun(source)
-        hint = f"--warm_start={source} needs a run with the same agent and networks."
-        with hinting(lambda: hint):
-            restored = start.restore(Variables(agent=components.agent))
-        _begin_anew(components.agent)
-        progress.message(
-            f"starting with the agent that {start.path} has after {restored.env_steps:_} "
-            "environment steps"
-        )
+        _start_with(source, components.agent, progress)
     divergence = components.environment.divergence
     circumstances.exactness.check_episodes(divergence)
     loop.cut_logs()

@@ -74,7 +74,10 @@ def trained(tmp_path_factory):
 def test_a_run_with_other_environments_starts_with_the_weights(trained, tmp_path, capsys):
     others: dict[str, Any] = {"gymnasium_environment__num_envs": 4, **CONSTANT}
     begun = run(tmp_path / "run", trained.path, **others)
-    assert f"starting with the agent that {trained.path} has after" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"starting with the agent that {trained.path} has after" in told
+    assert "note: that run has another configuration:\n" in told
+    assert "\n  gymnasium_environment.num_envs: 2 there, 4 here\n" in told
     assert begun["weights_sha256"] == trained.result["weights_sha256"]
     assert 0 < begun["updates"] <= 100  # the counts are those of the new run alone
     unlike = build_components("dqn", **{**SHORT_OF["dqn"], **others})
