@@ -132,8 +132,8 @@ class Evaluator:
             `num_env_steps`.
           index: Number of this evaluation. The random draws of the environments and of the policy
             depend on it and on the seed.
-          on_progress: Function that is called every 32 vector steps with the progress, in the unit
-            of `length`. If it returns True, the evaluation stops.
+          on_progress: Function that is called every 32 vector steps and at the end with the
+            progress, in the unit of `length`. If it returns True, the evaluation stops.
 
         Returns:
           A dict with the keys "return_mean", "return_std" and "returns", and "truncated", the
@@ -172,6 +172,7 @@ class Evaluator:
             with named_failures(self.environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
+        on_progress(tally.done)
         return True
 
     def _new_tally(self, num_episodes: int) -> EpisodeTally:

@@ -339,7 +339,7 @@ class HostLoop:
                 "no episode ended in this evaluation, so it has no mean return: increase "
                 "Evaluator.num_env_steps"
             )
-        self._progress.update({"evaluation_return_mean": result["return_mean"]}, EVALUATING)
+        self._progress.update({"evaluation_return_mean": result["return_mean"]})
         return result
 
     def _save(self) -> None:

@@ -174,7 +174,9 @@ class Progress:
         if rate <= 0 or self._of_phase:
             return fields
         fields.append(_Field(2, f"{rate:,.0f} steps/s"))
-        if self._phase == TRAINING and self._began and self._began[1] < self._reached[1]:
+        if self._phase != TRAINING or done >= total:
+            return fields
+        if self._began and self._began[1] < self._reached[1]:
             # Not by the rate, which leaves out evaluations and checkpoints.
             seconds, steps = (x - y for x, y in zip(self._reached, self._began, strict=True))
             fields.append(_Field(1, f"{duration(seconds * (total - done) / steps)} left"))

@@ -127,6 +127,7 @@ def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
     lines = ended.stdout.splitlines()
     assert lines[0] == "loading TensorFlow ..."
     assert all(line.startswith("evaluating: ") for line in lines[1:-1])
+    assert lines[-2] == "evaluating: 20/20  100%"
     assert "\x1b" not in ended.stdout
     assert snapshot(finished_run.root_dir) == before
 

@@ -180,8 +180,10 @@ def test_first_sign_of_life(finished_run):
 def test_evaluation_is_told_at_the_end(finished_run):
     evaluation = json.loads((finished_run.root_dir / "result.json").read_text())["evaluation"]
     mean, std = (score_text(evaluation[name]) for name in ("return_mean", "return_std"))
-    words = f"evaluation of the final weights: {mean} ± {std} over 5 episodes\n"
-    assert words in finished_run.stdout
+    words = f"evaluation of the final weights: {mean} ± {std} over 5 episodes"
+    lines = finished_run.stdout.splitlines()
+    before = lines[lines.index(words) - 1]
+    assert before.startswith("training: ") and f"evaluation {mean}" in before
 
 
 def test_what_to_do_next_can_be_pasted_into_a_shell(finished_run):

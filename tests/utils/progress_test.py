@@ -143,6 +143,7 @@ def test_the_time_left_counts_evaluations_and_begins_after_the_warm_up() -> None
             (progress.TRAINING, 20_000, 10),
             (progress.EVALUATING, 20_000, 10),
             (progress.TRAINING, 30_000, 10),
+            (progress.TRAINING, 50_000, 10),
         ):
             clock.seconds += seconds
             shown.update({"env_steps": steps, "env_steps_per_second": 1e6}, phase)
