@@ -170,69 +170,6 @@ def test_a_run_that_fails_is_recorded_with_its_last_lines(nodes, tmp_path):
     assert [reason for _, reason in outcome.failed] == ["exit code 2: error: the loss is NaN"] * 2
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ({"source_sha256": "0"}, "it has another revision of this package"),
-        pytest.param({"sees_file": False}, "it does not share", marks=pytest.mark.crash),
-        pytest.param(
-            {"is_locked_out": False}, "locks in .* have no effect there", marks=pytest.mark.crash
-        ),
-        (
-            {"free_memory": 2**30},
-            "it has 1 CPUs, 0 GPUs, 1.0 GiB of free memory, but a run needs 1, 0 and 1.5",
-        ),
-    ],
-)
-def test_a_node_that_cannot_train_is_named(nodes, tmp_path, monkeypatch, answer, message):
-    examine = cluster.examine
-
-    def other(*arguments):
-        return examine(*arguments)._replace(**answer)
-
-    monkeypatch.setattr(cluster, "examine", other)
-    said: list[str] = []
-    with pytest.raises(UserError, match="no node of the cluster can train"):
-        run(nodes.address, tmp_path, make_suite(1), say=said.append, memory_per_run=1.5)
-    assert len(said) == 2
-    assert all(re.search(f"node .* is not used: {message}", line) for line in said)
-    assert not ray.is_initialized()
-
-
-@pytest.mark.crash
-def test_memory_limits_the_parallel_runs_of_a_node(nodes, tmp_path, monkeypatch):
-    examine = cluster.examine
-
-    def other(*arguments):
-        return examine(*arguments)._replace(free_memory=5 * 2**29)
-
-    monkeypatch.setattr(cluster, "examine", other)
-    large = nodes.add_node(num_cpus=3)
-    said: list[str] = []
-    outcome = run(nodes.address, tmp_path, make_suite(1), say=said.append, memory_per_run=1)
-    nodes.remove_node(large)
-    assert outcome == (2, [], 0)
-    told = sorted(re.findall("2.5 GiB of free memory; parallel runs: (.)", "\n".join(said)))
-    assert told == ["1", "1", "2"]
-
-
-def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(nodes, tmp_path, monkeypatch):
-    examine = cluster.examine
-
-    def other(*arguments):
-        found = examine(*arguments)
-        own = {"version of numpy": ray.get_runtime_context().get_node_id()}
-        return found._replace(niceness=15, traits={**found.traits, **own})
-
-    monkeypatch.setattr(cluster, "examine", other)
-    said: list[str] = []
-    assert run(nodes.address, tmp_path, make_suite(1), say=said.append) == (2, [], 0)
-    assert len([line for line in said if "low priority (nice 15)" in line]) == 2
-    assert (
-        len([line for line in said if re.search(r"differs from .*\(version of numpy\)", line)]) == 1
-    )
-
-
 @pytest.mark.crash
 def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
     blocker = Suite(nodes.address, tmp_path / "first", make_suite(1, PATIENCE))
@@ -317,25 +254,33 @@ def test_a_run_whose_lost_process_still_trains_waits(tmp_path, monkeypatch):
 
 
 class FakeRay:
-    """Stands in for Ray on a cluster of one node; `answer` returns what a check of it answers."""
+    """Stands in for Ray; `answer` returns what the check of any of its nodes answers."""
 
     exceptions = ray.exceptions
 
     def __init__(self, monkeypatch):
-        self.now, self.submitted, self.answer = 0.0, 0, self.fail
-        self.alive = True
+        self.now, self.submitted, self.answer = 0.0, 0, self.succeed
+        self.node_ids, self.is_connected = ["1"], False
         self.processes: list[Process] = []
         for name, value in (
             ("ray", self),
+            ("connect", self.connect),
             ("NodeAffinitySchedulingStrategy", lambda *args, **kwargs: None),
             ("time", types.SimpleNamespace(monotonic=lambda: self.now)),
             ("RayTrainProcess", self.train),
         ):
             monkeypatch.setattr(cluster, name, value)
 
+    def connect(self, address):
+        self.is_connected = True
+
+    def shutdown(self):
+        self.is_connected = False
+
     def nodes(self):
         resources = {"CPU": 8.0, "memory": 2.0**35}
-        yield {"NodeID": "1", "Alive": self.alive, "NodeName": "A", "Resources": resources}
+        for name in self.node_ids:
+            yield {"NodeID": name, "Alive": True, "NodeName": "A", "Resources": resources}
 
     def remote(self, *_):
         return self
@@ -366,9 +311,10 @@ class FakeRay:
 
     def starts(self, nodes, seconds):
         """Returns whether a run is started within some seconds."""
+        run = make_suite_run()
         for _ in range(seconds):
             self.now += 1.1
-            if nodes.start(make_suite_run()):
+            if nodes.start(run):
                 return True
         return False
 
@@ -396,7 +342,6 @@ def make_suite_run():
 def fake(monkeypatch, tmp_path):
     """Returns a fake Ray and a `Cluster` whose only node trains two runs."""
     stand_in, said = FakeRay(monkeypatch), list[str]()
-    stand_in.answer = stand_in.succeed
     nodes = cluster.Cluster("any", tmp_path, say=said.append)
     assert stand_in.starts(nodes, 3) and stand_in.starts(nodes, 1)
     return stand_in, nodes, said
@@ -434,17 +379,59 @@ def test_memory_that_other_runs_use_is_no_reason_to_refuse_a_node_after_a_loss(f
 
 def test_a_node_that_leaves_after_a_loss_is_forgotten(fake):
     stand_in, nodes, said = fake
-    stand_in.answer, stand_in.alive = stand_in.fail, False
+    stand_in.answer, stand_in.node_ids = stand_in.fail, []
     stand_in.processes[0].lose()
     assert not stand_in.starts(nodes, 30)
     assert said[-1] == "node host (A, 1) has left the cluster"
 
 
-def test_a_node_that_fails_its_first_check_is_refused_at_once(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"source_sha256": "0"}, "it has another revision of this package"),
+        ({"sees_file": False}, "it does not share"),
+        ({"is_locked_out": False}, "locks in .* have no effect there"),
+        (
+            {"free_memory": 2**30},
+            "it has 8 CPUs, 0 GPUs, 1.0 GiB of free memory, but a run needs 1, 0 and 1.5",
+        ),
+        (
+            {},
+            r"it cannot run this package \(RuntimeError: killed\). Install the same revision "
+            "there, in the environment in which you run ray start",
+        ),
+    ],
+)
+def test_a_node_that_cannot_train_is_named(monkeypatch, tmp_path, answer, message):
     stand_in, said = FakeRay(monkeypatch), list[str]()
-    assert not stand_in.starts(cluster.Cluster("any", tmp_path, say=said.append), 100)
+    stand_in.answer = (lambda: stand_in.succeed(**answer)) if answer else stand_in.fail
+    nodes = cluster.Cluster("any", tmp_path, say=said.append, memory_per_run=1.5)
+    with pytest.raises(UserError, match="no node of the cluster can train"):
+        nodes.__enter__()
+    (line,) = said
+    assert re.search(f"^node .* is not used: {message}", line)
+    assert not stand_in.starts(nodes, 100)
     assert stand_in.submitted == 1
-    assert said == [
-        "node A is not used: it cannot run this package (RuntimeError: killed). Install the same "
-        "revision there, in the environment in which you run ray start"
-    ]
+    assert not stand_in.is_connected
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_limits_the_parallel_runs_of_a_node(monkeypatch, tmp_path):
+    stand_in, said = FakeRay(monkeypatch), list[str]()
+    stand_in.answer = lambda: stand_in.succeed(free_memory=5 * 2**29)
+    with cluster.Cluster("any", tmp_path, say=said.append, memory_per_run=1) as nodes:
+        assert "2.5 GiB of free memory; parallel runs: 2" in said[0]
+        assert [bool(nodes.start(make_suite_run())) for _ in range(3)] == [True, True, False]
+
+
+def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(monkeypatch, tmp_path):
+    stand_in, said = FakeRay(monkeypatch), list[str]()
+    stand_in.node_ids.append("2")
+    versions = iter("12")
+    stand_in.answer = lambda: stand_in.succeed(
+        niceness=15, traits={"version of numpy": next(versions), "flags": ""}
+    )
+    with cluster.Cluster("any", tmp_path, say=said.append):
+        assert len([line for line in said if "low priority (nice 15)" in line]) == 2
+        differing = [line for line in said if "differs from" in line]
+        assert len(differing) == 1 and "(version of numpy)" in differing[0]
