@@ -22,7 +22,7 @@ class Benchmark(NamedTuple):
 
 
 def flags(output_dir: pathlib.Path) -> list[str]:
-    return ["--suite=smoke", f"--output_dir={output_dir}", "--seeds=1", "--workers=3"]
+    return ["--suite=smoke", f"--output_dir={output_dir}", "--seeds=1", "--workers=2"]
 
 
 def wait_for(is_reached, process: subprocess.Popen) -> None:
@@ -118,7 +118,7 @@ def test_a_call_when_all_is_done_is_quick_and_the_report_follows(benchmark):
     ended = run_binary("benchmark", *flags(benchmark.output_dir), "--report")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "runs to do: 0, done: 3; at most 3 at a time",
+        "runs to do: 0, done: 3; at most 2 at a time",
         f"wrote {benchmark.output_dir}/report.md",
         f"wrote {benchmark.output_dir}/report.html",
     ]
