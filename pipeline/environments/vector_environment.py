@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
-from pipeline.environments.single_env import RemoteError, describe
+from pipeline.environments.single_env import describe
 from pipeline.environments.thread_state import keep_thread_state
 from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
@@ -142,15 +142,20 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         """Returns the first environment's current frame, uint8 [height, width, 3].
 
         Raises:
-          UserError: If the environment renders no frames, or was built without `render=True`.
+          UserError: If the environment raises or renders no frames, or was built without
+            `render=True`.
         """
         if not self.episodes.vector.description.renders:
             raise UserError(f"{self.name} cannot render: it was built without render=True.")
         try:
             frame = self.episodes.cross(self.episodes.vector.render)
-        except (gymnasium.error.DependencyNotInstalled, NotImplementedError, RemoteError) as error:
+        except (gymnasium.error.DependencyNotInstalled, NotImplementedError) as error:
             reason = str(error) or "it has no render method"
             raise UserError(f"{self.name} cannot render: {reason}.") from error
+        except UserError:
+            raise
+        except Exception as error:  # the environment's author chose its type
+            raise UserError(f"{self.name} cannot render: {describe(error)}") from error
         if frame is None:
             raise UserError(f"{self.name} cannot render: it returns no frames as 'rgb_array'.")
         return self._rgb(np.asarray(frame))

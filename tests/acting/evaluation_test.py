@@ -403,6 +403,18 @@ def test_failing_environment_leaves_no_video(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no OpenGL"), FileNotFoundError(2, "no font")])
+def test_an_environment_that_raises_when_it_renders_is_named(tmp_path, error):
+    class RaisingVisibleEnv(VisibleEnv):
+        def render(self):
+            raise error
+
+    env = environment(RaisingVisibleEnv([(5, "terminated")]))
+    with pytest.raises(UserError, match=f"scripted cannot render: {type(error).__name__}: .*no "):
+        record_video(env, random_policy(env), tmp_path / "episode.mp4", seed=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_video_that_cannot_be_written_is_named(tmp_path):
     env = environment(VisibleEnv([(5, "terminated")]))
     path = tmp_path / "episode.mp4"

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import ray
@@ -259,7 +261,8 @@ class FakeRay:
     exceptions = ray.exceptions
 
     def __init__(self, monkeypatch):
-        self.now, self.submitted, self.answer = 0.0, 0, self.succeed
+        self.now, self.submitted = 0.0, 0
+        self.answer: Callable[[], Any] = self.succeed
         self.node_ids, self.is_connected = ["1"], False
         self.processes: list[Process] = []
         for name, value in (
