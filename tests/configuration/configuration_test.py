@@ -90,12 +90,6 @@ def borrowed(reward_scale=1.0):
 borrowed = gin.external_configurable(borrowed, "BorrowedAgent", module="tf_agents.agents.borrowed")
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     """Replaces the shipped configs with a few of its own, and returns their folder."""

@@ -38,12 +38,6 @@ SET_BY_THE_PROGRAM = {
 }
 
 
-@pytest.fixture(autouse=True)
-def clean_gin():
-    yield
-    gin.clear_config()
-
-
 def message_of(function, *arguments):
     with pytest.raises(UserError) as caught:
         function(*arguments)
