@@ -19,6 +19,7 @@ from tf_agents.trajectories import time_step as ts
 from pipeline.environments import specs
 from pipeline.environments.action_log import ActionLog
 from pipeline.environments.process_vector import ProcessDied
+from pipeline.environments.single_env import close_with_warning
 from pipeline.environments.vectors import Vector
 from pipeline.ops import randomness
 from pipeline.utils import files
@@ -204,10 +205,7 @@ class Episodes:
 
     def close(self) -> None:
         """Frees what the environments hold (processes, windows); warns if that fails."""
-        try:
-            self.vector.close()
-        except Exception as error:  # the environment's author chose its type
-            print(f"warning: {self.name} raised when closed: {error!r}", file=sys.stderr)
+        close_with_warning(self.vector, self.name)
 
     def cross(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls the vector, and lets other threads see that the call is under way."""

@@ -14,7 +14,7 @@ import gymnasium
 
 from pipeline.environments import saved_states
 from pipeline.environments.process_vector import ProcessVector
-from pipeline.environments.single_env import describe
+from pipeline.environments.single_env import SingleEnv, close_with_warning, describe
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.thread_vector import ThreadVector
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -72,7 +72,7 @@ def gymnasium_environment(
     make = maker(name, kwargs, wrappers, max_episode_steps, render)
     if own_thread is None:
         own_thread = render or bool(wrappers) or not _is_gymnasiums_own(name)
-    build = functools.partial(_build, [make] * num_envs, vectorization_mode, own_thread)
+    build = functools.partial(_build, name, [make] * num_envs, vectorization_mode, own_thread)
     return VectorEnvironment(build, name=name, seed=seed)
 
 
@@ -107,10 +107,14 @@ def maker(
 
 
 def _build(
-    makes: Sequence[Callable[[], gymnasium.Env]], vectorization_mode: str, own_thread: bool
+    name: str,
+    makes: Sequence[Callable[[], gymnasium.Env]],
+    vectorization_mode: str,
+    own_thread: bool,
 ) -> Vector:
     if vectorization_mode == "async":
-        makes[0]().close()  # so that gin of this process knows what wrappers read
+        # Built here too, so that gin of this process knows what wrappers read.
+        close_with_warning(SingleEnv(makes[0]), name)
         return ProcessVector(makes)
     return ThreadVector(lambda: SyncVector(makes)) if own_thread else SyncVector(makes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
-from pipeline.environments.vectors import Arrays, Description, frames_per_second, store
+from pipeline.environments.vectors import Arrays, Description, Vector, frames_per_second, store
 from pipeline.utils.errors import UserError
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
@@ -102,9 +103,7 @@ class SingleEnv:
             self._reset(observation)
             return 0.0, False, False, None
         try:
-            results = self.env.step(action)
-        except SystemExit as error:
-            raise self._fault("step() called sys.exit()") from error
+            results = self._call("step", action)
         except ValueError as error:  # wrappers of gymnasium unpack the results too
             if _is_raised_by_gymnasium(error) and "to unpack (expected 5" in str(error):
                 raise self._fault(f"step() does not return five values; {_STEP}") from error
@@ -130,6 +129,17 @@ class SingleEnv:
             own_return = float(self._recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return
 
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of the environment.
+
+        Raises:
+          UserError: If it calls sys.exit(), which would end this program without an error.
+        """
+        try:
+            return getattr(self.env, method)(*args, **kwargs)
+        except SystemExit as error:
+            raise self._fault(f"{method}() called sys.exit()") from error
+
     def _flag(self, name: str, value: Any) -> bool:
         """Returns a flag of `step` as a bool; numbers and arrays that are 0 or 1 are flags, too."""
         if isinstance(value, bool | np.bool_):
@@ -143,7 +153,7 @@ class SingleEnv:
 
     def render(self) -> Any:
         """Returns the current frame, as the environment returned it."""
-        return self.env.render()
+        return self._call("render")
 
     def get_state(self) -> State:
         """Returns the environment's state; see `saved_states`."""
@@ -155,7 +165,7 @@ class SingleEnv:
 
     def close(self) -> None:
         """Closes the environment."""
-        self.env.close()
+        self._call("close")
 
     def _notes(self) -> list[str]:
         """Returns notes about behaviour that may surprise users."""
@@ -179,9 +189,7 @@ class SingleEnv:
             self._return_before = float(recorder.episode_returns)
             start_before = recorder.episode_start_time
         try:
-            results = self.env.reset(**seed)
-        except SystemExit as error:
-            raise self._fault("reset() called sys.exit()") from error
+            results = self._call("reset", **seed)
         except TypeError as error:
             if seed and "unexpected keyword argument 'seed'" in str(error):
                 raise self._fault(f"reset() does not accept a seed; {_RESET}") from error
@@ -224,6 +232,14 @@ class SingleEnv:
         return UserError(f"{message}. Change the environment's class {self._source()}, or wrap it.")
 
 
+def close_with_warning(environment: SingleEnv | Vector, name: str) -> None:
+    """Closes an environment, and prints a warning with its name if that fails."""
+    try:
+        environment.close()
+    except Exception as error:  # the environment's author chose its type
+        print(f"warning: {name} raised when closed: {error!r}", file=sys.stderr)
+
+
 def shared_description(descriptions: Sequence[Description]) -> Description:
     """Returns the description of the environments of a vector.
 
@@ -258,14 +274,14 @@ def describe(error: Exception) -> str:
     while innermost.__cause__ and innermost.__cause__.__traceback__:
         innermost = innermost.__cause__
     frames = traceback.extract_tb(innermost.__traceback__)
-    frame = next((x for x in reversed(frames) if not _is_pythons_own(x.filename)), frames[-1])
+    frame = next((x for x in reversed(frames) if not is_pythons_own(x.filename)), frames[-1])
     message = str(error).split("\n  In call to configurable ")[0]  # gin appends the rest
     place = f"{frame.filename}:{frame.lineno}, in {frame.name}"
     advice = _MAIN_THREAD if "only works in main thread" in message else ""
     return f"{type(error).__name__}: {message} ({place}){advice}"
 
 
-def _is_pythons_own(filename: str) -> bool:
+def is_pythons_own(filename: str) -> bool:
     """Returns True for files of Python's standard library, and for code without a file."""
     is_library = filename.startswith(sysconfig.get_path("stdlib"))
     return filename.startswith("<") or (is_library and "site-packages" not in filename)

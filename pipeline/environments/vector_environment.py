@@ -152,8 +152,8 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         except (gymnasium.error.DependencyNotInstalled, NotImplementedError) as error:
             reason = str(error) or "it has no render method"
             raise UserError(f"{self.name} cannot render: {reason}.") from error
-        except UserError:
-            raise
+        except UserError as error:
+            raise UserError(f"{self.name} cannot render: {error}") from error
         except Exception as error:  # the environment's author chose its type
             raise UserError(f"{self.name} cannot render: {describe(error)}") from error
         if frame is None:

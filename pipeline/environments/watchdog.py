@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pathlib
 import sys
 import threading
 import traceback
@@ -12,11 +13,13 @@ from typing import Protocol
 import gin
 import tensorflow as tf
 
+from pipeline.environments.single_env import is_pythons_own
 from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal, exit_at_once
 
 _TICK = 1.0  # seconds
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
 
 
 # A program ends within ten seconds of a signal.
@@ -109,7 +112,7 @@ class Watchdog:
                     self._check(environment, ticks[index] * tick, since_stop * tick)
 
     def _check(self, environment: Watched, seconds: float, since_stop: float) -> None:
-        place = _innermost_frame(environment.crossing)
+        place = _place(environment.crossing)
         if min(seconds, since_stop) >= _STOP_SECONDS + environment.usual_seconds:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
         elif environment.limits_itself:
@@ -139,10 +142,16 @@ class Watchdog:
             exit_at_once(code)
 
 
-def _innermost_frame(thread: int) -> traceback.FrameSummary | None:
-    """Returns where the thread with this identifier is, or None if Python cannot tell."""
+def _place(thread: int) -> traceback.FrameSummary | None:
+    """Returns where the thread with this identifier is, outside of Python's standard library.
+
+    Returns None if it is in this package, where it waits for an environment in another process, or
+    if Python cannot tell.
+    """
     frame = sys._current_frames().get(thread)
-    return traceback.extract_stack(frame)[-1] if frame else None
+    stack = traceback.extract_stack(frame) if frame else []
+    place = next((x for x in reversed(stack) if not is_pythons_own(x.filename)), None)
+    return place if place and not place.filename.startswith(_PACKAGE) else None
 
 
 def _waits_for_a_thread(place: traceback.FrameSummary) -> bool:

@@ -33,8 +33,10 @@ class Corridor(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 9, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, package=None, render_mode=None, marks=()):
-        self.marks = marks
+    def __init__(self, package=None, render_mode=None, marks=(), leaks=False):
+        self.marks, self.leaks = marks, leaks
+        if package == "exit":
+            raise SystemExit
         if package == "none":
             raise LookupError("no such floor")
         if package == "type":
@@ -50,6 +52,10 @@ class Corridor(gymnasium.Env):
 
     def step(self, action):
         return self.observation_space.low, 0.0, False, False, {}
+
+    def close(self):
+        if self.leaks:
+            raise RuntimeError("a leak")
 """
 
 
@@ -254,6 +260,17 @@ def test_an_environment_that_raises_while_it_is_built_is_named(corridor, mode):
     assert type_error.startswith(start + "TypeError: object of type 'int' has no len()")
     assert "corridor.py:" in type_error and type_error.endswith(", in __init__)")
     assert told("user") == "no corridor on this floor."
+    assert "the constructor of the environment called sys.exit()" in told("exit")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_raises_when_closed_is_used(corridor, mode, capsys):
+    environment = gymnasium_environment(
+        1, name=corridor, kwargs={"leaks": True}, vectorization_mode=mode
+    )
+    environment.reset()
+    environment.close()
+    assert f"warning: {corridor} raised when closed: RuntimeError" in capsys.readouterr().err
 
 
 def test_a_wrapper_that_raises_while_it_is_built_is_named(corridor, tmp_path):

@@ -53,9 +53,8 @@ def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
     assert "for 2 s (Watchdog.timeout)" in errors
     assert "is intact" in errors
     assert "Traceback" not in errors
-    if mode == "sync":  # the environment is in this process, so the place is known
-        assert "it is at " in errors
-        assert "tiny_runs.py" in errors
+    # The place is known only if the environment is in this process.
+    assert ("it is at " in errors) == (mode == "sync") == ("tiny_runs.py" in errors)
 
 
 @pytest.fixture
