@@ -130,8 +130,7 @@ class _Runner:
     def _end_of(self, run: Run) -> Record | None:
         """Returns the record of a run that has ended by its folder; None if it has not ended."""
         try:
-            result = RunFolder(run.folder).read_json("result.json")
-            if result.get("env_steps", 0) < run.num_env_steps:
+            if not RunFolder(run.folder).finished(run.seed, run.num_env_steps):
                 return None
             return records.finished(run, max(self._most_running, 1))
         except UserError as error:

@@ -21,6 +21,7 @@ from pipeline.utils.files import Lock, lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
+_PUT_BACK = "put it back, or choose another --output_dir"
 
 
 class Requested(NamedTuple):
@@ -54,12 +55,12 @@ def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
     """
     path = output_dir / (suite + _PLAN)
     plan = {}
-    for name, noted in read_json(path, {}).items():
+    for name, noted in read_json(path, {}, _PUT_BACK).items():
         match noted:
             case {"num_seeds": int(num_seeds), "settings": dict(settings)}:
                 plan[name] = Requested(num_seeds, settings)
             case _:
-                raise UserError(f"{path} is damaged ({name}); delete it to continue.")
+                raise UserError(f"{path} is damaged ({name}); {_PUT_BACK}.")
     return plan
 
 
@@ -124,18 +125,23 @@ class SuiteFolder:
         """Checks that the runs have the settings of earlier runs in the folder; writes the plan.
 
         Raises:
-          UserError: If an experiment has runs that were started with other settings.
+          UserError: If an experiment has runs that were started with other settings, or with
+            settings that are not known because the plan was lost.
         """
         plan = dict(read_plan(self._output_dir, self._suite))
         for name, run in {run.experiment.name: run for run in runs}.items():
             settings = _settings(run)
-            # If the plan was lost, the runs still refuse other settings than their own.
-            before = plan.get(name, Requested(0, settings))
-            if before.settings != settings and self._has_begun(run):
-                raise UserError(self._refusal(run, before.settings))
-            plan[name] = Requested(max(before.num_seeds, run.suite.num_seeds), settings)
+            before = plan.get(name)
+            if (before is None or before.settings != settings) and self._has_begun(run):
+                raise UserError(self._refusal(run, before))
+            earlier_seeds = before.num_seeds if before else 0
+            plan[name] = Requested(max(earlier_seeds, run.suite.num_seeds), settings)
         noted = {name: requested._asdict() for name, requested in plan.items()}
-        write_json(self._output_dir / (self._suite + _PLAN), noted)
+        write_json(self._plan_path, noted)
+
+    @property
+    def _plan_path(self) -> pathlib.Path:
+        return self._output_dir / (self._suite + _PLAN)
 
     def _has_begun(self, run: Run) -> bool:
         """Returns True if any seed of the run's experiment has been started."""
@@ -143,8 +149,13 @@ class SuiteFolder:
         is_recorded = any(key[:3] == _key(run)[:3] for key in of_experiment)
         return is_recorded or any(run.folder.parent.glob("*/run.json"))
 
-    def _refusal(self, run: Run, before: Mapping[str, str]) -> str:
-        changes = differences(before, _settings(run))
+    def _refusal(self, run: Run, before: Requested | None) -> str:
+        if before is None:
+            return (
+                f"{self._plan_path} does not have {run.experiment.name}, so the settings of its "
+                f"runs in {run.folder.parent} are not known; {_PUT_BACK}."
+            )
+        changes = differences(before.settings, _settings(run))
         return (
             f"{run.folder.parent} has runs with other settings than the requested ones:\n  "
             + "\n  ".join(changes)

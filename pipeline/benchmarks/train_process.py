@@ -127,7 +127,10 @@ class LocalProcess:
         reason = f"exit code {code}"
         if code < 0:
             reason = f"ended by signal {-code} ({signal.strsignal(-code)})"
-        output = _tail(self._path, self._log_start).decode(errors="replace")
+        try:
+            output = _tail(self._path, self._log_start).decode(errors="replace")
+        except OSError as error:
+            output = f"{self._path} cannot be read: {error.strerror}"
         lines = [line.rstrip() for line in output.splitlines() if line.strip()]
         return "\n".join([reason, *lines[-_MAX_ERROR_LINES:]])
 

@@ -216,7 +216,7 @@ def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
     selector = "gin.macro"
     if binding.parameter:
         configurable = registry.need_registered(binding.selector, binding.origin)
-        registry.check_parameter(configurable, binding)
+        registry.check_parameter(configurable, binding, macros)
         binding = values.checked(configurable, binding, macros)
         selector = configurable.selector
     try:

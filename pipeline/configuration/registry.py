@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 from gin import config as gin_config
 
-from pipeline.configuration.statements import Binding, suggest
+from pipeline.configuration.statements import Binding, Macro, Reference, suggest
 from pipeline.utils.errors import UserError
 
 #: Prefix of the selectors of TF-Agents' own configurables. Importing TF-Agents registers them, and
@@ -54,15 +56,25 @@ def _short_names() -> list[str]:
     return [registry.minimal_selector(selector) for selector in selectors]
 
 
-def check_parameter(configurable: gin_config.Configurable, binding: Binding) -> None:
+def check_parameter(
+    configurable: gin_config.Configurable, binding: Binding, macros: Mapping[str, Any]
+) -> None:
     """Checks that the configurable has the binding's parameter and that gin may bind it.
+
+    Args:
+      configurable: Configurable that the binding names.
+      binding: Binding to check.
+      macros: Values of all macros by name, which are not circular.
 
     Raises:
       UserError: If one of these checks fails.
     """
     name = binding.parameter
     known = parameters(configurable)
-    if name == "create_environment" and "/" in getattr(binding.value, "name", ""):
+    value = binding.value
+    while isinstance(value, Macro) and value.name in macros:
+        value = macros[value.name]
+    if name == "create_environment" and isinstance(value, Reference) and "/" in value.name:
         raise UserError(
             f"{binding.origin}: {binding.name} = {binding.value!r}: this scope would replace the "
             "scope evaluation. Drop it, and bind the parameters without a scope."

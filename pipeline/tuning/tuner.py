@@ -34,6 +34,7 @@ from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.2
 _EVAL_INTERVAL = "train.eval_interval"
+_WARM_UP = "initialize_replay_buffer.num_env_steps"
 _NO_RETURN = (
     "no episode ended in an evaluation: increase Evaluator.num_env_steps in search.bindings"
 )
@@ -289,7 +290,7 @@ class _Tuner:
 
 
 def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
-    """Checks that the run is evaluated at every rung.
+    """Checks that the run is evaluated at every rung, which is after its warm-up.
 
     Args:
       settings: Values that the run binds, as text, by name.
@@ -300,11 +301,9 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
     """
     if not rungs:
         return
-    value = settings.get(_EVAL_INTERVAL, "10_000")
-    for _ in settings:  # macros may be values of macros
-        value = settings.get(value.removeprefix("%"), value)
     try:
-        interval = int(float(value))
+        interval = _whole_number(settings, _EVAL_INTERVAL, "10_000")
+        warm_up = _whole_number(settings, _WARM_UP, "0")
     except ValueError:  # The run will refuse it.
         return
     advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
@@ -318,6 +317,23 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
             f"search.rungs: {off[0]:_} is not a multiple of {_EVAL_INTERVAL} = {interval:_}. "
             f"Change the rung, or {advice}"
         )
+    if rungs[0] <= warm_up:
+        raise UserError(
+            f"search.rungs: {rungs[0]:_} is within the warm-up, which makes no evaluations "
+            f"({_WARM_UP} = {warm_up:_}). Set a later rung, or shorten the warm-up."
+        )
+
+
+def _whole_number(settings: Mapping[str, str], name: str, default: str) -> int:
+    """Returns a value that the run binds, also by macros.
+
+    Raises:
+      ValueError: If it is not a number.
+    """
+    value = settings.get(name, default)
+    for _ in settings:  # macros may be values of macros
+        value = settings.get(value.removeprefix("%"), value)
+    return int(float(value))
 
 
 def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:

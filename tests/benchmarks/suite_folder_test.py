@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 from tiny_benchmarks import make_suite, recorded, run, starts
 
@@ -138,11 +140,24 @@ def test_a_damaged_plan_is_named(tmp_path, text):
         read_plan(tmp_path, "tiny")
 
 
-def test_a_suite_without_its_plan_goes_on(tmp_path):
-    run(tmp_path, make_suite())
+def test_runs_of_unknown_settings_are_refused(tmp_path):
+    suite = make_suite()
+    run(tmp_path, suite._replace(experiments=suite.experiments[:1]))
     (tmp_path / "tiny.plan.json").unlink()
-    assert run(tmp_path, make_suite(2)) == (4, [], 0)
-    assert set(starts(tmp_path).values()) == {1}
+    with pytest.raises(UserError, match=r"plan.json does not have dqn-A-v1, .* are not known"):
+        run(tmp_path, suite)
+    assert run(tmp_path, suite._replace(experiments=suite.experiments[1:])) == (1, [], 0)
+
+
+def test_a_run_of_another_seed_is_not_taken_for_one_of_this_seed(tmp_path):
+    run(tmp_path, make_suite())
+    folder = tmp_path / "tiny" / "dqn-A-v1"
+    (folder / "seed-1" / "run.json").write_text('{"seed": 1}')
+    shutil.copytree(folder / "seed-1", folder / "seed-2")
+    outcome = run(tmp_path, make_suite(2))
+    assert (outcome.finished, outcome.left) == (3, 0)
+    ((failed, reason),) = outcome.failed
+    assert failed.seed == 2 and "was begun with --seed=1, not 2" in reason
 
 
 def test_experiments_may_be_added(tmp_path):

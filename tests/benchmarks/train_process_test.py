@@ -21,7 +21,7 @@ from tiny_benchmarks import (
 from pipeline.benchmarks import runner, train_process
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder
-from pipeline.benchmarks.train_process import TrainProcess
+from pipeline.benchmarks.train_process import LocalProcess, TrainProcess
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal
 
@@ -177,3 +177,12 @@ def test_progress_is_the_last_whole_record(tmp_path, metrics, expected):
     if metrics is not None:
         (run_.folder / "metrics.jsonl").write_text(metrics)
     assert train_process.env_steps(run_) == expected
+
+
+def test_a_process_whose_log_was_deleted_tells_its_exit_code(tmp_path):
+    process = LocalProcess([sys.executable, "-c", "exit(3)"], tmp_path / "log")
+    process.wait()
+    (tmp_path / "log").unlink()
+    assert process.error() == (
+        f"exit code 3\n{tmp_path / 'log'} cannot be read: No such file or directory"
+    )

@@ -82,6 +82,11 @@ class Filler:
         return [1]
 
 
+@gin.configurable("plant", module="pipeline.orchard")
+def plant(create_environment=None):
+    return create_environment
+
+
 def borrowed(reward_scale=1.0):
     return reward_scale
 
@@ -585,6 +590,17 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped, capsys):
     assert " SIZE is not used here." in message
     configuration.warn_of_ignored()
     assert capsys.readouterr().out == f"warning: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["plant.create_environment = @garden/make_fruit"],
+        ["plant.create_environment = %A", "A = %B", "B = @garden/make_fruit"],
+    ],
+)
+def test_an_environment_may_not_have_a_scope_that_would_replace_that_of_the_evaluation(bindings):
+    assert "this scope would replace the scope evaluation" in message_of(*bindings)
 
 
 def test_an_overridden_binding_may_not_stay_in_force_in_a_scope(tmp_path):

@@ -222,6 +222,10 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
     with pytest.raises(UserError, match=r"10_500 is not a multiple of train\.eval_interval"):
         run(tmp_path, search, 1)
+    warm_up = ("STEPS = 1e4", "initialize_replay_buffer.num_env_steps = %STEPS")
+    late = PATIENT._replace(rungs=(10_000,), num_env_steps=20_000, bindings=warm_up)
+    with pytest.raises(UserError, match=r"10_000 is within the warm-up, .*num_env_steps = 10_000"):
+        run(tmp_path, late, 1)
     macros = ("INTERVAL = 3_500", "train.eval_interval = %INTERVAL")
     assert run(tmp_path, search._replace(bindings=macros), 1).is_over
 
