@@ -100,6 +100,7 @@ def _train() -> int:
     from pipeline.utils.shutdown import Stopped, StopSignal
 
     configuration.apply(statements)
+    python = cli.python_command()  # An environment may change the working directory.
     with StopSignal(ends_at_once=True) as stop:
         try:
             result = train(
@@ -120,7 +121,7 @@ def _train() -> int:
             print(f"{configuration.explain()}\n\n# Networks: layers, shapes, weights")
             print(result["networks"])
         else:
-            print(_closing_words(result))
+            print(_closing_words(result, shlex.quote(python)))
     return 0
 
 
@@ -132,8 +133,8 @@ def _execution() -> Execution:
     return Execution.EXACT_GRAPH if _EXACT_GRAPH.value else Execution.GRAPH
 
 
-def _closing_words(result: dict) -> str:
-    returns, python = result["evaluation"]["returns"], shlex.quote(cli.python_command())
+def _closing_words(result: dict, python: str) -> str:
+    returns = result["evaluation"]["returns"]
     folder = _ROOT_DIR.value or ""  # No run starts without a folder.
     root_dir = f"--root_dir={shlex.quote(folder)}"
     video = shlex.quote(f"{folder}/episode.mp4")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import gin
 import tensorflow as tf
 
-from pipeline.utils.constraints import NonNegative, Probability, check_arguments
+from pipeline.utils.constraints import DecayRate, NonNegative, Positive, check_arguments
 
 # Agents pass a schedule as the learning rate, so a binding of it would have no effect.
 _DENYLIST = ["learning_rate"]
@@ -32,9 +32,9 @@ class Adam(tf.keras.optimizers.legacy.Adam):
     def __init__(
         self,
         learning_rate: float | Callable[[], tf.Tensor] = 1e-3,
-        beta_1: Probability = 0.9,
-        beta_2: Probability = 0.999,
-        epsilon: NonNegative = 1e-7,
+        beta_1: DecayRate = 0.9,
+        beta_2: DecayRate = 0.999,
+        epsilon: Positive = 1e-7,
         amsgrad: bool = False,
     ):
         """Initializes the optimizer.
@@ -70,8 +70,8 @@ class RMSprop(tf.keras.optimizers.legacy.RMSprop):
     def __init__(
         self,
         learning_rate: float | Callable[[], tf.Tensor] = 7e-4,
-        rho: Probability = 0.99,
-        epsilon: NonNegative = 1e-5,
+        rho: DecayRate = 0.99,
+        epsilon: Positive = 1e-5,
         initial_ms: NonNegative = 0.0,
     ):
         """Initializes the optimizer.
@@ -115,8 +115,8 @@ class CenteredRMSprop(tf.keras.optimizers.legacy.RMSprop):
     def __init__(
         self,
         learning_rate: float | Callable[[], tf.Tensor] = 2.5e-4,
-        rho: Probability = 0.95,
-        epsilon: NonNegative = 0.01,
+        rho: DecayRate = 0.95,
+        epsilon: Positive = 0.01,
     ):
         """Initializes the optimizer.
 

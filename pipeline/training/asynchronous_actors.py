@@ -141,9 +141,6 @@ class ActorExperience(Parts):
 
     keeps_rows = False
 
-    def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
-        """Does nothing, because between iterations there are no rows to truncate."""
-
     def check_ready(self) -> None:
         """Does nothing, because each iteration collects all rows that it trains on."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import io
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
 from pipeline.training.components import build_agent, count_of_env_steps
+from pipeline.utils import files
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -314,29 +314,29 @@ def check_memory(
         )
 
 
-def message_bytes(message: Message) -> bytes:
-    """Returns a message as the content of an npz file."""
-    leaves = tf.nest.flatten(message)
-    file = io.BytesIO()
-    np.savez(file, *map(np.asarray, leaves))
-    return file.getvalue()
+def write_message(path: pathlib.Path, message: Message) -> None:
+    """Writes a message to an npz file."""
+    np.savez(path, *_arrays(message))
 
 
-def read_message(content: bytes, like: Message) -> Message:
-    """Reads what `message_bytes` returned.
+def read_message(path: pathlib.Path, like: Message) -> Message:
+    """Reads what `write_message` wrote.
 
     Args:
-      content: The content.
+      path: Path of the file.
       like: Message of the same structure.
 
     Raises:
-      ValueError: If the structure, a shape or a dtype differs.
+      ValueError: If the file is missing or damaged, or the structure, a shape or a dtype differs.
     """
-    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(like)]
-    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
-        arrays = [saved[f"arr_{number}"] for number in range(len(saved.files))]
-    found = [(array.dtype, array.shape) for array in arrays]
-    if found != [(array.dtype, array.shape) for array in expected]:
+    arrays = files.read_arrays(path)
+    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    expected = {f"arr_{n}": (array.dtype, array.shape) for n, array in enumerate(_arrays(like))}
+    if found != expected:
         raise ValueError("a message in flight has other arrays than those of this run")
-    message = tf.nest.pack_sequence_as(like, arrays)
+    message = tf.nest.pack_sequence_as(like, [arrays[name] for name in expected])
     return message._replace(version=int(message.version))
+
+
+def _arrays(message: Message) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(message)]

@@ -32,10 +32,10 @@ from pipeline.training.collector import (
     Message,
     Order,
     files_in,
-    message_bytes,
     read_message,
     unpack,
     weights,
+    write_message,
 )
 from pipeline.training.collector_places import CollectorLost, Place
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
@@ -375,7 +375,7 @@ class Collectors:
             unpack(self._files_of(number), own / "collector")
             for place, message in enumerate(arrived):
                 if message is not None:
-                    (own / f"message-{place}.npz").write_bytes(message_bytes(message))
+                    write_message(own / f"message-{place}.npz", message)
         state = {
             "next": self._next,
             "version": self._version,
@@ -405,27 +405,30 @@ class Collectors:
         """
         names = "next", "version", "are_messages", "restarts", "lost_steps", "lags"
         state = files.read_object(folder / _STATE, *names)
-        if len(state["are_messages"]) != len(self._arrived):
+        are_messages, lags = state["are_messages"], state["lags"]
+        if not all(isinstance(x, list) for x in (are_messages, lags, *are_messages)):
+            raise ValueError(f"{_STATE} does not hold lists")
+        if len(are_messages) != len(self._arrived):
             raise ValueError(
-                f"{len(state['are_messages'])} collectors were saved, but this run has "
-                f"{len(self._arrived)}"
+                f"{len(are_messages)} collectors were saved, but this run has {len(self._arrived)}"
             )
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         for number, arrived in enumerate(self._arrived):
             own = folder / str(number)
             arrived.clear()
-            for place, is_message in enumerate(state["are_messages"][number]):
+            for place, is_message in enumerate(are_messages[number]):
                 path = own / f"message-{place}.npz"
-                arrived.append(read_message(path.read_bytes(), like) if is_message else None)
+                arrived.append(read_message(path, like) if is_message else None)
             divergence = self._restored(number, files_in(own / "collector"))
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:
                 arrived[-1] = _truncated(newest)
             self.divergence = self.divergence or divergence
-        self._next, self._version = int(state["next"]), int(state["version"])
-        self._lost_steps = int(state["lost_steps"])
-        self._lags = deque(map(int, state["lags"]), _LAGS)
+        self._next, self._version, self._lost_steps = (
+            int(files.counts(state[name])) for name in ("next", "version", "lost_steps")
+        )
+        self._lags = deque((int(files.counts(lag)) for lag in lags), _LAGS)
         self._known = [-1] * len(self._arrived)
 
     def _restored(self, number: int, saved: dict[str, bytes]) -> str:

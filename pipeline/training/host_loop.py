@@ -241,6 +241,7 @@ class HostLoop:
 
     def _call(self, chunk: Chunk, until: int, phase: str) -> None:
         """Makes one graph call of `chunk`, which ends once the run has taken `until` steps."""
+        self._check_stop()
         if not self._calls.is_traced(chunk):
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
@@ -325,6 +326,7 @@ class HostLoop:
             return self._stop.requested
 
         with hinting(self._resume_hint):
+            check_weights(self._components.agent, self.env_steps)
             result = self._components.evaluator.run(num_episodes, index, on_progress)
         if self._components.evaluator.shares_environment:
             self._set_state(self._runner.begin_new_episodes(self.state))

@@ -19,18 +19,24 @@ from pipeline.utils.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Range of the numbers from `low` to `high`, without `low` itself if `is_open` is True."""
+    """Range of the numbers from `low` to `high`.
+
+    It excludes `low` itself if `is_open` is True, and `high` itself if `is_open_above` is True.
+    """
 
     low: float
     high: float = math.inf
     is_open: bool = False
+    is_open_above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (self.low < value if self.is_open else self.low <= value) and value <= self.high
+        is_above = self.low < value if self.is_open else self.low <= value
+        return is_above and (value < self.high if self.is_open_above else value <= self.high)
 
     def __str__(self) -> str:
         low = f" above {self.low}" if self.is_open else f", at least {self.low}"
-        return low + (f", at most {self.high}" if self.high < math.inf else "")
+        high = f", below {self.high}" if self.is_open_above else f", at most {self.high}"
+        return low + (high if self.high < math.inf else "")
 
 
 PositiveInt = Annotated[int, Range(1)]
@@ -40,6 +46,7 @@ NonNegative = Annotated[float, Range(0)]
 AtLeastOne = Annotated[float, Range(1)]
 Fraction = Annotated[float, Range(0, 1, is_open=True)]
 Probability = Annotated[float, Range(0, 1)]
+DecayRate = Annotated[float, Range(0, 1, is_open_above=True)]
 
 _LARGEST = 2**63 - 1
 #: Name of the attribute with both ends of a linear schedule.

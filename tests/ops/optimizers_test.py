@@ -137,8 +137,9 @@ def test_adam_equals_its_formula() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "values", "message"),
     [
-        (Adam, {"epsilon": -1e-7}, "Adam.epsilon = -1e-07: must be a number, at least 0."),
-        (Adam, {"beta_1": 1.5}, "Adam.beta_1 = 1.5: must be a number, at least 0, at most 1."),
+        # Keras takes 0 for its default, 1e-7.
+        (Adam, {"epsilon": 0.0}, "Adam.epsilon = 0.0: must be a number above 0."),
+        (Adam, {"beta_1": 1.0}, "Adam.beta_1 = 1.0: must be a number, at least 0, below 1."),
         (Adam, {"beta_2": "0.9"}, "Adam.beta_2 = '0.9': must be a number"),
         (RMSprop, {"rho": 2}, "RMSprop.rho = 2: must be a number"),
         (CenteredRMSprop, {"epsilon": -1}, "CenteredRMSprop.epsilon = -1: must be a number"),

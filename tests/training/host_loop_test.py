@@ -542,6 +542,20 @@ def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(
         run.train()
 
 
+def test_weights_that_are_not_finite_are_not_evaluated(tmp_path, begin):
+    run = begin(tmp_path / "run", PLAN._replace(eval_interval=1))
+    variable = run.parts.agent.gradient_variables()[0]
+
+    def spoil(record, phase):
+        if phase == TRAINING:
+            variable.assign(tf.fill(variable.shape, math.nan))
+
+    run.progress.hook = spoil
+    with pytest.raises(UserError, match="NaN or infinite after .* updates: the weights of"):
+        run.train()
+    assert all(record["env_steps"] < run.loop.env_steps for record in run.evaluations)
+
+
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
     (tmp_path / "fail_reset").touch()
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: no way back"):
