@@ -44,6 +44,7 @@ from pipeline.training.components import (
     build_environment,
     build_evaluator,
     build_experience,
+    closed_on_error,
     compile_update,
     count_of_env_steps,
     seed_weights,
@@ -273,32 +274,38 @@ def asynchronous_runner(
         )
     seed_weights(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
-    environments = [
-        build_environment(stream_key(key, "training"), create_environment, num_envs=1)
-        for key in keys
-    ]
-    env_steps = count_of_env_steps()
-    specs = environments[0].time_step_spec(), environments[0].action_spec()
-    shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
-    _check_agent(shared)
-    lock = tf.CriticalSection() if use_locking else None
-    actors = []
-    for key, environment in zip(keys, environments, strict=True):
-        agent = _build_agent(key, environment, create_agent, env_steps)
-        experience = build_experience(agent, 1, key, create_experience)
-        driver = CollectDriver(environment, seed=key, ends_with_episode=True)
-        actors.append(Actor(shared, agent, experience, driver, env_steps, lock))
-    shared.schedules = {
-        name: _mean([actor.agent.schedules[name] for actor in actors]) for name in shared.schedules
-    }
-    return Components(
-        ActorEnvironments(environments),
-        shared,
-        cast(Experience, ActorExperience(actors)),  # it has all that the host calls
-        Actors(actors, env_steps, scheduler, seed),
-        build_evaluator(shared, seed, create_environment, environments[0], may_share=False),
-        env_steps,
-    )
+    with closed_on_error() as opened:
+        environments = []
+        for key in keys:
+            built = build_environment(stream_key(key, "training"), create_environment, num_envs=1)
+            opened.callback(built.close)
+            environments.append(built)
+        env_steps = count_of_env_steps()
+        specs = environments[0].time_step_spec(), environments[0].action_spec()
+        shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
+        _check_agent(shared)
+        lock = tf.CriticalSection() if use_locking else None
+        actors = []
+        for key, environment in zip(keys, environments, strict=True):
+            agent = _build_agent(key, environment, create_agent, env_steps)
+            experience = build_experience(agent, 1, key, create_experience)
+            driver = CollectDriver(environment, seed=key, ends_with_episode=True)
+            actors.append(Actor(shared, agent, experience, driver, env_steps, lock))
+        shared.schedules = {
+            name: _mean([actor.agent.schedules[name] for actor in actors])
+            for name in shared.schedules
+        }
+        evaluator = build_evaluator(
+            shared, seed, create_environment, environments[0], may_share=False
+        )
+        return Components(
+            ActorEnvironments(environments),
+            shared,
+            cast(Experience, ActorExperience(actors)),  # it has all that the host calls
+            Actors(actors, env_steps, scheduler, seed),
+            evaluator,
+            env_steps,
+        )
 
 
 def _check_agent(agent: Agent) -> None:

@@ -32,7 +32,7 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
-from pipeline.training.components import build_agent, count_of_env_steps
+from pipeline.training.components import build_agent, closed_on_error, count_of_env_steps
 from pipeline.utils import files
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
 from pipeline.utils.errors import UserError
@@ -144,24 +144,28 @@ class Collector:
         if identity.restarts:  # no episode is repeated
             key = stream_key(key, "restart", identity.restarts)
         self.environment = create_environment(stream_key(key, "training"))
-        self._env_steps = count_of_env_steps()
-        environment = self.environment
-        specs = environment.time_step_spec(), environment.action_spec()
-        token = _share.set(identity.number / max(identity.num_collectors - 1, 1))
-        try:
-            agent = build_agent(*specs, environment.batch_size, key, create_agent, self._env_steps)
-        finally:
-            _share.reset(token)
-        self._weights = weights(agent)
-        self.driver = CollectDriver(environment, seed=key)
-        policy = agent.collect_policy
-        random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
-        self._collect = {False: self._function(policy, num_steps)}
-        self._collect[True] = self._function(random, num_steps)
-        with named_failures(environment):
-            self._carry = initial_carry(environment, policy)
-        carry = Tensors(lambda: self._carry, self._set_carry)
-        self._parts = Parts({"environment": environment, "carry": carry})
+        with closed_on_error() as opened:
+            opened.callback(self.close)
+            self._env_steps = count_of_env_steps()
+            environment = self.environment
+            specs = environment.time_step_spec(), environment.action_spec()
+            token = _share.set(identity.number / max(identity.num_collectors - 1, 1))
+            try:
+                agent = build_agent(
+                    *specs, environment.batch_size, key, create_agent, self._env_steps
+                )
+            finally:
+                _share.reset(token)
+            self._weights = weights(agent)
+            self.driver = CollectDriver(environment, seed=key)
+            policy = agent.collect_policy
+            random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
+            self._collect = {False: self._function(policy, num_steps)}
+            self._collect[True] = self._function(random, num_steps)
+            with named_failures(environment):
+                self._carry = initial_carry(environment, policy)
+            carry = Tensors(lambda: self._carry, self._set_carry)
+            self._parts = Parts({"environment": environment, "carry": carry})
 
     def _function(self, policy: tf_policy.TFPolicy, num_steps: int) -> Callable[[Carry], Any]:
         def collect(carry: Carry) -> Any:

@@ -9,6 +9,7 @@ from typing import Protocol
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.environments.watchdog import Watched
 from pipeline.training.collector import Collector, Message, Order
+from pipeline.training.components import closed_on_error
 
 
 class CollectorLost(Exception):
@@ -82,7 +83,10 @@ class InProcess:
           create: Creates a collector, given its number and how often it has been replaced.
         """
         self._create = create
-        self._collectors = [create(number, 0) for number in range(num_collectors)]
+        self._collectors: list[Collector] = []
+        with closed_on_error() as opened:
+            opened.callback(self.close)
+            self._collectors.extend(create(number, 0) for number in range(num_collectors))
         self._orders: list[deque[Order]] = [deque() for _ in range(num_collectors)]
         self._submitted: deque[int] = deque()
 

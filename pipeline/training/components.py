@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import gin
@@ -99,6 +100,14 @@ class Components(NamedTuple):
         self.runner.close()
 
 
+@contextlib.contextmanager
+def closed_on_error() -> Iterator[contextlib.ExitStack]:
+    """Yields a stack that closes what has entered it, if the context raises and only then."""
+    with contextlib.ExitStack() as opened:
+        yield opened
+        opened.pop_all()
+
+
 def build(
     seed: int,
     create_environment: Callable[..., VectorEnvironment],
@@ -107,16 +116,19 @@ def build(
 ) -> Components:
     """Builds the components of a run; a checkpoint may be restored into them."""
     seed_weights(seed)
-    environment = build_environment(stream_key(seed, "training"), create_environment)
-    env_steps = count_of_env_steps()
-    specs = environment.time_step_spec(), environment.action_spec()
-    agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
-    compile_update(agent)
-    experience = build_experience(agent, environment.batch_size, seed, create_experience)
-    evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=True)
-    driver = CollectDriver(environment, seed=seed)
-    runner = Iterations(agent, experience, driver, env_steps)
-    return Components(environment, agent, experience, runner, evaluator, env_steps)
+    with closed_on_error() as opened:
+        environment = build_environment(stream_key(seed, "training"), create_environment)
+        opened.callback(environment.close)
+        env_steps = count_of_env_steps()
+        specs = environment.time_step_spec(), environment.action_spec()
+        agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)
+        compile_update(agent)
+        experience = build_experience(agent, environment.batch_size, seed, create_experience)
+        evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=True)
+        opened.callback(evaluator.close)
+        driver = CollectDriver(environment, seed=seed)
+        runner = Iterations(agent, experience, driver, env_steps)
+        return Components(environment, agent, experience, runner, evaluator, env_steps)
 
 
 def _created(
@@ -276,21 +288,19 @@ def build_evaluator(
             "build_evaluator.share_environment = True needs the default train.runner, which trains "
             "in one environment. Bind it to False."
         )
-    if not share_environment:
-        trained = environment.observation_space, environment.action_space
-        environment = build_evaluation_environment(seed, create_environment)
-        try:
+    with closed_on_error() as opened:
+        if not share_environment:
+            trained = environment.observation_space, environment.action_space
+            environment = build_evaluation_environment(seed, create_environment)
+            opened.callback(environment.close)
             environment.check_spaces(*trained)
-        except UserError:
-            environment.close()
-            raise
-    return Evaluator(
-        environment,
-        agent.policy,
-        agent.collect_policy,
-        seed=stream_key(seed, EVALUATION),
-        shares_environment=share_environment,
-    )
+        return Evaluator(
+            environment,
+            agent.policy,
+            agent.collect_policy,
+            seed=stream_key(seed, EVALUATION),
+            shares_environment=share_environment,
+        )
 
 
 def build_evaluation_environment(

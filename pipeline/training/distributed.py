@@ -33,6 +33,7 @@ from pipeline.training.components import (
     build_environment,
     build_evaluator,
     build_experience,
+    closed_on_error,
     compile_update,
     count_of_env_steps,
     seed_weights,
@@ -168,9 +169,12 @@ def distributed_runner(
         ray_address, num_collectors, seed, create_environment, create_agent, like, in_flight,
         in_turns, timeout,
     )  # fmt: skip
-    runner = Collectors(
-        agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight, in_turns
-    )
-    environment: Any = runner  # it has the spaces, by which the evaluation's are checked
-    evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=False)
-    return Components(runner, agent, experience, runner, evaluator, env_steps)
+    with closed_on_error() as opened:
+        opened.callback(place.close)
+        runner = Collectors(
+            agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight,
+            in_turns,
+        )  # fmt: skip
+        environment: Any = runner  # it has the spaces, by which the evaluation's are checked
+        evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=False)
+        return Components(runner, agent, experience, runner, evaluator, env_steps)

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
@@ -176,12 +177,16 @@ def _is_at(file: IO[str], path: pathlib.Path) -> bool:
 
 
 class Lock:
-    """Lock of a folder, which is held until `close` is called or this process ends."""
+    """Lock of a folder, which is held until `close` is called or this process ends.
+
+    Processes that this process forks, for example those of an environment, do not hold it.
+    """
 
     def __init__(self, file: IO[str], folder: pathlib.Path):
         self._file, self._folder = file, folder
         # While it is open, no other folder can have its inode.
         self._descriptor = os.open(folder, os.O_PATH)
+        _locks.add(self)
 
     def check(self) -> None:
         """Checks that the folder is still where it was. Call it before writing to the folder.
@@ -205,9 +210,22 @@ class Lock:
             )
 
     def close(self) -> None:
-        """Releases the lock."""
-        self._file.close()
-        os.close(self._descriptor)
+        """Releases the lock. Further calls, also those of a forked process, do nothing."""
+        if self in _locks:
+            _locks.remove(self)
+            self._file.close()
+            os.close(self._descriptor)
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _close_locks() -> None:
+    for held in list(_locks):
+        held.close()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:

@@ -1,22 +1,24 @@
 """Runs whose simulator allows one instance at a time."""
 
+from typing import Any
+
 import gymnasium
 import pytest
 from host_loops import PLAN, Run, check_streams
 from run_processes import Records, assert_same_end
-from tiny_runs import Walk
+from tiny_runs import Walk, build_components
 
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import EVALUATING
 
 
 class OnlyWalk(Walk):
-    """Refuses to be built while there is another one."""
+    """Refuses to be built while there are `limit` others."""
 
-    number = 0
+    limit, number = 1, 0
 
     def __init__(self, **kwargs):
-        if OnlyWalk.number:
+        if OnlyWalk.number >= OnlyWalk.limit:
             raise RuntimeError("a simulator is already active")
         OnlyWalk.number += 1
         super().__init__(**kwargs)
@@ -26,16 +28,11 @@ class OnlyWalk(Walk):
 
 
 gymnasium.register("OnlyWalk-v0", entry_point=f"{__name__}:OnlyWalk")
-ONE = {
+ONE: dict[str, Any] = {
     "gymnasium_environment__name": f"{__name__}:OnlyWalk-v0",
     "gymnasium_environment__num_envs": 1,
 }
 SHARED = {**ONE, "build_evaluator__share_environment": True}
-
-
-@pytest.fixture(autouse=True)
-def no_simulator():
-    OnlyWalk.number = 0
 
 
 def test_a_stopped_run_in_a_shared_environment_ends_as_its_twin_and_repeats_no_episode(tmp_path):
@@ -78,6 +75,16 @@ def test_two_instances_are_refused_with_both_ways_out(tmp_path):
     assert "a simulator is already active" in str(error.value)
     assert 'gymnasium_environment.vectorization_mode = "async"' in str(error.value)
     assert "build_evaluator.share_environment = True" in str(error.value)
+    assert OnlyWalk.number == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("algorithm", ["a3c", "impala"])
+def test_if_an_environment_cannot_be_built_all_others_are_closed(monkeypatch, algorithm, limit):
+    monkeypatch.setattr(OnlyWalk, "limit", limit)
+    with pytest.raises(UserError, match="a simulator is already active"):
+        build_components(algorithm, **ONE)
+    assert OnlyWalk.number == 0
 
 
 def test_processes_are_one_way_out(tmp_path):

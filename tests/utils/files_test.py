@@ -3,10 +3,14 @@
 import fcntl
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from pipeline.runs.tensorboard_log import EventLog
 from pipeline.utils import files
@@ -125,6 +129,27 @@ def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(
             held.check()
         assert error.type is UserError  # waiting would not help
     held.close()
+
+
+def test_a_process_that_was_forked_does_not_hold_the_lock(tmp_path):
+    program = (
+        "import multiprocessing, os, pathlib, sys, time\n"
+        "from pipeline.utils import files\n"
+        "held = files.lock(pathlib.Path(sys.argv[1]), 'busy in', '--folder')\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "child = fork.Process(target=time.sleep, args=(60,))\n"
+        "child.start()\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(1)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+    try:
+        files.lock(tmp_path / ".lock", "busy in", "--folder").close()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_lock_that_is_released_within_a_moment_is_waited_for(tmp_path):
