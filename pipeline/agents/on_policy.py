@@ -110,7 +110,7 @@ class OnPolicyAgent(Agent):
         info = rows.policy_info
         scaler = self._reward_scaler
         advantage = generalized_advantage_estimation(
-            scaler.scale(rows.reward, valid) if scaler else rows.reward,
+            scaler.scale(rows.reward, rows.discount, valid) if scaler else rows.reward,
             self._discount * rows.discount,
             info.value,
             self.actor_critic.value(final_time_step.observation),

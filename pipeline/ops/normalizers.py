@@ -116,6 +116,9 @@ def create_normalizer(observation_spec: Any, is_wanted: bool) -> ObservationNorm
 class RewardScaler(tf.Module):
     """Divides rewards by the standard deviation of running discounted returns.
 
+    A running return ends with the return that the agent learns: at a termination, a truncation, or
+    a lost life that has a discount of 0.
+
     See Engstrom et al. 2020, "Implementation matters in deep policy gradients", and `VecNormalize`
     of OpenAI Baselines. TF-Agents' PPO instead uses the variance of the rewards themselves.
     """
@@ -142,21 +145,24 @@ class RewardScaler(tf.Module):
         """Prepares for new episodes."""
         self._running_returns.assign(tf.zeros_like(self._running_returns))
 
-    def scale(self, rewards: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    def scale(self, rewards: tf.Tensor, discounts: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
         """Updates the statistics with `rewards` and returns the rewards scaled.
 
         Args:
           rewards: [T, N] float32. They must follow the rewards of the previous call.
+          discounts: [T, N] float32, 0 where the environment has ended a return.
           valid: [T, N] float32, 0 on boundary rows (see `returns.valid_mask`).
 
         Returns:
           The scaled rewards, [T, N] float32.
         """
+        goes_on = tf.cast(discounts > 0, tf.float32)
+        goes_on_tm1 = tf.concat([tf.ones_like(goes_on[:1]), goes_on[:-1]], axis=0)
         # A discounted sum over the past is a return in reversed time.
         backwards = discounted_returns(
-            rewards[::-1], self._discount * valid[::-1], self._running_returns
+            rewards[::-1], (self._discount * valid * goes_on_tm1)[::-1], self._running_returns
         )
-        self._running_returns.assign(backwards[0])
+        self._running_returns.assign(goes_on[-1] * backwards[0])
         self._moments.update(tf.reshape(backwards[::-1], [-1]), tf.reshape(valid, [-1]))
         scaled = rewards / self._moments.standard_deviation()
         return tf.clip_by_value(scaled, -self._clip, self._clip)

@@ -370,9 +370,10 @@ def test_returns_set_the_scale_of_rewards() -> None:
     rows, final = collected_rows(np.random.default_rng(0), agent, 30, 2)
     rows = rows.replace(reward=3 * rows.reward)
     running, seen = np.zeros(2), []
-    for reward, step_type in zip(rows.reward, rows.step_type, strict=True):
+    for reward, discount, step_type in zip(rows.reward, rows.discount, rows.step_type, strict=True):
         running = np.where(step_type == LAST, 0.0, GAMMA * running + reward)
         seen.extend(running[step_type != LAST])
+        running[discount == 0] = 0.0  # a life is lost
     final_value = value_by_hand(agent, final.observation.numpy())
     prepared = agent.prepare(tensors(rows), final)
     for env in range(2):

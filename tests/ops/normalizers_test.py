@@ -77,8 +77,11 @@ def test_many_small_updates_stay_accurate() -> None:
     assert_close(moments.standard_deviation(), values.std(), 1e-4)
 
 
-def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Array, Array]:
-    """Returns rewards and step types [T, N] of episodes of 1 to 8 transitions."""
+def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Returns rewards, discounts and step types [T, N] of episodes of 1 to 8 transitions.
+
+    A discount is 0 with a probability of 0.2: at lost lives, and before boundary rows.
+    """
     step_types = np.full(shape, MID)
     for env in range(shape[1]):
         t = 0
@@ -87,7 +90,8 @@ def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Ar
             t += int(rng.integers(1, 9))
             step_types[t : t + 1, env] = LAST
             t += 1
-    return as_float32(rng.normal(1, 3, shape) * (step_types != LAST)), step_types
+    rewards = as_float32(rng.normal(1, 3, shape) * (step_types != LAST))
+    return rewards, as_float32(rng.random(shape) < 0.8), step_types
 
 
 class VecNormalize:
@@ -97,31 +101,33 @@ class VecNormalize:
         self.running = np.zeros(num_envs)
         self.seen: list[float] = []
 
-    def scale(self, rewards: Array, step_types: Array) -> Array:
-        for reward, step_type in zip(as_float64(rewards), step_types, strict=True):
+    def scale(self, rewards: Array, discounts: Array, step_types: Array) -> Array:
+        rows = zip(as_float64(rewards), discounts, step_types, strict=True)
+        for reward, discount, step_type in rows:
             self.running = np.where(step_type == LAST, 0.0, GAMMA * self.running + reward)
             self.seen.extend(self.running[step_type != LAST])
+            self.running[discount == 0] = 0.0
         return rewards / np.sqrt(np.var(self.seen) + 1e-8)
 
 
 @pytest.mark.parametrize("num_steps", [1, 5, 50])
 def test_reward_scaler_equals_a_plain_loop(num_steps: int) -> None:
-    rewards, step_types = random_rewards(np.random.default_rng(num_steps), (100, 4))
+    rewards, discounts, types = random_rewards(np.random.default_rng(num_steps), (100, 4))
     scaler, reference = RewardScaler(4, GAMMA, clip=np.inf), VecNormalize(4)
     scale = tf.function(scaler.scale)
     for start in range(0, 100, num_steps):
         rows = slice(start, start + num_steps)
-        part, types = rewards[rows], step_types[rows]
-        scaled = scale(tf.constant(part), valid_mask(tf.constant(types)))
-        assert_close(scaled, reference.scale(part, types), 1e-4)
+        part = rewards[rows], discounts[rows], types[rows]
+        scaled = scale(*map(tf.constant, part[:2]), valid_mask(tf.constant(part[2])))
+        assert_close(scaled, reference.scale(*part), 1e-4)
 
 
 def test_new_episodes_begin_without_returns() -> None:
     scaler, reference = RewardScaler(2, GAMMA), VecNormalize(2)
-    rewards, types = np.ones((5, 2), np.float32), np.full((5, 2), MID)
+    ones, types = np.ones((5, 2), np.float32), np.full((5, 2), MID)
     for _ in range(2):
-        scaled = scaler.scale(tf.constant(rewards), valid_mask(tf.constant(types)))
-        assert_close(scaled, reference.scale(rewards, types), 1e-4)
+        scaled = scaler.scale(tf.constant(ones), tf.constant(ones), tf.constant(ones))
+        assert_close(scaled, reference.scale(ones, ones, types), 1e-4)
         scaler.begin_anew()
         reference.running[:] = 0
 
@@ -129,14 +135,16 @@ def test_new_episodes_begin_without_returns() -> None:
 def test_scaled_rewards_are_clipped() -> None:
     rewards = np.zeros((50, 1), np.float32)
     rewards[20] = 1000.0
-    scaled = RewardScaler(1, GAMMA, clip=2.0).scale(tf.constant(rewards), tf.ones([50, 1]))
+    scaled = RewardScaler(1, GAMMA, clip=2.0).scale(
+        tf.constant(rewards), tf.ones([50, 1]), tf.ones([50, 1])
+    )
     assert scaled.numpy().max() == 2.0
 
 
 def test_stock_scale_is_that_of_rewards_not_of_returns() -> None:
     """Uses a reward of 1 in every step: returns differ by up to 10, rewards not at all."""
     rewards = tf.ones([200, 1])
-    ours = RewardScaler(1, GAMMA).scale(rewards, tf.ones([200, 1]))
+    ours = RewardScaler(1, GAMMA).scale(rewards, rewards, rewards)
     returns = np.cumsum(GAMMA ** np.arange(200.0))
     assert_close(ours, 1 / np.full([200, 1], returns.std()), 1e-4)
     stock = tensor_normalizer.StreamingTensorNormalizer(tf.TensorSpec([], tf.float32))
