@@ -7,11 +7,12 @@ they are seed-3, seed-4, ... of one folder. A thin line shows each run, and a th
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -148,8 +149,8 @@ def draw(runs: Sequence[Run]) -> Figure:
     for run_ in runs:
         groups.setdefault(run_.group, []).append(run_)
     lines = [
-        _draw_group(axes, folder.name, members, color=f"C{index}")
-        for index, (folder, members) in enumerate(groups.items())
+        _draw_group(axes, name, members, color=f"C{index}")
+        for index, (name, members) in enumerate(zip(_names(groups), groups.values(), strict=True))
     ]
     axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
     _decorate(axes, runs[0].x, runs[0].y)
@@ -158,11 +159,24 @@ def draw(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+def _names(groups: Mapping[pathlib.Path, Sequence[Run]]) -> list[str]:
+    """Returns the names of groups, with as many parts of their paths as make them differ."""
+    paths = [of[0].folder if len(of) == 1 else path for path, of in groups.items()]
+    of_runs = [of[0].name if len(of) == 1 else path.name for path, of in groups.items()]
+    numbers = [len(pathlib.Path(name).parts) for name in of_runs]
+    parts = ([n + more for n in numbers] for more in itertools.count())
+    candidates = (
+        ["/".join(path.parts[-n:]) for path, n in zip(paths, longer, strict=True)]
+        for longer in parts
+    )
+    return next(names for names in candidates if len(set(names)) == len(names))
+
+
 def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Line2D:
     """Draws the runs of a group, and returns the line that the legend shows."""
     if len(members) == 1:
         (member,) = members
-        (line,) = axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(member.name))
+        (line,) = axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(name))
         evaluations = member.evaluations
     else:
         for member in members:

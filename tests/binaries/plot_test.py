@@ -111,6 +111,19 @@ def test_group_is_the_folder_without_the_seed(name: str, group: str) -> None:
     assert run.name == (name if group else f"runs/{name}")
 
 
+def test_names_that_are_the_same_in_several_folders_get_more_of_their_paths(
+    tmp_path: pathlib.Path,
+) -> None:
+    runs = []
+    for name in ("old/s/dqn/seed-1", "old/s/dqn/seed-2", "new/s/dqn/seed-1", "new/s/dqn/seed-2"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        runs.append(make_run(tmp_path / name, {100: 1.0}))
+    means = ["old/s/dqn (mean of 2 runs)", "new/s/dqn (mean of 2 runs)"]
+    assert legend(plot.draw(runs)) == means
+    alone = ["old/s/dqn/seed-1", "new/s/dqn/seed-1"]
+    assert legend(plot.draw(runs[::2])) == alone
+
+
 def test_seeds_of_different_experiments_are_not_mixed(tmp_path: pathlib.Path) -> None:
     runs = []
     for experiment, value in (("dqn-CartPole-v1", 500.0), ("ppo-Acrobot-v1", -80.0)):

@@ -82,7 +82,7 @@ def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
     run = Run(tmp_path / "run", PLAN, "a3c", **overrides)
     environment = run.parts.runner.drivers[0].environment
     run.at(130, lambda: environment.episodes.vector.processes[0].kill())
-    with pytest.raises(UserError, match=r"one of its processes has died(.|\n)*is intact"):
+    with pytest.raises(UserError, match=r"the process of environment 0 has died(.|\n)*is intact"):
         run.train()
     run.close()
     assert not actor_threads()
