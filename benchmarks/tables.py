@@ -39,11 +39,6 @@ def summary(results: Results) -> str:
     return f"{_circumstances(results)}\n\n{_speeds(results)}"
 
 
-def asynchronous_actors(results: Results) -> str:
-    """Returns a table of the speeds of asynchronous actors and of batches of environments."""
-    return _actors(results)
-
-
 def time_budget(results: Results) -> str:
     """Returns a table of where the time of this pipeline's vector steps goes."""
     return _budget(results, (OURS, OURS_IN_BFLOAT16))
@@ -56,7 +51,7 @@ def document(results: Results) -> str:
         f"{_circumstances(results)}\n",
         _failures(results),
         _speeds(results),
-        _actors(results),
+        asynchronous_actors(results),
         _stages(results),
         _budget(results),
         _others(results),
@@ -121,7 +116,8 @@ def _speeds(results: Results) -> str:
     return _table("Environment steps per second, training included", columns, rows)
 
 
-def _actors(results: Results) -> str:
+def asynchronous_actors(results: Results) -> str:
+    """Returns a table of the speeds of asynchronous actors and of batches of environments."""
     names = _known(results, (OURS, OURS_ASYNCHRONOUS, OURS_IN_TURNS))
     rows = []
     for workload, measured in results["workloads"].items():

@@ -118,8 +118,8 @@ def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict
     foreign = [name for name in values if name.startswith("suite.")]
     if foreign:
         raise UserError(
-            f"{foreign[0]} cannot be bound here: --gin_bindings apply to the runs. Copy the "
-            "suite's gin file, change the value there, and pass its path as --suite."
+            f"{foreign[0]} is not a parameter of the runs: bind it in a gin file of your own, and "
+            "pass its path as --suite."
         )
     values[_BUDGET] = _whole_number(values[_BUDGET])
     return {name: repr(value) for name, value in values.items()}

@@ -182,7 +182,8 @@ def suite(
 
 def _covers(values: str | Mapping[str, str], experiments: Sequence[Experiment]) -> bool:
     if isinstance(values, Mapping):
-        return {e.algorithm for e in experiments} <= values.keys()
+        is_complete = {e.algorithm for e in experiments} <= values.keys()
+        return is_complete and are_texts([*values.values()])
     return isinstance(values, str)
 
 

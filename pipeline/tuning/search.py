@@ -214,6 +214,8 @@ def load(path: str, allow_imports: bool = False) -> Search:
         ) from error
     with configuration.preserved():
         configuration.load([str(file)], allow_imports=allow_imports)
+        if unused := gin.get_bindings("suite", resolve_references=False):
+            raise UserError(f"{path}: suite.{next(iter(unused))} has no effect on a search.")
         return search(file.stem)
 
 

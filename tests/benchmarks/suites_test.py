@@ -122,6 +122,7 @@ def test_a_path_is_the_user_s(write, monkeypatch):
         ("suite.experiments = 5", "suite.experiments = 5: must be a tuple of experiments."),
         ("suite.protocol = ''", "suite.protocol = '': must describe how scores are taken"),
         ("suite.protocol = {'ppo': 'any'}", "suite.protocol = .*for every algorithm."),
+        ("suite.protocol = {'dqn': 5}", "suite.protocol = .*for every algorithm."),
         ("suite.bindings = 'train.x = 1'", "suite.bindings = .*: must be gin statements."),
         ("suite.experiments = ()", "suite.experiments = .*: a suite needs at least one."),
         ("suite.experiments = ('dqn', 'A-v1', 'x', 5)", "suite.experiments = 'dqn': must be "),
@@ -215,7 +216,7 @@ def test_an_environments_name_makes_one_folder():
         ("train.num_env_steps = 0", "train.num_env_steps = 0: "),
         ("train.num_env_steps = 1e999", "train.num_env_steps = inf: a benchmark needs a whole"),
         ("train.num_env_steps =", "--gin_bindings: "),
-        ("suite.num_seeds = 3", "suite.num_seeds cannot be bound here: .*--suite"),
+        ("suite.num_seeds = 3", "suite.num_seeds is not a parameter of the runs: .*--suite"),
         ("import os", "--gin_bindings: `import os` is refused"),
     ],
 )
