@@ -164,12 +164,15 @@ def _names(groups: Mapping[pathlib.Path, Sequence[Run]]) -> list[str]:
     paths = [of[0].folder if len(of) == 1 else path for path, of in groups.items()]
     of_runs = [of[0].name if len(of) == 1 else path.name for path, of in groups.items()]
     numbers = [len(pathlib.Path(name).parts) for name in of_runs]
-    parts = ([n + more for n in numbers] for more in itertools.count())
+    are_means = [len(of) > 1 for of in groups.values()]
     candidates = (
-        ["/".join(path.parts[-n:]) for path, n in zip(paths, longer, strict=True)]
-        for longer in parts
+        ["/".join(path.parts[-n - more :]) for path, n in zip(paths, numbers, strict=True)]
+        for more in itertools.count()
     )
-    return next(names for names in candidates if len(set(names)) == len(names))
+    # A mean is marked as one, so a run may have its name.
+    return next(
+        names for names in candidates if len(set(zip(names, are_means, strict=True))) == len(names)
+    )
 
 
 def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Line2D:

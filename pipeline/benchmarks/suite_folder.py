@@ -21,7 +21,7 @@ from pipeline.utils.files import Lock, lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
-_PUT_BACK = "put it back, or choose another --output_dir"
+_RESTORE = "restore it from a copy, or delete it if you only want a report"
 
 
 class Requested(NamedTuple):
@@ -55,12 +55,12 @@ def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
     """
     path = output_dir / (suite + _PLAN)
     plan = {}
-    for name, noted in read_json(path, {}, _PUT_BACK).items():
+    for name, noted in read_json(path, {}, _RESTORE).items():
         match noted:
             case {"num_seeds": int(num_seeds), "settings": dict(settings)}:
                 plan[name] = Requested(num_seeds, settings)
             case _:
-                raise UserError(f"{path} is damaged ({name}); {_PUT_BACK}.")
+                raise UserError(f"{path} is damaged ({name}); {_RESTORE}.")
     return plan
 
 
@@ -151,16 +151,19 @@ class SuiteFolder:
 
     def _refusal(self, run: Run, before: Requested | None) -> str:
         if before is None:
-            return (
+            reason = (
                 f"{self._plan_path} does not have {run.experiment.name}, so the settings of its "
-                f"runs in {run.folder.parent} are not known; {_PUT_BACK}."
+                f"runs in {run.folder.parent} are not known."
             )
-        changes = differences(before.settings, _settings(run))
+        else:
+            changes = differences(before.settings, _settings(run))
+            reason = "\n  ".join(
+                [f"{run.folder.parent} has runs with other settings than the requested ones:"]
+                + changes
+            )
         return (
-            f"{run.folder.parent} has runs with other settings than the requested ones:\n  "
-            + "\n  ".join(changes)
-            + f"\nChoose another --output_dir. Or, to run {run.experiment.name} from the start, "
-            f"delete {run.folder.parent} and its lines in {self._path}."
+            f"{reason}\nChoose another --output_dir. Or, to run {run.experiment.name} from the "
+            f"start, delete {run.folder.parent} and its lines in {self._path}."
         )
 
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from pipeline.environments.saved_states import State
-from pipeline.environments.single_env import SingleEnv, shared_description
+from pipeline.environments.single_env import SingleEnv, close_with_warning, shared_description
 from pipeline.environments.vectors import Arrays, Outcome, gather, new_observations
 
 
@@ -26,7 +26,7 @@ class SyncVector:
                 self.envs.append(SingleEnv(make))
             self.description = shared_description([env.description for env in self.envs])
         except BaseException:
-            self.close()
+            close_with_warning(self, "an environment")
             raise
         self.num_envs = len(self.envs)
         self._observation = new_observations(self.description.observation_space, self.num_envs)

@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
-from pipeline.environments.single_env import describe
+from pipeline.environments.single_env import close_with_warning, describe
 from pipeline.environments.thread_state import keep_thread_state
 from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
@@ -71,7 +71,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
             action_spec = specs.action_spec(vector.description.action_space, name)
             specs.check_mask(observation_spec, action_spec, name)
         except UserError:
-            vector.close()
+            close_with_warning(vector, name)
             raise
         super().__init__(ts.time_step_spec(observation_spec), action_spec, vector.num_envs)
         self.episodes = Episodes(vector, build, name, seed, anchor_interval)

@@ -19,7 +19,8 @@ from pipeline.utils.errors import USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal, exit_at_once
 
 _TICK = 1.0  # seconds
-_PACKAGE = str(pathlib.Path(__file__).parents[1])
+# Waits for environments in other processes.
+_PROCESS_VECTOR = str(pathlib.Path(__file__).with_name("process_vector.py"))
 
 
 # A program ends within ten seconds of a signal.
@@ -145,13 +146,12 @@ class Watchdog:
 def _place(thread: int) -> traceback.FrameSummary | None:
     """Returns where the thread with this identifier is, outside of Python's standard library.
 
-    Returns None if it is in this package, where it waits for an environment in another process, or
-    if Python cannot tell.
+    Returns None if it waits for an environment in another process, or if Python cannot tell.
     """
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame else []
     place = next((x for x in reversed(stack) if not is_pythons_own(x.filename)), None)
-    return place if place and not place.filename.startswith(_PACKAGE) else None
+    return place if place and place.filename != _PROCESS_VECTOR else None
 
 
 def _waits_for_a_thread(place: traceback.FrameSummary) -> bool:

@@ -406,12 +406,19 @@ class Collectors:
         names = "next", "version", "are_messages", "restarts", "lost_steps", "lags"
         state = files.read_object(folder / _STATE, *names)
         are_messages, lags = state["are_messages"], state["lags"]
-        if not all(isinstance(x, list) for x in (are_messages, lags, *are_messages)):
+        are_lists = isinstance(are_messages, list) and isinstance(lags, list)
+        if not are_lists or not all(isinstance(x, list) for x in are_messages):
             raise ValueError(f"{_STATE} does not hold lists")
         if len(are_messages) != len(self._arrived):
             raise ValueError(
                 f"{len(are_messages)} collectors were saved, but this run has {len(self._arrived)}"
             )
+        self._next, self._version, self._lost_steps = (
+            int(files.counts(state[name])) for name in ("next", "version", "lost_steps")
+        )
+        if self._next >= len(self._arrived):
+            raise ValueError(f"{_STATE} names a collector that this run does not have")
+        self._lags = deque((int(files.counts(lag)) for lag in lags), _LAGS)
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         for number, arrived in enumerate(self._arrived):
@@ -425,10 +432,6 @@ class Collectors:
             if divergence and newest is not None:
                 arrived[-1] = _truncated(newest)
             self.divergence = self.divergence or divergence
-        self._next, self._version, self._lost_steps = (
-            int(files.counts(state[name])) for name in ("next", "version", "lost_steps")
-        )
-        self._lags = deque((int(files.counts(lag)) for lag in lags), _LAGS)
         self._known = [-1] * len(self._arrived)
 
     def _restored(self, number: int, saved: dict[str, bytes]) -> str:

@@ -241,7 +241,6 @@ class HostLoop:
 
     def _call(self, chunk: Chunk, until: int, phase: str) -> None:
         """Makes one graph call of `chunk`, which ends once the run has taken `until` steps."""
-        self._check_stop()
         if not self._calls.is_traced(chunk):
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")

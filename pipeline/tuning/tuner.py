@@ -122,6 +122,11 @@ class _Tuner:
         """Checks the config and the rungs before anything is trained."""
         parameters = self._search.suggest(0, [])
         (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
+        if self._search.rungs and _WARM_UP in self._search.parameters:
+            raise UserError(
+                f"search.parameters: {_WARM_UP} cannot be searched over with search.rungs, because "
+                "no trial is evaluated in its warm-up."
+            )
         _check_interval(run.settings, self._search.rungs)
         settings = {k: v for k, v in run.settings.items() if k not in self._search.parameters}
         self._folder.check_settings(settings)

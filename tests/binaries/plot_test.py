@@ -120,6 +120,8 @@ def test_names_that_are_the_same_in_several_folders_get_more_of_their_paths(
         runs.append(make_run(tmp_path / name, {100: 1.0}))
     means = ["old/s/dqn (mean of 2 runs)", "new/s/dqn (mean of 2 runs)"]
     assert legend(plot.draw(runs)) == means
+    twice = [make_run(tmp_path / f"x_seed1{more}", {1: 1.0}) for more in ("", "_seed1", "_seed2")]
+    assert legend(plot.draw(twice)) == ["x_seed1", "x_seed1 (mean of 2 runs)"]
     alone = ["old/s/dqn/seed-1", "new/s/dqn/seed-1"]
     assert legend(plot.draw(runs[::2])) == alone
 

@@ -257,6 +257,27 @@ class Losing(InProcess):
             raise CollectorLost(number, "it was unplugged")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"next": 99},
+        {"version": -1},
+        {"lags": None},
+        {"lags": [0.5]},
+        {"are_messages": 5},
+        {"are_messages": [1, 2]},
+    ],
+    ids=str,
+)
+def test_a_damaged_state_of_collectors_is_refused(tmp_path, trained, damage):
+    runner = trained("impala").run.parts.runner
+    runner.save(tmp_path)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ValueError, match=r"state\.json|non-negative integers"):
+        runner.restore(tmp_path)
+
+
 @pytest.fixture
 def losing(monkeypatch):
     monkeypatch.setattr(distributed, "InProcess", Losing)

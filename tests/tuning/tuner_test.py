@@ -226,6 +226,11 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     late = PATIENT._replace(rungs=(10_000,), num_env_steps=20_000, bindings=warm_up)
     with pytest.raises(UserError, match=r"10_000 is within the warm-up, .*num_env_steps = 10_000"):
         run(tmp_path, late, 1)
+    parameters = {"initialize_replay_buffer.num_env_steps": ("int", 10, 10_000)}
+    with pytest.raises(
+        UserError, match=r"num_env_steps cannot be searched over with search\.rungs"
+    ):
+        run(tmp_path, search._replace(parameters=parameters), 1)
     macros = ("INTERVAL = 3_500", "train.eval_interval = %INTERVAL")
     assert run(tmp_path, search._replace(bindings=macros), 1).is_over
 
