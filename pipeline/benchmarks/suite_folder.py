@@ -53,7 +53,7 @@ def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
     Raises:
       UserError: If the file is damaged.
     """
-    path = output_dir / (suite + _PLAN)
+    path = _plan_path(output_dir, suite)
     plan = {}
     for name, noted in read_json(path, {}, _RESTORE).items():
         match noted:
@@ -62,6 +62,10 @@ def read_plan(output_dir: pathlib.Path, suite: str) -> Plan:
             case _:
                 raise UserError(f"{path} is damaged ({name}); {_RESTORE}.")
     return plan
+
+
+def _plan_path(output_dir: pathlib.Path, suite: str) -> pathlib.Path:
+    return output_dir / (suite + _PLAN)
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -137,11 +141,7 @@ class SuiteFolder:
             earlier_seeds = before.num_seeds if before else 0
             plan[name] = Requested(max(earlier_seeds, run.suite.num_seeds), settings)
         noted = {name: requested._asdict() for name, requested in plan.items()}
-        write_json(self._plan_path, noted)
-
-    @property
-    def _plan_path(self) -> pathlib.Path:
-        return self._output_dir / (self._suite + _PLAN)
+        write_json(_plan_path(self._output_dir, self._suite), noted)
 
     def _has_begun(self, run: Run) -> bool:
         """Returns True if any seed of the run's experiment has been started."""
@@ -152,8 +152,8 @@ class SuiteFolder:
     def _refusal(self, run: Run, before: Requested | None) -> str:
         if before is None:
             reason = (
-                f"{self._plan_path} does not have {run.experiment.name}, so the settings of its "
-                f"runs in {run.folder.parent} are not known."
+                f"{_plan_path(self._output_dir, self._suite)} does not have {run.experiment.name}, "
+                f"so the settings of its runs in {run.folder.parent} are not known."
             )
         else:
             changes = differences(before.settings, _settings(run))
