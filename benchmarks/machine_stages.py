@@ -161,7 +161,7 @@ class FullReplay:
             "transitions_held": grown,
             "resident_gib": resident_gib(),
             "resident_gib_before": before,
-            "peak_resident_gib": peak_resident_gib(),
+            "peak_resident_gib": resident_gib("VmHWM"),
         }
 
     def _rows(self) -> Any:
@@ -206,17 +206,8 @@ def _checkpoints(folder: pathlib.Path, parts: Components) -> Checkpoints:
     return Checkpoints(folder, named)
 
 
-def resident_gib() -> float:
-    """Returns the resident memory of this process, in GiB."""
-    return _status("VmRSS")
-
-
-def peak_resident_gib() -> float:
-    """Returns the peak of the resident memory of this process, in GiB."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> float:
+def resident_gib(field: str = "VmRSS") -> float:
+    """Returns the resident memory of this process in GiB; with "VmHWM", its peak."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    (line,) = (line for line in lines if line.startswith(f"{field}:"))
     return int(line.split()[1]) / 2**20

@@ -192,8 +192,8 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
         return driver.run(policy, carry, _CALL_STEPS)
 
     chunks: list[list[np.ndarray]] = []
-    started = time.monotonic()
     carry = initial_carry(driver.environment, policy)
+    started = time.monotonic()
     wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
     while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
         carry, rows = play(carry)

@@ -16,7 +16,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
+from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.normalizers import RewardScaler
@@ -34,7 +34,9 @@ from pipeline.utils.constraints import (
 class A2CAgent(OnPolicyAgent):
     """Implements the A2C agent; see `create_a2c_agent`."""
 
-    loss_names = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
+    loss_names: tuple[str, ...] = (
+        "loss", "policy_loss", "value_loss", "entropy", "gradient_norm",
+    )  # fmt: skip
     needs_whole_rollouts = True
 
     def __init__(
@@ -63,10 +65,16 @@ class A2CAgent(OnPolicyAgent):
         )
         value_loss = masked_mean((rows.policy_info.value_target - value) ** 2, weights)
         entropy = masked_mean(distribution.entropy(), weights)
-        loss, extra = actor_critic_loss(
-            policy_loss, value_loss, entropy, self._value_coefficient, self._entropy_coefficient
-        )
-        return tf_agent.LossInfo(loss, extra)
+        return self._sum_of_losses(policy_loss, value_loss, entropy)
+
+    def _sum_of_losses(
+        self, policy_loss: tf.Tensor, value_loss: tf.Tensor, entropy: tf.Tensor
+    ) -> tf_agent.LossInfo:
+        """Computes policy_loss + c_v value_loss - c_e entropy, and logs all four scalars."""
+        loss = policy_loss + self._value_coefficient * value_loss
+        loss -= self._entropy_coefficient * entropy
+        extra = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return tf_agent.LossInfo(loss, {"loss": loss, **extra})
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -78,7 +86,7 @@ def create_a2c_agent(
     seed: int,
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 7e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # optimizer class
     value_coefficient: NonNegative = 0.5,  # weight of the squared value error
     entropy_coefficient: NonNegative = 0.0,  # weight of the entropy bonus
     discount: Probability = 0.99,  # gamma

@@ -7,7 +7,6 @@ twice per update.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +62,8 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         gradient_clip_norm: float | None,
         sum_losses: bool,
         normalizer: ObservationNormalizer | None,
+        target_update_env_steps: int | None,
+        env_steps: tf.Variable,
         **kwargs,
     ):
         self._epsilon = epsilon
@@ -83,6 +84,11 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self.initialize()
         self.trained = {"q_network": self._q_network} | self.normalizers()
         build_slots(optimizer, self._q_network.trainable_weights)
+        self._periodic_target: PeriodicTarget | None = None
+        if target_update_env_steps is not None:  # as in DQN 3.0
+            self._periodic_target = PeriodicTarget(
+                self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
+            )
 
     @property
     def q_network(self) -> QNetwork:
@@ -132,23 +138,14 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         q_values, _ = self._q_network(observation)
         return select_action(target_q_values, tf.argmax(q_values, -1))
 
+    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
+        if self._periodic_target is not None:
+            self._periodic_target.update(self.accumulator)
+        return super()._train(experience, weights)
+
     def apply(self, gradients: Gradients) -> None:
         super().apply(gradients)
         self._update_target()
-
-
-class EnvStepsTargetDqnAgent(DqnAgent):
-    """Updates its target network by environment steps, as DQN 3.0 does."""
-
-    def __init__(self, *args, target_update_env_steps: int, env_steps: tf.Variable, **kwargs):
-        super().__init__(*args, target_update_period=None, **kwargs)  # none after updates
-        self._periodic_target = PeriodicTarget(
-            self.q_network, self.target_q_network, target_update_env_steps, env_steps.read_value
-        )
-
-    def _train(self, experience: Trajectory, weights: tf.Tensor) -> tf_agent.LossInfo:
-        self._periodic_target.update(self.accumulator)
-        return super()._train(experience, weights)
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -161,13 +158,13 @@ def create_dqn_agent(
     env_steps: tf.Variable,
     epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
     learning_rate: Schedule | NonNegative = 1e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
     double_q: bool = False,  # Double DQN: the online network chooses the bootstrap action
     n_step: PositiveInt = 1,  # rewards before the bootstrap value; fewer if the episode ends
     discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
     sum_losses: bool = False,  # sum the losses of a batch instead of averaging them
-    target_update_period: PositiveInt | None = 1,  # updates; None: use target_update_env_steps
+    target_update_period: PositiveInt | None = 1,  # in updates; None: target_update_env_steps
     target_update_env_steps: PositiveInt | None = None,  # environment steps between whole copies
     target_update_tau: Fraction = 1.0,  # weight of the online network in a target update
     normalize_observations: bool = False,  # by their running mean and variance
@@ -192,25 +189,17 @@ def create_dqn_agent(
     need_discrete_actions(action_spec, "DQN")
     check_td_loss(td_loss, "create_dqn_agent.td_loss")
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
-    if target_update_env_steps is None:
-        create: Callable[..., DqnAgent] = functools.partial(
-            DqnAgent,
-            target_update_period=target_update_period,
-            target_update_tau=target_update_tau,
-        )
-    else:
-        create = functools.partial(
-            EnvStepsTargetDqnAgent,
-            target_update_env_steps=target_update_env_steps,
-            env_steps=env_steps,
-        )
-    agent = create(
+    agent = DqnAgent(
         time_step_spec,
         action_spec,
         optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),
         epsilon=lambda: epsilon_schedule(env_steps),
         td_loss=td_loss,
         double_q=double_q,
+        target_update_period=target_update_period,
+        target_update_env_steps=target_update_env_steps,
+        target_update_tau=target_update_tau,
+        env_steps=env_steps,
         sum_losses=sum_losses,
         normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
         n_step_update=n_step,

@@ -86,7 +86,7 @@ def create_impala_agent(
     seed: int,
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 6e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # optimizer class
     value_coefficient: NonNegative = 0.5,  # weight of the squared value error
     entropy_coefficient: NonNegative = 0.01,  # weight of the entropy bonus
     discount: Probability = 0.99,  # gamma

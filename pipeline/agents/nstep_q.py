@@ -173,7 +173,7 @@ def create_nstep_q_agent(
     env_steps: tf.Variable,
     epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
     learning_rate: Schedule | NonNegative = 7e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # optimizer class
     one_step: bool = False,  # bootstrap after one step, not at the end of rollout or episode
     discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error

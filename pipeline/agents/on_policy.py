@@ -15,28 +15,6 @@ from pipeline.ops.optimizers import build_slots
 from pipeline.ops.returns import generalized_advantage_estimation, valid_mask
 
 
-def actor_critic_loss(
-    policy_loss: tf.Tensor,
-    value_loss: tf.Tensor,
-    entropy: tf.Tensor,
-    value_coefficient: float,
-    entropy_coefficient: float,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Computes policy_loss + c_v value_loss - c_e entropy.
-
-    Returns:
-      The loss, a scalar, and all four scalars by their names in the log.
-    """
-    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy
-    extra = {
-        "loss": loss,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-    }
-    return loss, extra
-
-
 class OnPolicyAgent(Agent):
     """Trains an actor-critic on whole rollouts with generalised advantages.
 

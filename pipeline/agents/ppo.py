@@ -16,7 +16,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
-from pipeline.agents.on_policy import OnPolicyAgent, actor_critic_loss
+from pipeline.agents.a2c import A2CAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights, standardize
 from pipeline.ops.normalizers import RewardScaler
@@ -60,8 +60,10 @@ def value_loss(
     return tf.maximum(loss, (target - moved) ** 2)
 
 
-class PPOAgent(OnPolicyAgent):
+class PPOAgent(A2CAgent):
     """Implements the PPO agent; see `create_ppo_agent`."""
+
+    needs_whole_rollouts = False
 
     loss_names = (
         "loss", "policy_loss", "value_loss", "entropy", "clip_fraction", "approximate_kl",
@@ -75,15 +77,11 @@ class PPOAgent(OnPolicyAgent):
         *,
         clip_ratio: Callable[[], tf.Tensor],
         value_clip: float | None,
-        value_coefficient: float,
-        entropy_coefficient: float,
         normalize_advantages: str | None,
         **kwargs,
     ):
         self._clip_ratio = clip_ratio
         self._value_clip = value_clip
-        self._value_coefficient = value_coefficient
-        self._entropy_coefficient = entropy_coefficient
         self._normalize_advantages = normalize_advantages
         super().__init__(
             time_step_spec,
@@ -110,14 +108,10 @@ class PPOAgent(OnPolicyAgent):
             value_loss(value, info.value, info.value_target, self._value_clip), weights
         )
         entropy = masked_mean(distribution.entropy(), weights)
-        loss, extra = actor_critic_loss(
-            policy, value, entropy, self._value_coefficient, self._entropy_coefficient
-        )
-        extra |= {
-            "clip_fraction": masked_mean(was_clipped, weights),
-            "approximate_kl": masked_mean(info.log_probability - log_prob, weights),
-        }
-        return tf_agent.LossInfo(loss, extra)
+        loss_info = self._sum_of_losses(policy, value, entropy)
+        loss_info.extra["clip_fraction"] = masked_mean(was_clipped, weights)
+        loss_info.extra["approximate_kl"] = masked_mean(info.log_probability - log_prob, weights)
+        return loss_info
 
 
 @gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
@@ -129,14 +123,14 @@ def create_ppo_agent(
     seed: int,
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 3e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
     clip_ratio: Schedule | NonNegative = 0.2,  # of the objective, by environment steps
     value_clip: Positive | None = None,  # clip range of value changes in a rollout; None: no limit
     value_coefficient: NonNegative = 0.5,  # weight of the squared value error
     entropy_coefficient: NonNegative = 0.0,  # weight of the entropy bonus
     discount: Probability = 0.99,  # gamma
     gae_lambda: Probability = 0.95,  # lambda
-    normalize_advantages: Literal["minibatch", "rollout"] | None = "minibatch",  # over these
+    normalize_advantages: Literal["minibatch", "rollout"] | None = "minibatch",  # standardise over
     normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update

@@ -243,13 +243,13 @@ def create_sac_agent(
     seed: int,
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 3e-4,  # scheduled by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
     actor_units: Sequence[PositiveInt] = (256, 256),  # hidden layers on the encoder's features
     critic_units: Sequence[PositiveInt] = (256, 256),  # hidden layers on features and action
     kernel_initializer: Initializer = GlorotUniform,  # of actor and critics
     discount: Probability = 0.99,  # gamma
     target_update_tau: Fraction = 0.005,  # weight of the online networks in a target update
-    target_update_period: PositiveInt = 1,  # updates
+    target_update_period: PositiveInt = 1,  # updates between two target updates
     initial_alpha: Positive = 1.0,  # initial temperature
     target_entropy: float | None = None,  # nats, of actions in [-1, 1]; None: minus the action size
     normalize_observations: bool = False,  # by their running mean and variance

@@ -47,7 +47,7 @@ class _StepOutcome(NamedTuple):
 
     Attributes:
       surrogate: Mean of ratio times advantage, minus its value before the step.
-      kl: Mean KL divergence of the new policy from the old one.
+      kl: Mean KL divergence of the old policy from the new one.
       accepted: 1 if the policy has changed, else 0.
       fraction: Length of the step, as a fraction of the longest step that the bound allows.
     """
@@ -253,7 +253,7 @@ def create_trpo_agent(
     seed: int,
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 1e-3,  # of the values, by environment steps
-    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # its class
+    optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
     value_epochs: PositiveInt = 10,  # passes over a rollout that fit the value function
     value_minibatch_size: PositiveInt = 128,  # rows; at most those of the rollout are used
     discount: Probability = 0.99,  # gamma

@@ -7,7 +7,6 @@ Learning Environment, for example "space_invaders".
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import importlib.resources
 import re
@@ -15,8 +14,6 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-
-from pipeline.utils.errors import UserError
 
 # A number or an array of numbers.
 Scores = TypeVar("Scores", float, np.ndarray)
@@ -71,29 +68,17 @@ def atari_games() -> tuple[str, ...]:
 
 
 def random_score(game: str) -> float:
-    """Returns the score of uniformly random actions, in the game's points.
-
-    Raises:
-      UserError: If `game` is not one of `atari_games`.
-    """
-    return float(_atari_row(game)["random"])
+    """Returns the score of uniformly random actions in one of `atari_games`, in its points."""
+    return float(_atari_rows()[game]["random"])
 
 
 def human_score(game: str) -> float:
-    """Returns the score of a professional game tester, in the game's points.
-
-    Raises:
-      UserError: If `game` is not one of `atari_games`.
-    """
-    return float(_atari_row(game)["human"])
+    """Returns the score of a professional game tester in one of `atari_games`, in its points."""
+    return float(_atari_rows()[game]["human"])
 
 
 def human_normalized(game: str, score: Scores) -> Scores:
-    """Computes (score - random) / (human - random): 0 is a random player, 1 is a human.
-
-    Raises:
-      UserError: If `game` is not one of `atari_games`.
-    """
+    """Computes (score - random) / (human - random): 0 is a random player, 1 is a human."""
     random = random_score(game)
     return (score - random) / (human_score(game) - random)
 
@@ -106,15 +91,7 @@ def atari5_median(scores: Mapping[str, Scores]) -> Scores:
     Args:
       scores: Scores by game, in the game's points. They must include the five games of
         `ATARI5_WEIGHTS`.
-
-    Raises:
-      UserError: If one of the five games is missing.
     """
-    missing = sorted(ATARI5_WEIGHTS.keys() - scores.keys())
-    if missing:
-        raise UserError(
-            f"the Atari-5 estimate also needs scores of {', '.join(missing)}: run the suite atari5."
-        )
     # Without an intercept the base of the logarithm cancels.
     logarithm = sum(
         weight * np.log1p(np.maximum(0.0, 100 * human_normalized(game, scores[game])))
@@ -177,16 +154,6 @@ def _published(row: Mapping[str, str]) -> Published:
         protocol=row["protocol"],
         note=row["note"],
     )
-
-
-def _atari_row(game: str) -> dict[str, str]:
-    rows = _atari_rows()
-    if game not in rows:
-        near = difflib.get_close_matches(game.lower(), rows, n=3) or sorted(rows)
-        raise UserError(
-            f"the game {game!r} has no human score. Similar games have one: {', '.join(near)}."
-        )
-    return rows[game]
 
 
 @functools.cache

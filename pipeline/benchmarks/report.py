@@ -106,10 +106,10 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
             f"there are no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"
         )
-    drawn = {group.key: _Drawn(group) for suite in suites for group in suite.groups}
+    blocks = list(_blocks(suites))
     written = {
-        _MARKDOWN: _text(suites, drawn, _in_words),
-        _HTML: page.render(_text(suites, drawn, figures.inline)),
+        _MARKDOWN: _joined(blocks, _in_words),
+        _HTML: page.render(_joined(blocks, figures.inline)),
     }
     for name, text in written.items():
         write_text(output_dir / name, text)
@@ -142,26 +142,12 @@ class _SuiteRecords(NamedTuple):
         return {x: self.plan[x].num_seeds if x in self.plan else most for x in names}
 
 
-class _Drawn:
-    """Holds the figures of a group, which are drawn once for both formats."""
-
-    def __init__(self, group: Group):
-        """Draws the figures of a group."""
-
-        def of_each(draw: Callable[[Group, str], Figure | None]) -> list[Figure]:
-            return [x for name in group.environments if (x := draw(group, name))]
-
-        self.curves = of_each(figures.learning_curves)
-        if group.is_atari:
-            self.profiles = [
-                x for draw in (figures.profiles, figures.normalized_curves) if (x := draw(group))
-            ]
-        else:
-            self.profiles = of_each(figures.environment_profiles)
+#: Markdown, or figures, which each format shows in its own way.
+Block = str | Sequence[Figure]
 
 
-#: Turns figures into Markdown.
-Show = Callable[[Sequence[Figure]], str]
+def _joined(blocks: Sequence[Block], show: Callable[[Sequence[Figure]], str]) -> str:
+    return "\n".join(x if isinstance(x, str) else show(x) for x in blocks if x)
 
 
 def _in_words(drawn: Sequence[Figure]) -> str:
@@ -169,17 +155,16 @@ def _in_words(drawn: Sequence[Figure]) -> str:
     return "\n".join([f"Drawn in [{_HTML}]({_HTML}):", "", *lines, ""])
 
 
-def _text(suites: Sequence[_SuiteRecords], drawn: dict[str, _Drawn], show: Show) -> str:
+def _blocks(suites: Sequence[_SuiteRecords]) -> Iterator[Block]:
     groups = [group for suite in suites for group in suite.groups]
     points = list(_missing(suites, groups))
-    blocks = [
-        "# Benchmark report\n",
-        _completeness(suites, groups, bool(points)),
-        *(block for group in groups for block in _results(group, groups, drawn[group.key], show)),
-        "## What is missing\n\n" + notice("These have no scores.", points) if points else "",
-        *_failures(groups),
-    ]
-    return "\n".join(block for block in blocks if block)
+    yield "# Benchmark report\n"
+    yield _completeness(suites, groups, bool(points))
+    for group in groups:
+        yield from _results(group, groups)
+    if points:
+        yield "## What is missing\n\n" + notice("These have no scores.", points)
+    yield from _failures(groups)
 
 
 def _completeness(
@@ -244,7 +229,10 @@ def _failures(groups: Sequence[Group]) -> Iterator[str]:
         yield details("The last output of the failed runs", "\n".join(texts))
 
 
-def _results(group: Group, groups: Sequence[Group], drawn: _Drawn, show: Show) -> Iterator[str]:
+def _results(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
+    def of_each(draw: Callable[[Group, str], Figure | None]) -> list[Figure]:
+        return [x for name in group.environments if (x := draw(group, name))]
+
     of_suite = [other for other in groups if other.suite == group.suite]
     agents = formatting.listed([formatting.agent(algorithm) for algorithm in group.algorithms])
     yield f"## {group.suite if len(of_suite) == 1 else f'{group.suite}: {agents}'}\n"
@@ -252,8 +240,9 @@ def _results(group: Group, groups: Sequence[Group], drawn: _Drawn, show: Show) -
     yield f"Protocol: {escaped(group.protocol)}. {_SCORES[group.score]}\n"
     yield report_tables.overview(group)
     yield f"{_READING}\n"
-    if drawn.curves:
-        yield f"### Learning curves\n\n{_CURVES}\n\n{show(drawn.curves)}"
+    if curves := of_each(figures.learning_curves):
+        yield f"### Learning curves\n\n{_CURVES}\n"
+        yield curves
     yield "### Scores\n"
     yield report_tables.budgets(group)
     for name in group.environments:
@@ -267,12 +256,13 @@ def _results(group: Group, groups: Sequence[Group], drawn: _Drawn, show: Show) -
     if group.is_atari:
         yield f"### Human-normalized scores\n\n{_NORMALIZED}\n"
         yield report_tables.aggregates(group)
-        yield show(drawn.profiles) if drawn.profiles else ""
+        yield [x for draw in (figures.profiles, figures.normalized_curves) if (x := draw(group))]
         yield report_tables.normalized(group)
         if table := report_tables.atari5(group):
             yield f"{_ATARI5}\n\n{table}"
-    elif drawn.profiles:
-        yield f"### Performance profiles\n\n{_PROFILES}\n\n{show(drawn.profiles)}"
+    elif profiles := of_each(figures.environment_profiles):
+        yield f"### Performance profiles\n\n{_PROFILES}\n"
+        yield profiles
     if table := report_tables.improvement(group):
         yield f"### Probability of improvement\n\n{_IMPROVEMENT}\n\n{table}"
     yield f"### Wall-clock and speed\n\n{_SPEED}\n\n{report_tables.speeds(group)}"

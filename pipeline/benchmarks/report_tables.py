@@ -399,7 +399,7 @@ def aggregates(group: Group) -> str:
             if not tasks:
                 continue
             estimates = [interval_estimates.estimate(tasks, x) for x in statistics.values()]
-            games = f"{len(tasks)} of {group.num_environments(algorithm)}"
+            games = f"{len(tasks)} of {group.num_games(algorithm)}"
             runs = str(sum(map(len, tasks)))
             shown = [_without_runs(estimate, "z.3f") for estimate in estimates]
             agent = formatting.agent(algorithm)

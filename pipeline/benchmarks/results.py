@@ -152,10 +152,10 @@ class Group:
             if environment in (None, pair.environment) and algorithm in (None, pair.algorithm)
         ]
 
-    def num_environments(self, algorithm: str) -> int:
-        """Returns the number of environments that were requested for an agent."""
-        begun = len(self.of(algorithm=algorithm))
-        return begun + sum(name.startswith(f"{algorithm}-") for name in self.not_begun)
+    def num_games(self, algorithm: str) -> int:
+        """Returns the number of games that were requested for an agent."""
+        requested = {suites.name_of(algorithm, game) for game in published_scores.atari_games()}
+        return len(self.of(algorithm=algorithm)) + len(requested.intersection(self.not_begun))
 
     def common_steps(self, algorithm: str) -> int:
         """Returns the environment steps for which an agent was trained in all environments."""

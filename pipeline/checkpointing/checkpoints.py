@@ -77,10 +77,6 @@ class Parts:
             part.restore(folder / name)
 
 
-class CheckpointError(WriteError):
-    """Raised if a checkpoint cannot be written. Earlier checkpoints stay intact."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """Result of `restore`. Each warning names a checkpoint that was skipped and what is damaged."""
@@ -115,6 +111,8 @@ class Checkpoints:
         Args:
           folder: Folder that contains checkpoints and nothing else.
           parts: Parts by name, saved and restored in this order. The names become folder names.
+            Unless `writable`, a checkpoint may have more parts, which are neither verified nor
+            read.
           max_to_keep: Number of newest checkpoints to keep. The best one is kept, too.
           writable: True only in the one process that trains.
         """
@@ -140,7 +138,7 @@ class Checkpoints:
           return_mean: Mean return of exactly these weights, if they were evaluated; see `best`.
 
         Raises:
-          CheckpointError: If a file cannot be written, for example because the disk is full.
+          WriteError: If a file cannot be written, for example because the disk is full.
         """
         same = [x.revision for x in self._list() if x.env_steps == env_steps]
         name = _Name(env_steps, max(same, default=-1) + 1)
@@ -152,7 +150,7 @@ class Checkpoints:
             sync(self._folder)
             self._prune(name)
         except OSError as error:
-            raise CheckpointError(
+            raise WriteError(
                 f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}.\n"
                 "Earlier checkpoints are intact. To continue from the newest one, run again with "
                 "--restart_behavior=resume, which is the default."
@@ -194,15 +192,11 @@ class Checkpoints:
             raise UserError(f"No checkpoint of step {env_steps} in {self._folder}. Steps: {steps}.")
         return self._folder / str(found[-1])
 
-    def restore(
-        self, path: pathlib.Path | None = None, names: Collection[str] | None = None
-    ) -> Restored | None:
+    def restore(self, path: pathlib.Path | None = None) -> Restored | None:
         """Restores the newest checkpoint that matches its manifest, or the given one.
 
         Args:
           path: Checkpoint to restore. None restores the newest intact one.
-          names: Names of the parts to restore. The others are neither verified nor read. None
-            restores all parts.
 
         Returns:
           The restored checkpoint, or None if the folder contains no checkpoint.
@@ -211,11 +205,12 @@ class Checkpoints:
           UserError: If no checkpoint is intact, the given one is damaged, one cannot be read now,
             or an intact one does not match the parts.
         """
+        wanted = None if self._writable else self._parts.keys()
         candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
         faults: list[str] = []
         for candidate in candidates:
             try:
-                env_steps, saved = _verified(candidate, names)
+                env_steps, saved = _verified(candidate, wanted)
             except manifest.Damaged as fault:
                 self._damaged.add(candidate.name)
                 if path:
@@ -230,7 +225,7 @@ class Checkpoints:
                     f"Cannot read {candidate}: {error}.\n"
                     "If this persists, move that folder away to use the checkpoint before it."
                 ) from error
-            self._restore_parts(candidate, saved, names)
+            self._restore_parts(candidate, saved)
             self._newest = candidate
             return Restored(candidate, env_steps, faults)
         if faults:
@@ -260,16 +255,13 @@ class Checkpoints:
             _remove((self._folder / name).rename(self._folder / f"{UNFINISHED}removed-{name}"))
         self._damaged.clear()
 
-    def _restore_parts(
-        self, path: pathlib.Path, saved: list[str], names: Collection[str] | None
-    ) -> None:
-        wanted = self._parts if names is None else {x: self._parts[x] for x in names}
-        missing = wanted.keys() - set(saved)
-        left_over = set(saved) - wanted.keys() if names is None else set()
+    def _restore_parts(self, path: pathlib.Path, saved: list[str]) -> None:
+        missing = self._parts.keys() - set(saved)
+        left_over = set(saved) - self._parts.keys() if self._writable else set()
         if missing or left_over:
             why = f"parts missing {sorted(missing)}, left over {sorted(left_over)}"
             raise self._misfit(path, why)
-        for name, part in wanted.items():
+        for name, part in self._parts.items():
             try:
                 part.restore(path / name)
             except (ValueError, FileNotFoundError) as error:

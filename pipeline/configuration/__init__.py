@@ -5,7 +5,9 @@ error messages appear at once.
 """
 
 from pipeline.configuration.explanation import (
+    explain,
     explain_call_error,
+    ignored,
     missing_file_message,
     operative_config,
 )
@@ -13,9 +15,7 @@ from pipeline.configuration.loading import (
     applied,
     apply,
     defaults,
-    explain,
     find_config,
-    ignored,
     in_force,
     load,
     preserved,

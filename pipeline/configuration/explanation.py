@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,9 @@ from pipeline.configuration.statements import (
 )
 from pipeline.utils.errors import UserError
 
-#: Maps (scope, complete selector, parameter) to the places that bound it. The last is in force.
-Origins = Mapping[tuple[str, str, str], Sequence[str]]
+#: Places that bound each (scope, complete selector, parameter) of gin's global config, in order.
+#: The last is in force. `pipeline.configuration.apply` fills it.
+origins: dict[tuple[str, str, str], list[str]] = {}
 
 # Prefixes of the selectors that are called while a run is built: those of this package, and those
 # of Keras' optimizers and initializers, which this package registers.
@@ -44,16 +45,17 @@ class _Row(NamedTuple):
     comment: str
 
 
-def explain(origins: Origins) -> str:
-    """Returns all operative bindings and defaults with their places, then the unused bindings.
+def explain() -> str:
+    """Returns all values with their places, grouped by configurable, then the unused bindings.
 
-    A value is operative if a configurable was called with it, so build the run first.
+    A line is `name.param = value  # file:line` or `name.param = value  # default (file:line)`.
+    It covers the configurables called so far, so build the run first.
     """
     groups: list[list[_Row]] = []
     for (scope, selector), values in sorted(_operative().items(), key=_order):
         if selector == _CONSTANT or not values:
             continue
-        keys = {name: _binding_key(origins, scope, selector, name) for name in values}
+        keys = {name: _binding_key(scope, selector, name) for name in values}
         groups.append(
             [
                 _Row(
@@ -63,14 +65,14 @@ def explain(origins: Origins) -> str:
                 for name, key in sorted(keys.items())
             ]
         )
-    unread = [_Row(_target(*key), origins[key][-1]) for key in _unread(origins)]
+    unread = [_Row(_target(*key), origins[key][-1]) for key in _unread()]
     text = "\n\n".join(_aligned(groups))
     if unread:
         text += "\n\n# Bound, but not used in this run:\n" + "\n".join(_aligned([unread]))
     return text.lstrip("\n")
 
 
-def ignored(origins: Origins) -> str | None:
+def ignored() -> str | None:
     """Returns a message about the unused bindings of the command line, or None if there are none.
 
     Everything in this package that uses bindings must have been called. The message names the
@@ -83,7 +85,7 @@ def ignored(origins: Origins) -> str | None:
     called = {selector for _, selector in operative}
     unread = [
         _target(scope, selector, name)
-        for scope, selector, name in _unread(origins)
+        for scope, selector, name in _unread()
         if origins[scope, selector, name][-1] == COMMAND_LINE
         and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
         and _referent(scope, selector, name) not in called
@@ -130,9 +132,9 @@ def _operative() -> dict[tuple[str, str], dict[str, Any]]:
         return {key: dict(values) for key, values in items if not key[1].startswith(TF_AGENTS)}
 
 
-def _unread(origins: Origins) -> list[tuple[str, str, str]]:
+def _unread() -> list[tuple[str, str, str]]:
     read = {
-        _binding_key(origins, scope, selector, name)
+        _binding_key(scope, selector, name)
         for (scope, selector), values in _operative().items()
         for name in values
     }
@@ -145,9 +147,7 @@ def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, bool, str, str]:
     return selector != _MACRO, not selector.startswith("pipeline."), _short(selector), scope
 
 
-def _binding_key(
-    origins: Origins, scope: str, selector: str, name: str
-) -> tuple[str, str, str] | None:
+def _binding_key(scope: str, selector: str, name: str) -> tuple[str, str, str] | None:
     """Returns the key of the binding that gin uses inside `scope`, or None if there is none.
 
     gin uses the binding in the innermost enclosing scope.

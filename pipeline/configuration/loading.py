@@ -32,8 +32,6 @@ from pipeline.configuration.statements import (
 )
 from pipeline.utils.errors import UserError
 
-# Places that bound each (scope, complete selector, parameter) of gin's global config, in order.
-_origins: dict[tuple[str, str, str], list[str]] = {}
 _applied: list[Import | Binding] = []
 
 
@@ -102,7 +100,7 @@ def apply(statements: Sequence[Import | Binding]) -> None:
     """
     bindings = [statement for statement in statements if isinstance(statement, Binding)]
     gin.clear_config()
-    _origins.clear()
+    explanation.origins.clear()
     _applied[:] = statements
     for statement in statements:
         if isinstance(statement, Import):
@@ -127,7 +125,7 @@ def preserved() -> Iterator[None]:
         gin_config._OPERATIVE_CONFIG,
         gin_config._SINGLETONS,
         gin_config._IMPORTS,
-        _origins,
+        explanation.origins,
     ]
     before, applied_before = [store.copy() for store in stores], list(_applied)
     was_locked = gin.config_is_locked()
@@ -165,27 +163,9 @@ def in_force(scope: str, selector: str) -> dict[str, Any]:
     return defaults(selector) | gin.get_bindings(name, resolve_references=False)
 
 
-def explain() -> str:
-    """Returns all values with their places, grouped by configurable.
-
-    A line is `name.param = value  # file:line` or `name.param = value  # default (file:line)`.
-    It covers the configurables called so far. Bindings that none of them used are listed at the
-    end.
-    """
-    return explanation.explain(_origins)
-
-
-def ignored() -> str | None:
-    """Returns a message about the unused bindings of the command line, or None if there are none.
-
-    Everything that uses bindings must have been called.
-    """
-    return explanation.ignored(_origins)
-
-
 def warn_of_ignored(say: Callable[[str], None] = print) -> None:
     """Says which bindings of the command line were not used by what has been called so far."""
-    if message := ignored():
+    if message := explanation.ignored():
         say(f"warning: {message}")
 
 
@@ -227,7 +207,7 @@ def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
         ) from None
     scope = binding.scope if binding.parameter else binding.name
     key = (scope, selector, binding.parameter or "value")
-    _origins.setdefault(key, []).append(binding.origin)
+    explanation.origins.setdefault(key, []).append(binding.origin)
 
 
 def _check_repeated(bindings: Iterable[Binding]) -> None:

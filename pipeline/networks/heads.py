@@ -41,26 +41,9 @@ class ValueHead(tf.keras.layers.Layer):
 
 
 class CategoricalHead(tf.keras.layers.Layer):
-    """Policy head for discrete actions: [B, features] -> a distribution over 0 .. n-1."""
+    """Policy head for one or several discrete actions: [B, features] -> a distribution.
 
-    def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
-        super().__init__()
-        self._dtype_of_action = action_spec.dtype
-        self.logits = tf.keras.layers.Dense(
-            num_actions(action_spec), **layer_initializers(kernel_initializer)
-        )
-
-    def call(
-        self, features: tf.Tensor, mask: tf.Tensor | None = None
-    ) -> tfp.distributions.Distribution:
-        logits = mask_out(self.logits(features), mask)
-        return tfp.distributions.Categorical(logits, dtype=self._dtype_of_action)
-
-
-class MultiCategoricalHead(tf.keras.layers.Layer):
-    """Policy head for several discrete actions: [B, features] -> a distribution.
-
-    The actions are independent of each other. Each has its own logits.
+    Several actions are independent of each other. Each has its own logits.
     """
 
     def __init__(self, action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer):
@@ -77,12 +60,12 @@ class MultiCategoricalHead(tf.keras.layers.Layer):
     def call(
         self, features: tf.Tensor, mask: tf.Tensor | None = None
     ) -> tfp.distributions.Distribution:
-        del mask  # environments with a mask have a single discrete action
+        rank = len(self._shape) - 1
         logits = tf.reshape(self.logits(features), [-1, *self._shape])
-        numbers = tfp.distributions.Categorical(
-            mask_out(logits, self._exists), dtype=self._dtype_of_action
-        )
-        return tfp.distributions.Independent(numbers, len(self._shape) - 1)
+        # Environments with a mask have a single discrete action.
+        logits = mask_out(logits, self._exists if rank else mask)
+        actions = tfp.distributions.Categorical(logits, dtype=self._dtype_of_action)
+        return tfp.distributions.Independent(actions, rank) if rank else actions
 
 
 @gin.configurable(denylist=["action_spec", "kernel_initializer"])
@@ -152,9 +135,7 @@ def create_policy_head(
     action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer
 ) -> tf.keras.layers.Layer:
     """Creates a categorical head for discrete actions, or a Gaussian head for continuous ones."""
-    if not tensor_spec.is_discrete(action_spec):
-        return GaussianHead(action_spec, kernel_initializer)
-    head = MultiCategoricalHead if action_spec.shape.rank else CategoricalHead
+    head = CategoricalHead if tensor_spec.is_discrete(action_spec) else GaussianHead
     return head(action_spec, kernel_initializer)
 
 

@@ -17,7 +17,7 @@ class TrustRegion:
     """Settings of a policy step of TRPO.
 
     Attributes:
-      max_kl: Bound on the mean KL divergence of the new policy from the old one, in nats.
+      max_kl: Bound on the mean KL divergence of the old policy from the new one, in nats.
       cg_iterations: Maximum number of conjugate gradient iterations.
       cg_damping: Value added to the diagonal of the Fisher matrix.
       fisher_fraction: Fraction of a rollout's rows used for products with the Fisher matrix.

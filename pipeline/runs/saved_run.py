@@ -119,7 +119,7 @@ class SavedRun:
                 )
             name, part = NETWORKS, networks
         checkpoints = Checkpoints(self._folder.checkpoints, {name: part}, writable=False)
-        restored = checkpoints.restore(self._checkpoint, names=[name])
+        restored = checkpoints.restore(self._checkpoint)
         if restored is None:
             raise UserError(self._no_checkpoint())
         return restored

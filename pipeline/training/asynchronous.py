@@ -10,7 +10,6 @@ they take turns, runs with the same seed have the same results.
 from __future__ import annotations
 
 import contextvars
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -109,12 +108,8 @@ class Actors:
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
         self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}
-        self.train: Chunk = on_device(
-            HOST, functools.partial(self._run, [actor.train for actor in actors])
-        )
-        self.collect_randomly: Chunk = on_device(
-            HOST, functools.partial(self._run, [actor.collect_randomly for actor in actors])
-        )
+        self.train: Chunk = on_device(HOST, self._run)
+        self.collect_randomly = self.train  # never called: rollouts have no warm-up
         self.actors = actors
         self._env_steps = env_steps
         self._seed = seed
@@ -150,13 +145,7 @@ class Actors:
         for actor in self.actors:
             actor.close()
 
-    def _run(
-        self,
-        chunks: Sequence[Chunk],
-        state: LoopState,
-        max_iterations: tf.Tensor,
-        until: tf.Tensor,
-    ) -> LoopState:
+    def _run(self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor) -> LoopState:
         """Runs a chunk of iterations of all actors. Afterwards, every actor has finished a rollout.
 
         Raises:
@@ -164,11 +153,11 @@ class Actors:
         """
         states = _split(state)
         if max_iterations == 0:  # traces all graphs before there is a thread
-            for chunk, own in zip(chunks, states, strict=True):
-                chunk(own, max_iterations, until)
+            for actor, own in zip(self.actors, states, strict=True):
+                actor.train(own, max_iterations, until)
             return state
         states[0] = with_counts(states[0], state)
-        together, errors = self._schedule(chunks, states, int(max_iterations), int(until))
+        together, errors = self._schedule(states, int(max_iterations), int(until))
         if not errors:
             return together
         # No state has the steps that the failed call counted before it failed.
@@ -176,9 +165,7 @@ class Actors:
         carry = together.carry._replace(statistics=statistics)
         raise Halted(errors, together._replace(carry=carry))
 
-    def _in_threads(
-        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
-    ) -> Outcome:
+    def _in_threads(self, states: list[LoopState], rounds: int, until: int) -> Outcome:
         """Runs all actors at once, for the number of steps of `rounds` iterations of each actor."""
         taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
         # Rollouts end with their episodes; a failure takes back rows but no steps.
@@ -191,16 +178,14 @@ class Actors:
         # another thread has created.
         attempt = on_device(HOST, _attempt)
         calls = [
-            self._threads.submit(attempt, actor, chunk, state, _NO_LIMIT, until)
-            for actor, chunk, state in zip(self.actors, chunks, states, strict=True)
+            self._threads.submit(attempt, actor, state, _NO_LIMIT, until)
+            for actor, state in zip(self.actors, states, strict=True)
         ]
         outcomes = [call.result() for call in calls]
         errors = [error for _, error in outcomes if error]
         return _sum([state for state, _ in outcomes], before), errors
 
-    def _in_turns(
-        self, chunks: Sequence[Chunk], states: list[LoopState], rounds: int, until: int
-    ) -> Outcome:
+    def _in_turns(self, states: list[LoopState], rounds: int, until: int) -> Outcome:
         """Runs one iteration of each actor per round. The order is drawn anew for every round."""
         counts = states[0]
         for _ in range(rounds):
@@ -208,7 +193,7 @@ class Actors:
                 break
             for number in self._order(states):
                 state = with_counts(states[number], counts)
-                state, error = _attempt(self.actors[number], chunks[number], state, 1, _NO_LIMIT)
+                state, error = _attempt(self.actors[number], state, 1, _NO_LIMIT)
                 counts = states[number] = state
                 if error:
                     return _join(states, counts), [error]
@@ -221,7 +206,7 @@ class Actors:
 
 
 def _attempt(
-    actor: Actor, chunk: Chunk, state: LoopState, max_iterations: int, until: int
+    actor: Actor, state: LoopState, max_iterations: int, until: int
 ) -> tuple[LoopState, Exception | None]:
     """Runs a chunk.
 
@@ -231,7 +216,7 @@ def _attempt(
     """
     limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
     try:
-        return chunk(state, *limits), None
+        return actor.train(state, *limits), None
     except Exception as error:
         return actor.give_up(state), error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
@@ -156,54 +157,41 @@ class ActorExperience(Parts):
 
 def split_state(state: LoopState) -> list[LoopState]:
     """Splits the joint state into the states of the actors, whose counts begin at 0."""
-    carry, nothing = state.carry, _nothing_counted(state)
+    nothing, joint = _nothing_counted(state), _own(state.carry)
 
-    def of_actor(number: int) -> LoopState:
-        def own(tensor: tf.Tensor) -> tf.Tensor:
-            return tensor[number : number + 1]
+    def of_actor(number: int, vector_steps: tf.Tensor) -> LoopState:
+        own = tf.nest.map_structure(lambda x: x[number : number + 1], joint)
+        return _with_own(nothing, own, vector_steps)
 
-        statistics = nothing.carry.statistics._replace(
-            episode_return=own(carry.statistics.episode_return),
-            episode_length=own(carry.statistics.episode_length),
-        )
-        own_carry = Carry(
-            tf.nest.map_structure(own, carry.time_step),
-            tf.nest.map_structure(own, carry.policy_state),
-            carry.vector_steps[number],
-            statistics,
-        )
-        return nothing._replace(carry=own_carry)
-
-    return [of_actor(number) for number in range(carry.vector_steps.shape[0])]
+    return [of_actor(n, steps) for n, steps in enumerate(tf.unstack(state.carry.vector_steps))]
 
 
-def with_counts(own: LoopState, counts: LoopState) -> LoopState:
+def with_counts(state: LoopState, counts: LoopState) -> LoopState:
     """Returns the state of one actor with the counts of `counts`."""
-    statistics = counts.carry.statistics._replace(
-        episode_return=own.carry.statistics.episode_return,
-        episode_length=own.carry.statistics.episode_length,
-    )
-    return counts._replace(carry=own.carry._replace(statistics=statistics))
+    return _with_own(counts, _own(state.carry), state.carry.vector_steps)
 
 
 def join_states(states: Sequence[LoopState], counts: LoopState) -> LoopState:
     """Joins the states of all actors into one, with the counts of `counts`."""
-
-    def together(*tensors: tf.Tensor) -> tf.Tensor:
-        return tf.concat(tensors, axis=0)
-
     carries = [state.carry for state in states]
+    joint = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *map(_own, carries))
+    return _with_own(counts, joint, tf.stack([carry.vector_steps for carry in carries]))
+
+
+def _own(carry: Carry) -> Any:
+    """Returns the tensors of a carry that have a row for each actor, [K, ...]."""
+    statistics = carry.statistics
+    unfinished = statistics.episode_return, statistics.episode_length
+    return carry.time_step, carry.policy_state, *unfinished
+
+
+def _with_own(counts: LoopState, own: Any, vector_steps: tf.Tensor) -> LoopState:
+    """Returns a state with the tensors that `_own` returns, and the counts of `counts`."""
+    time_step, policy_state, episode_return, episode_length = own
     statistics = counts.carry.statistics._replace(
-        episode_return=together(*[carry.statistics.episode_return for carry in carries]),
-        episode_length=together(*[carry.statistics.episode_length for carry in carries]),
+        episode_return=episode_return, episode_length=episode_length
     )
-    carry = Carry(
-        tf.nest.map_structure(together, *[carry.time_step for carry in carries]),
-        tf.nest.map_structure(together, *[carry.policy_state for carry in carries]),
-        tf.stack([carry.vector_steps for carry in carries]),
-        statistics,
-    )
-    return counts._replace(carry=carry)
+    return counts._replace(carry=Carry(time_step, policy_state, vector_steps, statistics))
 
 
 def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopState:

@@ -33,7 +33,6 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
 from pipeline.training.components import build_agent, closed_on_error, count_of_env_steps
-from pipeline.utils import files
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -316,31 +315,3 @@ def check_memory(
             "Lower distributed_runner.message_steps (with a Rollout, Rollout.num_steps), "
             f"in_flight or num_collectors{more}."
         )
-
-
-def write_message(path: pathlib.Path, message: Message) -> None:
-    """Writes a message to an npz file."""
-    np.savez(path, *_arrays(message))
-
-
-def read_message(path: pathlib.Path, like: Message) -> Message:
-    """Reads what `write_message` wrote.
-
-    Args:
-      path: Path of the file.
-      like: Message of the same structure.
-
-    Raises:
-      ValueError: If the file is missing or damaged, or the structure, a shape or a dtype differs.
-    """
-    arrays = files.read_arrays(path)
-    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    expected = {f"arr_{n}": (array.dtype, array.shape) for n, array in enumerate(_arrays(like))}
-    if found != expected:
-        raise ValueError("a message in flight has other arrays than those of this run")
-    message = tf.nest.pack_sequence_as(like, [arrays[name] for name in expected])
-    return message._replace(version=int(message.version))
-
-
-def _arrays(message: Message) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(message)]

@@ -25,18 +25,11 @@ from pipeline.acting.episode_statistics import (
     with_empty_window,
 )
 from pipeline.agents.agent import Agent
+from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
-from pipeline.training.collector import (
-    Message,
-    Order,
-    files_in,
-    read_message,
-    unpack,
-    weights,
-    write_message,
-)
+from pipeline.training.collector import Message, Order, files_in, unpack, weights
 from pipeline.training.collector_places import CollectorLost, Place
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
@@ -184,7 +177,7 @@ class Collectors:
         state = self._learn[is_random](state, first, *tensors)
         self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
         if not is_random:
-            self._lags += [self._version - message.version for message in messages]
+            self._lags += [int(self._version - message.version) for message in messages]
             self._version += 1
         return state._replace(collect_seconds=state.collect_seconds + waited)
 
@@ -369,13 +362,10 @@ class Collectors:
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Waits for all messages that are under way, and writes them with the collectors' files."""
-        for number, arrived in enumerate(self._arrived):
-            own = folder / str(number)
-            own.mkdir()
-            unpack(self._files_of(number), own / "collector")
-            for place, message in enumerate(arrived):
-                if message is not None:
-                    write_message(own / f"message-{place}.npz", message)
+        for number in range(len(self._arrived)):
+            unpack(self._files_of(number), folder / str(number))
+        messages = [x for arrived in self._arrived for x in arrived if x is not None]
+        Tensors(lambda: messages, messages.extend).save(folder)
         state = {
             "next": self._next,
             "version": self._version,
@@ -421,13 +411,14 @@ class Collectors:
         self._lags = deque((int(files.counts(lag)) for lag in lags), _LAGS)
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
+        likes = [like for of_one in are_messages for is_message in of_one if is_message]
+        messages: list[Message] = []
+        Tensors(lambda: likes, messages.extend).restore(folder)
         for number, arrived in enumerate(self._arrived):
-            own = folder / str(number)
             arrived.clear()
-            for place, is_message in enumerate(are_messages[number]):
-                path = own / f"message-{place}.npz"
-                arrived.append(read_message(path, like) if is_message else None)
-            divergence = self._restored(number, files_in(own / "collector"))
+            for is_message in are_messages[number]:
+                arrived.append(messages.pop(0) if is_message else None)
+            divergence = self._restored(number, files_in(folder / str(number)))
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:
                 arrived[-1] = _truncated(newest)

@@ -5,7 +5,7 @@ An iteration consists of `collect` and then `update`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -72,21 +72,9 @@ class Halted(Exception):
         self.state = state
 
 
-class Chunk(Protocol):
-    """Function that runs several iterations in one call."""
-
-    def __call__(
-        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor, /
-    ) -> LoopState:
-        """Runs iterations that begin at `state`, and returns the state after them.
-
-        A call with `max_iterations` = 0 traces the graph.
-
-        Args:
-          state: State before the first iteration.
-          max_iterations: Maximum number of iterations, int64 [].
-          until: Environment steps of the run at which the call ends, int64 [].
-        """
+#: Runs iterations from a state, and returns the state after them: at most `max_iterations` (int64
+#: []; 0 only traces the graph), and until the run has taken `until` environment steps (int64 []).
+Chunk = Callable[[LoopState, tf.Tensor, tf.Tensor], LoopState]
 
 
 class Runner(Protocol):

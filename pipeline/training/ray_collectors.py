@@ -292,8 +292,7 @@ class OverRay:
             rows = like.rows
             like = like._replace(rows=rows._replace(observation=(rows.observation,) * 2))
         message = tf.nest.pack_sequence_as(like, leaves)
-        message = join_stacks(message) if is_split else message
-        return message._replace(version=int(message.version))
+        return join_stacks(message) if is_split else message
 
     def first(self) -> int:
         """Waits for a message of any collector; returns the number of the collector to take.

@@ -144,7 +144,8 @@ def train(
         if dry_run:
             agent = components.agent
             return {"networks": summarize(agent.trained, agent.time_step_spec.observation)}
-        _check_bindings()
+        if message := configuration.ignored():  # every configurable of a run has been called
+            raise UserError(f"{message} --explain lists what is read.")
         exactness.check_runner(components.runner.is_repeatable)
         with Progress(num_env_steps) as progress, contextlib.closing(folder):
             for message in folder.open(restart_behavior, seed):
@@ -200,16 +201,6 @@ def _call_what_training_calls() -> None:
     # gin knows which bindings a run reads only once the configurables have been called.
     Patience(print, lambda: None)
     Watchdog([], str, StopSignal()).close()
-
-
-def _check_bindings() -> None:
-    """Refuses bindings that are not used, after every configurable of a run has been called.
-
-    Raises:
-      UserError: If the command line has such a binding.
-    """
-    if message := configuration.ignored():
-        raise UserError(f"{message} --explain lists what is read.")
 
 
 def bound(name: str) -> Callable[..., Any]:
@@ -305,9 +296,6 @@ def _note_large_numbers(
     agent = components.agent
     takes_it = "normalize_observations" in inspect.signature(create_agent).parameters
     owner = create_agent.__name__ if takes_it else "ActorCritic"
-    advice = f"Bind {owner}.normalize_observations = True"
-    if len(components.runner.drivers) > 1:  # asynchronous actors share no statistics
-        advice = "Scale them with a wrapper (gymnasium_environment.wrappers)"
     spec = without_mask(agent.time_step_spec.observation)
     arrays = tree.flatten_with_path(without_mask(loop.observation))
     for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
@@ -318,7 +306,8 @@ def _note_large_numbers(
             name = "observation" + "".join(f"[{key!r}]" for key in path)
             progress.message(
                 f"note: {name} reaches {largest:.3g}. Agents learn poorly from values this large. "
-                f"{advice}."
+                f"Bind {owner}.normalize_observations = True, or scale them with a wrapper "
+                "(gymnasium_environment.wrappers)."
             )
 
 

@@ -152,26 +152,15 @@ class Search(NamedTuple):
     def _frozen(self, trial: Told) -> Any:
         from optuna.trial import TrialState, create_trial
 
-        params, distributions = dict(trial.parameters), self._distributions()
         if trial.returns is None:
-            return create_trial(
-                state=TrialState.RUNNING, params=params, distributions=distributions
-            )
-        if trial.is_complete:
-            return create_trial(
-                state=TrialState.COMPLETE,
-                value=trial.returns[-1],
-                params=params,
-                distributions=distributions,
-            )
-        # TPE ranks a trial without any value, because it failed, below all others.
-        reached = dict(zip(self.ends, trial.returns, strict=False))
-        return create_trial(
-            state=TrialState.PRUNED,
-            params=params,
-            distributions=distributions,
-            intermediate_values=reached,
-        )
+            outcome: dict[str, Any] = {"state": TrialState.RUNNING}
+        elif trial.is_complete:
+            outcome = {"state": TrialState.COMPLETE, "value": trial.returns[-1]}
+        else:  # TPE ranks a trial without any value, because it failed, below all others.
+            reached = dict(zip(self.ends, trial.returns, strict=False))
+            outcome = {"state": TrialState.PRUNED, "intermediate_values": reached}
+        params, distributions = dict(trial.parameters), self._distributions()
+        return create_trial(params=params, distributions=distributions, **outcome)
 
     def _distributions(self) -> dict[str, Any]:
         return {name: _optuna_distribution(*of) for name, of in self.parameters.items()}

@@ -108,7 +108,7 @@ class _Tuner:
         self._folder = folder
         self._output_dir = output_dir
         self._num_trials = num_trials
-        self._workers = min(workers, num_trials * search.num_seeds)
+        self._workers = workers
         self._stop = stop
         self._flags = flags
         self._start = start
@@ -309,7 +309,7 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
     try:
         interval = _whole_number(settings, _EVAL_INTERVAL, "10_000")
         warm_up = _whole_number(settings, _WARM_UP, "0")
-    except ValueError:  # The run will refuse it.
+    except (OverflowError, ValueError):  # The run will refuse it.
         return
     advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
     if not interval:

@@ -184,10 +184,10 @@ def test_each_agent_is_compared_after_its_own_steps():
     assert [group.common_steps(x) for x in ("dqn", "ppo")] == [2_500_000, 1_000_000]
 
 
-def test_an_agent_s_games_are_not_those_of_an_agent_whose_name_begins_alike():
-    group = group_of(make_games("dqn", {"pong": 1.0}))
-    group = dataclasses.replace(group, not_begun=("dqn3-pong", "dqn-qbert"))
-    assert group.num_environments("dqn") == 2
+def test_games_that_have_not_begun_are_counted_for_their_agent_only():
+    group = group_of(make_games("dqn (small)", {"pong": 1.0}))
+    names = ("dqn_small_-qbert", "dqn_small_-CartPole-v1", "dqn_small_-big-qbert", "dqn-qbert")
+    assert dataclasses.replace(group, not_begun=names).num_games("dqn (small)") == 2
 
 
 def test_a_middle_ends_where_the_shortest_curve_does():

@@ -5,7 +5,6 @@
 
 import contextlib
 import copy
-import functools
 import hashlib
 import io
 import json
@@ -25,7 +24,6 @@ from scripted_environments import EchoEnv, environment
 from tf_agents.trajectories import trajectory
 
 from pipeline import configuration
-from pipeline.acting.episode_statistics import initial_statistics
 from pipeline.checkpointing import manifest
 from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.checkpointing.exactness import Circumstances, Exactness
@@ -36,7 +34,6 @@ from pipeline.replay.replay_buffer import ReplayBuffer
 from pipeline.replay.rollout import Rollout
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
-from pipeline.training.collector import Message, read_message, write_message
 from pipeline.utils import jsonl
 from pipeline.utils.errors import UserError
 
@@ -157,16 +154,6 @@ def test_tensors(tmp_path, data):
     part = Tensors(lambda: {"a": tf.ones([3]), "b": np.arange(2)}, lambda nest: None)
     part.save(tmp_path)
     fuzz(data, tmp_path / "tensors.npz", lambda: part.restore(tmp_path), ValueError)
-
-
-@given(data=st.data())
-@fuzzed
-def test_a_message_of_a_collector(tmp_path, data):
-    message = Message((np.ones([2, 1]),), np.ones(1), initial_statistics(1), 4)
-    write_message(tmp_path / "message.npz", message)
-    read = functools.partial(read_message, tmp_path / "message.npz", message)
-    assert read().version == 4
-    fuzz(data, tmp_path / "message.npz", read, ValueError)
 
 
 @given(data=st.data())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 from typing import NamedTuple
 
-from pipeline.benchmarks.interval_estimates import Estimate, estimate_paired_difference
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
@@ -57,16 +56,6 @@ def read_pairs(folder: str) -> list[SeedPair]:
             "other one, with or without --exact_graph."
         )
     return [SeedPair(seed, graph[seed], exact[seed]) for seed in sorted(graph)]
-
-
-def estimate(pairs: list[SeedPair]) -> Estimate:
-    """Estimates the IQM of the graph returns minus the IQM of the eager or exact-graph returns.
-
-    The estimate has a 95 % bootstrap interval.
-    """
-    return estimate_paired_difference(
-        [pair.graph for pair in pairs], [pair.exact for pair in pairs]
-    )
 
 
 def _final_return(run: RunFolder) -> float:

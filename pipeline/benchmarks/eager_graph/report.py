@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.benchmarks.eager_graph.differences import Difference, differences, same_bits
-from pipeline.benchmarks.eager_graph.paired_runs import SeedPair, estimate
+from pipeline.benchmarks.eager_graph.paired_runs import SeedPair
 from pipeline.benchmarks.eager_graph.rewrites import REWRITES, Effect, effects, responsible
 from pipeline.benchmarks.eager_graph.updates import Updates, Weights
 from pipeline.benchmarks.formatting import FEWEST_RUNS
+from pipeline.benchmarks.interval_estimates import estimate_paired_difference
 from pipeline.utils.execution import Execution
 
 _UPDATES_A_TABLE = 10
@@ -103,7 +104,7 @@ def of_pairs(pairs: Sequence[SeedPair]) -> str:
         [str(pair.seed), *(f"{x:z.1f}" for x in (pair.graph, pair.exact, pair.graph - pair.exact))]
         for pair in pairs
     ]
-    found = estimate(list(pairs))
+    found = estimate_paired_difference([x.graph for x in pairs], [x.exact for x in pairs])
     returns = table(["seed", "graph", "eager's bits", "difference"], rows)
     difference = f"IQM of graph minus IQM of eager's bits: {found.point:z.1f}"
     if found.n == 1:
