@@ -1,7 +1,9 @@
 """Fixtures and helpers of all tests, such as a run that the binary trains once per session."""
 
 import contextlib
+import fcntl
 import importlib
+import json
 import os
 import pathlib
 import subprocess
@@ -111,8 +113,24 @@ def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> FinishedRun:
-    """Trains DQN on CartPole for 1,200 environment steps, which are too few to play well."""
-    root_dir = tmp_path_factory.mktemp("my runs") / "dqn_cartpole"
+    """Trains DQN on CartPole for 1,200 environment steps, which are too few to play well.
+
+    All test processes share the run; the first that needs it trains it.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    told = shared / "finished_run.json"
+    with (shared / "finished_run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            told.write_text(json.dumps(_train(shared / "my runs" / "dqn_cartpole")))
+    root_dir, *others = json.loads(told.read_text())
+    return FinishedRun(pathlib.Path(root_dir), *others)
+
+
+def _train(root_dir: pathlib.Path) -> tuple[str, float, str, str]:
+    """Trains the finished run, and returns the fields of `FinishedRun`."""
     started = time.monotonic()
     flags = (f"--root_dir={root_dir}", *FINISHED_RUN_FLAGS)
     process = start_binary("train", *flags, popen=subprocess.Popen)
@@ -121,7 +139,7 @@ def finished_run(tmp_path_factory) -> FinishedRun:
     first_line_seconds = time.monotonic() - started
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
-    return FinishedRun(root_dir, first_line_seconds, first_line + stdout, stderr)
+    return str(root_dir), first_line_seconds, first_line + stdout, stderr
 
 
 @pytest.fixture(autouse=True)

@@ -6,5 +6,12 @@ import importlib
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
-importlib.import_module("pipeline.training.train_loop")
+for name in (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "pipeline.benchmarks.report",
+    "pipeline.benchmarks.runner",
+    "pipeline.training.train_loop",
+):
+    importlib.import_module(name)
 gc.freeze()  # or every fork would copy the pages of millions of objects

@@ -85,6 +85,7 @@ class Run(Records):
         lines = bindings(algorithm, tmp_path, **overrides)
         self.command += [f"--gin_bindings={line}" for line in lines]
         self.output = ""
+        self.popen = subprocess.Popen
 
     def at(self, path):
         """Returns the same run in another folder."""
@@ -101,7 +102,7 @@ class Run(Records):
 
     def start(self, *flags):
         # A resumed run has another order of sets than the run before it; forks would not.
-        popen = subprocess.Popen if (self.path / "run.json").exists() else preloaded.Popen
+        popen = self.popen if (self.path / "run.json").exists() else preloaded.Popen
         return popen(
             [*self.command, *flags],
             stdout=subprocess.PIPE,

@@ -1,8 +1,10 @@
-"""Benchmarks small enough to test: two experiments that `fake_training` trains."""
+"""Benchmarks small enough to test: two experiments that `fake_training` trains.
+
+`python -m tiny_benchmarks FOLDER` runs a benchmark that tests can stop or kill.
+"""
 
 import os
 import pathlib
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -17,16 +19,6 @@ from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
 PATIENCE = "fake.patience = 'yes'"
-# Program that runs in its own process, to be killed; its argument is the folder.
-_PROGRAM = """
-import pathlib, sys
-sys.path.insert(0, "tests")
-from tiny_benchmarks import PATIENCE, make_suite, run
-from pipeline.utils.shutdown import StopSignal
-with StopSignal("stopping") as stop:
-    outcome = run(pathlib.Path(sys.argv[1]), make_suite(2, PATIENCE), workers=2, stop=stop)
-print(f"{outcome.finished} finished, {outcome.left} left")
-"""
 
 
 def make_suite(num_seeds: int = 1, *bindings: str, budget: int = 100) -> Suite:
@@ -61,13 +53,6 @@ def starts(output_dir: pathlib.Path) -> dict[str, int]:
     return {f"{log.parent.name}/{log.stem}": log.read_text().count("started") for log in logs}
 
 
-def start_program(output_dir: pathlib.Path) -> subprocess.Popen:
-    """Starts two seeds of each experiment, two at a time, all of which wait for a signal."""
-    command = [sys.executable, "-c", _PROGRAM, str(output_dir)]
-    root = pathlib.Path(__file__).parent.parent
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def waiting_processes(output_dir: pathlib.Path, count: int) -> list[int]:
     """Waits until `count` fake trainings wait for a signal, and returns their process ids."""
     deadline = time.monotonic() + 30
@@ -86,3 +71,10 @@ def is_alive(process_id: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+if __name__ == "__main__":
+    # Two seeds of each experiment, two at a time, all of which wait for a signal.
+    with StopSignal("stopping") as stop:
+        outcome = run(pathlib.Path(sys.argv[1]), make_suite(2, PATIENCE), workers=2, stop=stop)
+    print(f"{outcome.finished} finished, {outcome.left} left")

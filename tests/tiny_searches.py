@@ -1,6 +1,10 @@
-"""Searches small enough to test, with trials that `fake_training` trains."""
+"""Searches small enough to test, with trials that `fake_training` trains.
+
+`python -m tiny_searches FOLDER` runs a search that tests can kill.
+"""
 
 import pathlib
+import sys
 from typing import Any
 from unittest import mock
 
@@ -39,3 +43,7 @@ def run(folder: pathlib.Path, search, num_trials: int, workers: int = 2, stop=No
         return tuner.tune(
             search, folder, num_trials, workers, stop or StopSignal(), start=start_fake
         )
+
+
+if __name__ == "__main__":
+    run(pathlib.Path(sys.argv[1]), PATIENT, 6, workers=3)

@@ -177,7 +177,7 @@ class Collectors:
         state = self._learn[is_random](state, first, *tensors)
         self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
         if not is_random:
-            self._lags += [int(self._version - message.version) for message in messages]
+            self._lags += [self._version - message.version for message in messages]
             self._version += 1
         return state._replace(collect_seconds=state.collect_seconds + waited)
 
@@ -412,12 +412,13 @@ class Collectors:
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
         like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
         likes = [like for of_one in are_messages for is_message in of_one if is_message]
-        messages: list[Message] = []
-        Tensors(lambda: likes, messages.extend).restore(folder)
+        restored: list[Message] = []
+        Tensors(lambda: likes, restored.extend).restore(folder)
+        messages = (message._replace(version=int(message.version)) for message in restored)
         for number, arrived in enumerate(self._arrived):
             arrived.clear()
             for is_message in are_messages[number]:
-                arrived.append(messages.pop(0) if is_message else None)
+                arrived.append(next(messages) if is_message else None)
             divergence = self._restored(number, files_in(folder / str(number)))
             newest = arrived[-1] if arrived else None
             if divergence and newest is not None:

@@ -296,6 +296,9 @@ def _note_large_numbers(
     agent = components.agent
     takes_it = "normalize_observations" in inspect.signature(create_agent).parameters
     owner = create_agent.__name__ if takes_it else "ActorCritic"
+    advice = f"Bind {owner}.normalize_observations = True"
+    if "scheduler" in components.runner.description:  # asynchronous actors share no statistics
+        advice = "Scale them with a wrapper (gymnasium_environment.wrappers)"
     spec = without_mask(agent.time_step_spec.observation)
     arrays = tree.flatten_with_path(without_mask(loop.observation))
     for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
@@ -306,8 +309,7 @@ def _note_large_numbers(
             name = "observation" + "".join(f"[{key!r}]" for key in path)
             progress.message(
                 f"note: {name} reaches {largest:.3g}. Agents learn poorly from values this large. "
-                f"Bind {owner}.normalize_observations = True, or scale them with a wrapper "
-                "(gymnasium_environment.wrappers)."
+                f"{advice}."
             )
 
 

@@ -196,10 +196,12 @@ def test_draws_of_the_policy_depend_on_index_and_seed():
         evaluator(env, seed, greedy=False).run(1, index)
         return [int(action) for action in scripted.actions[:20]]
 
-    assert actions(1, 0) == actions(1, 0)
-    assert actions(1, 0) != actions(1, 1)
-    assert actions(1, 0) != actions(2, 0)
-    assert actions(1, 0)[1:] != actions(1, 1)[:-1]  # not the same draws a step later
+    drawn = actions(1, 0)
+    assert drawn == actions(1, 0)
+    assert drawn != actions(2, 0)
+    of_other_index = actions(1, 1)
+    assert drawn != of_other_index
+    assert drawn[1:] != of_other_index[:-1]  # not the same draws a step later
 
 
 def test_greedy_says_which_policy_plays():

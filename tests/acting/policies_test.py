@@ -118,7 +118,8 @@ def test_draws_depend_on_the_seed_alone(policy: tf_policy.TFPolicy) -> None:
     np.testing.assert_array_equal(drawn[0], drawn[2])
     assert np.mean(drawn[0] == drawn[1]) < 0.9
     traced = tf.function(
-        lambda counter: policy.action(time_step(500), (), stateless_seed(12345, counter)).action
+        lambda counter: policy.action(time_step(500), (), stateless_seed(12345, counter)).action,
+        autograph=False,
     )
     np.testing.assert_array_equal(traced(tf.constant(0, tf.int64)), drawn[0])
 

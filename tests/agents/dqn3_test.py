@@ -149,7 +149,7 @@ def assert_learns_as_lua_does(agent: DqnAgent, batch: Trajectory) -> list[Array]
     return by_hand
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6), st.floats(0.1, 30.0))
 def test_the_summed_huber_loss_has_the_gradient_that_lua_back_propagates(
     seed: int, reward_scale: float

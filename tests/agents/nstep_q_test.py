@@ -134,7 +134,7 @@ def test_the_target_network_is_copied_by_environment_steps() -> None:
     agent = create(env_steps=steps, target_update_env_steps=100, optimizer=SGD, learning_rate=0.1)
     rows, final = collected(0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def train(rows: Trajectory, final: TimeStep) -> None:
         prepared = agent.prepare(rows, final)
         batch = tf.nest.map_structure(

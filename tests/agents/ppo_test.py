@@ -443,7 +443,7 @@ def loop(request):
 
 def test_statistics_move_in_finish_alone_so_the_ratio_is_one_before_an_update(loop: Loop) -> None:
     seen = np.zeros((0, 2))
-    for _ in range(3):
+    for _ in range(2):
         before = values_of(loop.moments.variables)
         rows = loop.collect()
         loop.begin()

@@ -231,10 +231,17 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
-def test_accepted_steps_improve_within_the_bound(action_spec) -> None:
+@pytest.fixture(scope="module", params=ACTION_SPECS)
+def traced(request):
+    """Returns an agent that tests share, its traced `train`, its first values and action spec."""
+    action_spec = ACTION_SPECS[request.param]
     agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
     train = tf.function(agent.train, autograph=False)
-    initial = values_of(agent.variables)
+    return agent, train, values_of(agent.variables), action_spec
+
+
+def test_accepted_steps_improve_within_the_bound(traced) -> None:
+    agent, train, initial, action_spec = traced
     for offset in (0.0, 2.0):  # with 2 the surrogate is not 0 before the step
         assign(agent.variables, initial)
         for seed in range(6):
@@ -319,9 +326,9 @@ def test_without_advantages_nothing_moves() -> None:
     assert_same(values_of(agent.policy_variables), before)
 
 
-def test_boundary_rows_never_enter(action_spec) -> None:
-    agent = create(action_spec, value_minibatch_size=ROWS)
-    train, initial = tf.function(agent.train, autograph=False), values_of(agent.variables)
+def test_boundary_rows_never_enter(traced) -> None:
+    agent, train, initial, action_spec = traced
+    assign(agent.variables, initial)
     rows, valid = rollout(agent, action_spec)
     assert not valid.all()
     train(tensors(rows), tf.ones(ROWS))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import preloaded
 import pytest
 from conftest import ROOT
 
@@ -10,22 +11,13 @@ from conftest import ROOT
 @pytest.mark.parametrize("marks", ["not crash", pytest.param("crash", marks=pytest.mark.crash)])
 def test_clusters(marks):
     """Ray changes the process that uses it: signal handlers, child processes, open files."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-    ]
-    ended = subprocess.run(
-        [*command, marks, str(ROOT / "tests/benchmarks/cluster_cases.py")],
+    flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
+    process = preloaded.Popen(
+        [sys.executable, "-m", "pytest", *flags, str(ROOT / "tests/benchmarks/cluster_cases.py")],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
     )
-    assert ended.returncode == 0, ended.stdout[-5_000:]
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-5_000:]

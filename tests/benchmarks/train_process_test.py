@@ -6,17 +6,9 @@ import sys
 import time
 import types
 
+import preloaded
 import pytest
-from tiny_benchmarks import (
-    FAKE,
-    PATIENCE,
-    is_alive,
-    make_suite,
-    recorded,
-    run,
-    start_program,
-    waiting_processes,
-)
+from tiny_benchmarks import FAKE, PATIENCE, is_alive, make_suite, recorded, run, waiting_processes
 
 from pipeline.benchmarks import runner, train_process
 from pipeline.benchmarks.planned_runs import plan
@@ -29,7 +21,8 @@ from pipeline.utils.shutdown import StopSignal
 @pytest.fixture
 def program(tmp_path):
     """Starts a benchmark with two of four runs under way, and kills it when the test ends."""
-    process = start_program(tmp_path)
+    command = [sys.executable, "-m", "tiny_benchmarks", str(tmp_path)]
+    process = preloaded.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     waiting_processes(tmp_path, 2)
     yield process
     process.kill()
@@ -76,9 +69,10 @@ def test_a_signal_stops_the_runs_and_the_next_call_goes_on(program, tmp_path, nu
     assert run(tmp_path, make_suite(1, PATIENCE)) == (2, [], 0)
 
 
-def test_kill_takes_the_runs_with_it(program, tmp_path):
+def test_the_terminals_ctrl_c_does_not_reach_the_runs_but_kill_ends_them(program, tmp_path):
     running = waiting_processes(tmp_path, 2)
     assert all(map(is_alive, running))
+    assert os.getpgid(program.pid) not in map(os.getpgid, running)
     program.kill()
     program.communicate(timeout=30)
     wait_until_dead(running)
@@ -95,11 +89,6 @@ def test_a_second_ctrl_c_ends_everything_at_once(program, tmp_path):
     assert program.returncode == 128 + signal.SIGINT
     wait_until_dead(running)
     assert not list(tmp_path.glob("tiny/*/*/checkpoint"))
-
-
-def test_the_terminals_ctrl_c_reaches_the_benchmark_alone(program, tmp_path):
-    groups = {os.getpgid(process_id) for process_id in waiting_processes(tmp_path, 2)}
-    assert os.getpgid(program.pid) not in groups
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -89,7 +89,12 @@ def test_the_installed_program_lists_its_configs(run):
 
 
 def test_the_installed_program_trains(run, tmp_path):
-    flags = ["--gin_file=dqn_cartpole", "--gin_bindings=train.num_env_steps = 1_100"]
+    bindings = [
+        "initialize_replay_buffer.num_env_steps = 100",
+        "train.num_env_steps = 200",
+        "train.num_final_episodes = 1",
+    ]
+    flags = ["--gin_file=dqn_cartpole", *(f"--gin_bindings={x}" for x in bindings)]
     run("-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}", *flags)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["updates"] > 0
 

@@ -1,8 +1,6 @@
 import inspect
 import itertools
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import gin
@@ -10,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, user_environment
+from conftest import ROOT
 from gymnasium.spaces import Box, Dict, Discrete
 from numpy_references import dense_layers
 from scripted_environments import EchoEnv, SamplingEnv, environment
@@ -24,7 +22,6 @@ from pipeline.checkpointing import manifest
 from pipeline.runs.saved_run import SavedRun
 from pipeline.saved_policy import SavedPolicy, load_policy
 from pipeline.utils.errors import UserError
-from pipeline.utils.tensorflow_import import LEGACY_KERAS
 
 
 @pytest.fixture(scope="module")
@@ -221,19 +218,6 @@ def test_nothing_is_written(finished_run):
     before = {path: path.stat().st_mtime_ns for path in finished_run.root_dir.rglob("*")}
     pipeline.load_policy(finished_run.root_dir)
     assert {p: p.stat().st_mtime_ns for p in finished_run.root_dir.rglob("*")} == before
-
-
-def test_import_is_light_and_loading_is_silent(finished_run, tmp_path):
-    code = (
-        "import sys, pipeline\n"
-        "assert 'tensorflow' not in sys.modules\n"
-        f"pipeline.load_policy({str(finished_run.root_dir)!r})\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env=user_environment(PYTHONPATH=str(ROOT), **{LEGACY_KERAS: "1"}),
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 # Spaces.

@@ -11,6 +11,7 @@ from conftest import ROOT
 from gymnasium.vector import VectorEnv
 
 from pipeline import configuration
+from pipeline.benchmarks import suites
 from pipeline.checkpointing.exactness import configured_otherwise
 from pipeline.environments import atari
 from pipeline.training.train_loop import train
@@ -146,8 +147,10 @@ def factory_of(name):
 @pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
 def test_ready_run(name, tmp_path):
     bindings = [f"{factory_of(name)}.game = 'freeway'"] if name.endswith("_atari") else []
-    if name.startswith(("a3c_", "async_")):
-        bindings.append("asynchronous_runner.num_actors = 2")  # all actors are alike
+    if name.startswith(("a3c_", "async_")):  # all actors are alike, and all collectors
+        bindings.append("asynchronous_runner.num_actors = 1")
+    if name.startswith("impala_"):
+        bindings.append("distributed_runner.num_collectors = 1")
     build([name], *bindings)
     algorithm = ALGORITHMS.get(name.split("_")[0], name.split("_")[0])
     assert gin.query_parameter("train.create_agent").selector == f"create_{algorithm}_agent"
@@ -155,6 +158,19 @@ def test_ready_run(name, tmp_path):
     # A finished run is not mistaken for one with another configuration.
     (tmp_path / "operative_config.gin").write_text(configuration.operative_config())
     assert configured_otherwise(tmp_path / "operative_config.gin") == []
+
+
+def test_what_the_smoke_suite_binds_is_read():
+    smoke = suites.load("smoke")
+    for experiment in smoke.experiments:
+        build([experiment.config], *smoke.bindings, *experiment.bindings)
+        assert unread_by_mistake() == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").rglob("best.gin")), ids=str)
+def test_the_best_of_a_committed_search_can_be_trained(path):
+    configuration.load([str(path)])
+    assert gin.query_parameter("train.create_agent")
 
 
 @pytest.mark.parametrize("name", GAMES)

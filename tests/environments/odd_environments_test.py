@@ -2,15 +2,19 @@
 
 import os
 import subprocess
-import sys
 
 import gymnasium
 import numpy as np
-import preloaded
 import pytest
-from conftest import ROOT, TESTS
+from conftest import ROOT, TESTS, start_binary
 from gymnasium.spaces import Box
 from scripted_environments import PlainEnv
+from tiny_runs import gin_files
+
+from pipeline import configuration
+from pipeline.environments import process_vector
+from pipeline.training.train_loop import train
+from pipeline.utils.shutdown import StopSignal
 
 HERE = os.path.dirname(__file__)
 
@@ -42,8 +46,8 @@ class EndlessEnv(LongerEnv):
     length = 10**9
 
 
-class MovingEnv(LongerEnv):
-    """Changes the working directory of its process."""
+class MovingEnv(StrictEnv):
+    """Is strict, and changes the working directory of its process."""
 
     def __init__(self, render_mode=None):
         super().__init__(render_mode)
@@ -57,6 +61,8 @@ class KerasEnv(LongerEnv):
         import tensorflow as tf
 
         super().__init__(render_mode)
+        # In a process of its own, it is then given up after one second in TensorFlow, not five.
+        process_vector._TENSORFLOW_SECONDS = 1
         self.model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(3,))])
 
     def observe(self):
@@ -92,8 +98,9 @@ for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv, ClockE
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{env_class.__name__}")
 
 
-def start(folder, name, *bindings, root_dir="run"):
-    lines = [
+def bound(name, *bindings):
+    """Returns the gin bindings of a run in the environment `name`."""
+    return [
         f"gymnasium_environment.name = 'odd_environments_test:{name}-v0'",
         "gymnasium_environment.num_envs = 2",
         "train.num_env_steps = 400",
@@ -105,16 +112,18 @@ def start(folder, name, *bindings, root_dir="run"):
         "mlp_encoder.units = (8,)",
         *bindings,
     ]
-    command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
-    command += ["--gin_file=agents/dqn", "--gin_file=environments/gymnasium"]
-    return preloaded.Popen(
-        [*command, *(f"--gin_bindings={line}" for line in lines)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([HERE, str(TESTS), str(ROOT)])},
-    )
+
+
+def start(folder, name, *bindings, root_dir="run"):
+    flags = [f"--gin_file={file}" for file in gin_files("dqn")]
+    flags += [f"--gin_bindings={line}" for line in bound(name, *bindings)]
+    return start_in(folder, "train", f"--root_dir={root_dir}", *flags)
+
+
+def start_in(folder, binary, *flags):
+    paths = os.pathsep.join([HERE, str(TESTS), str(ROOT)])
+    env = os.environ | {"PYTHONPATH": paths}
+    return start_binary(binary, *flags, cwd=folder, stderr=subprocess.STDOUT, env=env)
 
 
 SHORT = ["train.num_env_steps = 40", "train.eval_interval = 0", "train.num_final_episodes = 1"]
@@ -134,9 +143,8 @@ def finish(process, seconds=100):
 @pytest.mark.parametrize(
     ("name", "bindings"),
     [
-        ("Strict", []),
         ("Endless", ["Evaluator.max_episode_steps = 50"]),
-        ("Keras", [*SHORT, WARM]),
+        ("Keras", [*SHORT, WARM, "evaluation/gymnasium_environment.num_envs = 1"]),
     ],
 )
 def test_it_trains_to_the_end(tmp_path, name, bindings):
@@ -152,15 +160,15 @@ def test_tensorflow_in_a_process_is_named(tmp_path):
     assert "uses TensorFlow, which does not work in a forked process" in output
 
 
-def test_large_observations_are_told(tmp_path):
-    code, output = finish(start(tmp_path, "Clock", *SHORT, WARM))
-    assert code == 0, output
-    said = " ".join(output.split())
+def test_large_observations_are_told(tmp_path, capsys):
+    configuration.load(gin_files("dqn"), bound("Clock", *SHORT, WARM))
+    train(str(tmp_path / "run"), 1, "fail", StopSignal())
+    said = " ".join(capsys.readouterr().out.split())
     assert "observation reaches 1.7e+09" in said
     assert "Bind create_dqn_agent.normalize_observations = True" in said
 
 
-def test_any_folder_can_be_resumed_although_the_environment_moves(tmp_path):
+def test_any_folder_can_be_resumed_although_the_environment_moves_and_is_strict(tmp_path):
     """Paths are relative to the folder in which the command was called."""
     name = "my [runs] *\\?"
     code, output = finish(start(tmp_path, "Moving", root_dir=name))
@@ -169,16 +177,9 @@ def test_any_folder_can_be_resumed_although_the_environment_moves(tmp_path):
     code, output = finish(start(tmp_path, "Moving", "train.num_env_steps = 500", root_dir=name))
     assert code == 0, output
     assert f"resuming {tmp_path / name} at environment step 400" in output
-    flags = [f"--root_dir={name}", "--num_episodes=2"]
-    evaluated = subprocess.run(
-        [sys.executable, "-m", "pipeline.evaluate", *flags],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([HERE, str(TESTS), str(ROOT)])},
-        check=False,
-    )
-    assert evaluated.returncode == 0, evaluated.stderr
+    evaluation = start_in(tmp_path, "evaluate", f"--root_dir={name}", "--num_episodes=2")
+    code, output = finish(evaluation)
+    assert code == 0, output
 
 
 def test_a_mistake_ends_a_run_whose_environments_have_processes(tmp_path):

@@ -7,7 +7,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformRewa
 from host_loops import PLAN, Run
 from run_processes import Records, assert_same_end
 from scripted_environments import PlainEnv
-from tiny_runs import Walk, build_components
+from tiny_runs import Walk, build_components, read_variables
 
 from pipeline.environments.process_vector import ProcessVector
 from pipeline.environments.sync_vector import SyncVector
@@ -128,6 +128,9 @@ def test_logs_and_evaluations_have_the_returns_of_the_environment(tmp_path):
     whole.train()
     whole.close()
     assert 140 <= Records(copy).env_steps < 160
+    agent = read_variables(Records(copy).newest / "agent")
+    (summed,) = (count for name, count in agent.items() if "summed" in name)
+    assert 0 < summed < 5  # in the middle of an update, which takes 5 rollouts
     resumed = Run(copy, PLAN, "nstep_q", **SCALED)
     resumed.train()
     resumed.close()

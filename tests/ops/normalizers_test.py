@@ -71,7 +71,7 @@ def test_a_constant_observation_is_not_blown_up() -> None:
 def test_many_small_updates_stay_accurate() -> None:
     values = np.random.default_rng(0).normal(1e3, 1e-2, size=(2000, 1))
     moments = RunningMoments((), "moments")
-    update = tf.function(moments.update)
+    update = tf.function(moments.update, autograph=False)
     for batch in values:
         update(tf.constant(batch), tf.ones(1))
     assert_close(moments.standard_deviation(), values.std(), 1e-4)
@@ -114,7 +114,7 @@ class VecNormalize:
 def test_reward_scaler_equals_a_plain_loop(num_steps: int) -> None:
     rewards, discounts, types = random_rewards(np.random.default_rng(num_steps), (100, 4))
     scaler, reference = RewardScaler(4, GAMMA, clip=np.inf), VecNormalize(4)
-    scale = tf.function(scaler.scale)
+    scale = tf.function(scaler.scale, autograph=False)
     for start in range(0, 100, num_steps):
         rows = slice(start, start + num_steps)
         part = rewards[rows], discounts[rows], types[rows]

@@ -156,7 +156,7 @@ def check_batch(
     return set(zip(numbers.tolist(), positions.tolist(), strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_samples_what_a_naive_list_holds(data: st.DataObject) -> None:
     stack = data.draw(st.sampled_from([0, 1, 2, 4]), "stack")

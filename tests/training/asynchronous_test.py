@@ -1,11 +1,12 @@
 """Tests of asynchronous actors, in threads and in turns."""
 
+import contextlib
 import contextvars
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 from unittest.mock import Mock
 
@@ -74,42 +75,38 @@ class Training:
 class Alone(NamedTuple):
     """Trainings of one actor for 150 environment steps, which tests share.
 
-    Tests may train on, but no more than that: only graphs and snapshots are compared.
+    Tests may train `turns` on, but no more than that: only graphs and snapshots are compared.
 
     Attributes:
       turns: Training without threads and locks, in chunks of one iteration.
-      locked: Training with a lock, in one chunk.
-      snapshots: What they hold at the end, and what a training in a thread holds.
+      locked: Training in a thread with a lock, in one chunk; its environment is closed.
+      snapshots: What each of them held after 150 environment steps.
       lengths: Environment steps of each iteration of `turns`.
     """
 
     turns: Training
     locked: Training
-    snapshots: Mapping[str, dict]
+    snapshots: Sequence[dict]
     lengths: Sequence[int]
 
 
 @pytest.fixture(scope="module")
 def alone():
-    turns, threads = Training(**ONE), Training(**ONE, **THREADS)
-    locked = Training(**ONE, asynchronous_runner__use_locking=True)
+    turns = Training(**ONE)
+    locked = Training(**ONE, **THREADS, asynchronous_runner__use_locking=True)
     counts = [turns.env_steps]
     while counts[-1] < 150:
         turns.train(1, 150)
         counts.append(turns.env_steps)
-    for training in (threads, locked):
-        training.train(10**6, 150)
-    trainings = {"turns": turns, "threads": threads, "locked": locked}
-    snapshots = {name: training.snapshot() for name, training in trainings.items()}
-    threads.runner.close()  # other tests count threads
+    locked.train(10**6, 150)
+    snapshots = [turns.snapshot(), locked.snapshot()]
+    locked.runner.close()  # other tests count threads
     yield Alone(turns, locked, snapshots, np.diff(counts).tolist())
-    for training in (turns, locked):
-        training.runner.close()
+    turns.runner.close()
 
 
-def test_one_actor_learns_the_same_bits_in_turns_in_a_thread_and_with_a_lock(alone):
-    assert_same(alone.snapshots["turns"], alone.snapshots["threads"])
-    assert_same(alone.snapshots["turns"], alone.snapshots["locked"])
+def test_one_actor_learns_the_same_bits_in_turns_and_in_a_thread_with_a_lock(alone):
+    assert_same(*alone.snapshots)
     assert int(alone.turns.parts.agent.train_step_counter) > 5
 
 
@@ -175,39 +172,27 @@ def test_turns_do_not_depend_on_how_chunks_are_cut_and_each_graph_is_traced_once
         assert actor.train.experimental_get_tracing_count() == 1
 
 
-def test_actors_act_with_copies_of_the_weights_in_an_order_drawn_for_every_round():
-    training = Training(asynchronous_runner__num_actors=3)
+def order_in_round(number):
+    """Returns the order in which two actors take their turns in a round."""
+    return np.random.default_rng(stream_key(1, "turns", number)).permutation(2)
+
+
+def test_actors_act_with_copies_of_the_weights():
+    training = Training()
     shared, copies = training.parts.agent, [x.agent for x in training.runner.actors]
-    taken: list[int] = []
-    for number, driver in enumerate(training.runner.drivers):
-        vector = driver.environment.episodes.vector
-        vector.step = followed(vector.step, taken, number)
     before = weights_of(shared)
     training.train(1, 10**6)
     assert not all(map(np.array_equal, before, weights_of(shared)))
     # The first actor to move began with the earlier weights, and still has them.
     has_earlier = [all(map(np.array_equal, before, weights_of(copy))) for copy in copies]
-    assert [number for number, earlier in enumerate(has_earlier) if earlier] == [taken[0]]
-    assert int(shared.train_step_counter) == 3
-    assert [int(agent.train_step_counter) for agent in copies] == [0, 0, 0]
-
-    training.train(11, 10**6)
-    turns = [now for now, before in zip(taken, [None, *taken], strict=False) if now != before]
-    orders = {tuple(turns[i : i + 3]) for i in range(0, 24, 3)}
-    assert sorted(set(taken)) == [0, 1, 2]
-    assert len(orders) > 2
+    first, _ = order_in_round(0)
+    assert [number for number, earlier in enumerate(has_earlier) if earlier] == [first]
+    assert int(shared.train_step_counter) == 2
+    assert [int(agent.train_step_counter) for agent in copies] == [0, 0]
 
 
 def weights_of(agent):
     return [v.numpy() for v in agent.gradient_variables()]
-
-
-def followed(step, taken, number):
-    def follow(*arguments):
-        taken.append(number)
-        return step(*arguments)
-
-    return follow
 
 
 @pytest.mark.parametrize(
@@ -340,12 +325,12 @@ class LonelyActor:
         return rows, self.now.observation.numpy()[0]
 
 
-def simulated(learner, actors, order, num_rounds, one_step, accumulate):
+def simulated(learner, actors, num_rounds, one_step, accumulate):
     """Simulates Algorithms 1 and S2 in turns, with the squared loss averaged over an update."""
     target, copied_at, env_steps = [w.copy() for w in learner.weights], 0, 0
     waiting: list = [[] for _ in actors]
     for number in range(num_rounds):
-        for index in order(number):
+        for index in order_in_round(number):
             copy = [w.copy() for w in learner.weights]
             if not waiting[index] and env_steps // 23 > copied_at // 23:
                 target, copied_at = [w.copy() for w in learner.weights], env_steps
@@ -392,10 +377,6 @@ def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, acc
     actors = [
         LonelyActor(gymnasium_environment(stream_key(key, "training"), num_envs=1)) for key in keys
     ]
-
-    def order(number):
-        return np.random.default_rng(stream_key(1, "turns", number)).permutation(2)
-
     target = training.parts.agent.target_q_network
     assert all(actor.agent.target_q_network is target for actor in training.runner.actors)
     at_start = target.get_weights()
@@ -404,7 +385,7 @@ def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, acc
     assert all(map(np.array_equal, at_start, target.get_weights()))
     training.train(29, 10**6)
     assert not all(map(np.array_equal, at_start, target.get_weights()))
-    env_steps = simulated(learner, actors, order, 31, one_step, accumulate)
+    env_steps = simulated(learner, actors, 31, one_step, accumulate)
     assert env_steps == training.env_steps > 200
     for ours, reference in zip(weights, learner.weights, strict=True):
         np.testing.assert_allclose(ours.numpy(), reference, rtol=2e-4, atol=2e-5)
@@ -456,42 +437,53 @@ def no_such_room(*arguments):
     raise KeyError("no such room")
 
 
-def halting(tmp_path, *errors, **losses):
-    """Returns a new run whose actors fail in its first iteration, and leave these losses."""
-    run = Run(tmp_path / "run", PLAN, "a3c")
+@pytest.fixture(scope="module")
+def components():
+    """Builds components of A3C, which several runs use."""
+    with contextlib.closing(build_components("a3c")) as components:
+        yield components
+
+
+@pytest.fixture
+def run(components, tmp_path):
+    """Begins a run of A3C."""
+    run = Run(tmp_path / "run", parts=components)
+    yield run
+    run.loop.close()
+
+
+def halt(run, monkeypatch, *errors, **losses):
+    """Lets the actors of a new run fail in its first iteration, and leave these losses."""
     state = run.loop.state
     halted = Halted([*errors], state._replace(loss_sums={**state.loss_sums, **losses}))
-    run.parts.runner.train = Mock(side_effect=[state, halted])  # the first call builds a graph
-    return run
+    # The first call builds a graph.
+    monkeypatch.setattr(run.parts.runner, "train", Mock(side_effect=[state, halted]))
 
 
-def test_nan_is_told_rather_than_what_an_environment_says_of_it(tmp_path):
-    run = halting(tmp_path, ValueError("action 3 is outside"), loss=tf.constant(math.nan))
+def test_nan_is_told_rather_than_what_an_environment_says_of_it(run, monkeypatch):
+    halt(run, monkeypatch, ValueError("action 3 is outside"), loss=tf.constant(math.nan))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
         run.train()
-    run.close()
 
 
-def test_failures_that_no_environment_explains_are_all_told(tmp_path):
-    run = halting(tmp_path, MemoryError("of the first"), MemoryError("of\nthe second"))
+def test_failures_that_no_environment_explains_are_all_told(run, monkeypatch):
+    halt(run, monkeypatch, MemoryError("of the first"), MemoryError("of\nthe second"))
     with pytest.raises(MemoryError, match="of the first"):
         run.train()
     assert run.progress.said[-1] == "another failure: of\nthe second"
-    run.close()
 
 
 @pytest.mark.parametrize("others", ["before", "after"])
-def test_failures_beside_that_of_an_environment_are_told_too(tmp_path, others):
+def test_failures_beside_that_of_an_environment_are_told_too(run, monkeypatch, others):
     error, other = RuntimeError("a message\nof two lines"), MemoryError("of an actor")
-    run = halting(tmp_path, *((other, error) if others == "before" else (error, other)))
+    halt(run, monkeypatch, *((other, error) if others == "before" else (error, other)))
     environment = run.parts.runner.drivers[1].environment
+    monkeypatch.setattr(environment.episodes.vector, "step", Mock(side_effect=error))
     with pytest.raises(RuntimeError):
-        environment.episodes.vector.step = Mock(side_effect=error)
         environment.episodes.step(np.zeros(1, np.int32))
     with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
         run.train()
     assert "another failure: of an actor" in run.progress.said
-    run.close()
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):

@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
         run.close()
 
 
-SAC = {"create_sac_agent__normalize_observations": True, "distributed_runner__in_flight": 3}
+NORMALIZED = {"create_dqn_agent__normalize_observations": True, "distributed_runner__in_flight": 3}
 
 
 def assert_ends_as(resumed, twin):
@@ -119,11 +119,11 @@ def assert_ends_as(resumed, twin):
 
 
 def test_a_run_that_is_stopped_in_its_warm_up_ends_as_its_twin(tmp_path, trained):
-    twin = trained("sac", **SAC)
-    cut = Distributed(tmp_path / "run", algorithm="sac", **SAC)
+    twin = trained("dqn", **NORMALIZED)
+    cut = Distributed(tmp_path / "run", **NORMALIZED)
     cut.train_until(1, WARMING_UP)
     cut.close()
-    resumed = Distributed(tmp_path / "run", algorithm="sac", **SAC)
+    resumed = Distributed(tmp_path / "run", **NORMALIZED)
     assert_ends_as(resumed, twin)
 
 
@@ -145,7 +145,7 @@ def test_a_killed_run_ends_as_its_twin(tmp_path, trained, algorithm):
 
 
 def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_planned(trained):
-    run = trained("sac", **SAC).run
+    run = trained("dqn", **NORMALIZED).run
     first, second = (driver.environment for driver in run.parts.runner.drivers)
     assert not np.array_equal(
         first.current_time_step().observation, second.current_time_step().observation
@@ -213,7 +213,7 @@ def test_no_more_random_messages_are_asked_for_than_the_warm_up_needs(tmp_path, 
 
 
 def test_no_random_message_is_asked_for_after_the_warm_up(trained):
-    are_random = trained("sac", **SAC).are_random
+    are_random = trained("dqn", **NORMALIZED).are_random
     num_random = are_random.index(False)
     assert num_random > 0 and not any(are_random[num_random:])
 
@@ -303,15 +303,15 @@ def test_if_all_collectors_are_equally_fast_the_order_is_that_of_turns(
 def test_lost_collectors_are_replaced_and_counted_until_too_many_end_the_run(
     tmp_path, losing, capsys, monkeypatch, algorithm
 ):
-    losing.losses = (3, 14, 15, 30)
+    losing.losses = (3, 14, 15)
     run = Distributed(tmp_path / "run", algorithm=algorithm, distributed_runner__order="ready")
     result = run.train()
     assert result["env_steps"] >= 300
     last = run.metrics[-1]
-    assert last["collector_restarts"] == 4
+    assert last["collector_restarts"] == 3
     assert last["lost_env_steps"] > 0
     assert result["env_steps"] == run.loop.env_steps
-    assert capsys.readouterr().err.count("was lost: it was unplugged; a new one takes its pl") == 4
+    assert capsys.readouterr().err.count("was lost: it was unplugged; a new one takes its pl") == 3
     if algorithm in ("dqn", "sac"):
         check_streams(run.parts.experience, min_truncated=2)
     losing.losses = range(10**6)

@@ -119,11 +119,18 @@ def test_evaluations_change_nothing_of_what_is_trained(tmp_path):
         run.close()
 
 
-def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypatch):
-    run = TinyRun(tmp_path / "run")
+class ShortGames(TinyRun):
+    bindings = f"{BINDINGS}\ndeepmind_atari_environment.max_episode_frames = 120"
+
+
+@pytest.fixture(scope="module")
+def short_games(tmp_path_factory):
+    """Returns a trained run, its calls as they were traced, and its counts at every update."""
+    run = ShortGames(tmp_path_factory.mktemp("short_games") / "run")
     parts = run.parts
     (driver,) = parts.runner.drivers
     called = []
+    seen = []
 
     def followed(method):
         def follow(*arguments):
@@ -132,34 +139,33 @@ def test_an_iteration_acts_four_times_then_stores_then_learns(tmp_path, monkeypa
 
         return follow
 
-    for owner, name in ((driver, "run"), (parts.experience, "add"), (parts.agent, "train")):
-        monkeypatch.setattr(owner, name, followed(getattr(owner, name)))
-    counts = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-    parts.runner.train(parts.runner.initial_state(), *counts)  # traces the graph
-    assert called[:3] == ["run", "add", "train"]
-    assert (parts.experience.collect_steps, parts.experience.num_batches) == (4, 1)
-    run.close()
-
-
-def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(tmp_path):
-    class ShortGames(TinyRun):
-        bindings = f"{BINDINGS}\ndeepmind_atari_environment.max_episode_frames = 120"
-
-    run = ShortGames(tmp_path / "run")
-    seen = []
-
     def watch(record, phase):
         vector_steps = int(run.loop.state.carry.vector_steps)
-        updates = int(run.parts.agent.train_step_counter)
+        updates = int(parts.agent.train_step_counter)
         seen.append((vector_steps, updates, run.loop.env_steps))
 
     run.progress.hook = watch
-    run.train()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)
+        for owner, name in ((driver, "run"), (parts.experience, "add"), (parts.agent, "train")):
+            patch.setattr(owner, name, followed(getattr(owner, name)))
+        run.train()
+    run.close()
+    return run, called, seen
+
+
+def test_an_iteration_acts_four_times_then_stores_then_learns(short_games):
+    run, called, _ = short_games
+    assert called[-3:] == ["run", "add", "train"]  # the warm-up was traced before
+    assert (run.parts.experience.collect_steps, run.parts.experience.num_batches) == (4, 1)
+
+
+def test_a_step_at_the_end_of_a_game_counts_for_the_next_update(short_games):
+    _, _, seen = short_games
     since_the_first = np.asarray(seen) - next(counts for counts in seen if counts[1])
     vector_steps, updates, env_steps = since_the_first[-1]
     assert vector_steps == 4 * updates
     assert 0 < env_steps < vector_steps - 2  # games have ended
-    run.close()
 
 
 SETTINGS = """

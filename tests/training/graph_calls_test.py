@@ -80,7 +80,8 @@ def test_the_time_of_collecting_ends_before_the_updates_begin(tmp_path):
         configure_tensorflow__inter_op=1,
         ReplayBuffer__env_steps_per_update=1,
         mlp_encoder__units=(1024, 1024),
-        train__num_env_steps=300,
+        train__num_env_steps=160,
+        train__num_final_episodes=1,
     )
     assert run.finish() == 0
     shares = [record["update_share"] for record in run.metrics if "update_share" in record]

@@ -20,37 +20,61 @@ from tiny_runs import assert_same, saved, variables
 
 from pipeline import configuration
 from pipeline.acting.evaluation import summarize
-from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.checkpointing.checkpoints import Checkpoints, Parts
+from pipeline.checkpointing.saveables import Variables
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training import graph_calls, host_loop
 from pipeline.training.host_loop import HostLoop
 from pipeline.utils import retry
 from pipeline.utils.errors import UserError, WriteError
-from pipeline.utils.progress import EVALUATING, TRAINING
+from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP
 from pipeline.utils.shutdown import Stopped
 
 
-@pytest.fixture(scope="module")
-def begin(tmp_path_factory):
-    """Returns a function that begins a run of n-step Q with the components of the run before.
+def share_components(algorithm, tmp_path_factory):
+    """Returns a function that begins a run with the components of the run before.
 
-    They are put back to the state after their first iteration. Building components and their graphs
+    They are put back to the state before their first step. Building components and their graphs
     takes most of the time of tests that call `Run`.
     """
-    switches = tmp_path_factory.mktemp("first")
-    first = Run(switches / "run", algorithm="nstep_q")
-    first.train_until(1)
+    switches, folder = (tmp_path_factory.mktemp(name) for name in ("switches", "start"))
+    first = Run(switches / "run", algorithm=algorithm)
+    components, state = first.parts, first.loop.state
+    start = Parts(
+        {
+            "variables": Variables(agent=components.agent, env_steps=components.env_steps),
+            "experience": components.experience,
+            "environment": components.environment,
+        }
+    )
+    start.save(folder)
+    first.train_until(1)  # traces the graphs while gin's bindings are loaded
 
     def begin(path, plan=PLAN):
         for switch in filter(pathlib.Path.is_file, switches.iterdir()):
             switch.unlink()
-        run = Run(path, plan, parts=first.parts)
+        run = Run(path, plan, parts=components)
         run.switches = switches
-        assert first.loop.restore()
-        run.loop.state = first.loop.state
+        with pytest.MonkeyPatch.context() as patch:
+            # A replay buffer that holds rows refuses to restore others.
+            patch.setattr(type(components.experience), "size", 0)
+            start.restore(folder)
+        run.loop.state = state
         return run
 
     return begin
+
+
+@pytest.fixture(scope="module")
+def begin(tmp_path_factory):
+    """Returns a function that begins a run of n-step Q-learning; see `share_components`."""
+    return share_components("nstep_q", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def begin_dqn(tmp_path_factory):
+    """Returns a function that begins a run of DQN, with a warm-up; see `share_components`."""
+    return share_components("dqn", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +101,11 @@ def first_crossings(counts, interval, start):
     ]
 
 
-def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
+def test_what_happens_when_depends_on_counters_alone(tmp_path, begin_dqn, monkeypatch):
     runs, results, counts = [], [], []
     for seconds in (0.5, 0.0):  # many iterations per call, and one
         monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", seconds)
-        run = Run(tmp_path / str(seconds))
+        run = begin_dqn(tmp_path / str(seconds))
         counts.append([0])
         run.count_into(counts[-1])
         results.append(run.train())
@@ -103,7 +127,7 @@ def test_what_happens_when_depends_on_counters_alone(tmp_path, monkeypatch):
     for result in results:
         assert result.pop("wall_seconds") > 0
     assert results[0] == results[1]
-    check_finished(runs[0], results[0])
+    check_finished(runs[1], results[1])
 
 
 def check_finished(run, result):
@@ -117,6 +141,18 @@ def check_finished(run, result):
         assert len(record["returns"]) == PLAN.num_eval_episodes
     assert run.best.return_mean == max(record["return_mean"] for record in run.evaluations)
     assert all(math.isfinite(record["loss"]) for record in run.metrics)
+
+
+def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_know_no_interval(
+    tmp_path, begin, undisturbed
+):
+    begin(tmp_path / "run").train_until(140)
+    plan = PLAN._replace(log_interval=70, eval_interval=30, checkpoint_interval=30)
+    resumed = begin(tmp_path / "run", plan)
+    result = resumed.train()
+    whole, expected = undisturbed
+    assert len(resumed.evaluations) > len(whole.evaluations)
+    assert result | {"wall_seconds": 0} == expected | {"wall_seconds": 0}
 
 
 def test_intervals_of_zero_leave_only_the_end(tmp_path, begin):
@@ -157,9 +193,11 @@ def test_only_weights_that_were_evaluated_have_a_mean_return(tmp_path, begin, mo
     assert 0 < len([x for x in means.values() if x is not None]) < len(means)
 
 
-def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(tmp_path, monkeypatch):
+def test_a_best_checkpoint_that_cannot_be_read_for_a_while_ends_no_run(
+    tmp_path, begin_dqn, monkeypatch
+):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run = Run(tmp_path / "run", PLAN._replace(checkpoint_interval=0))
+    run = begin_dqn(tmp_path / "run", PLAN._replace(checkpoint_interval=0))
     with contextlib.ExitStack() as stack:
 
         def hook(record, phase):
@@ -270,9 +308,11 @@ def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path,
     assert contents(run.folder.path) == before
 
 
-def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(tmp_path, monkeypatch):
+def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(
+    tmp_path, begin_dqn, monkeypatch
+):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0, checkpoint_interval=0))
+    run = begin_dqn(tmp_path / "run", PLAN._replace(eval_interval=0, checkpoint_interval=0))
     with file_sizes_limited() as set_limit:
 
         def hook(record, phase):
@@ -330,9 +370,9 @@ def test_a_run_stopped_in_its_last_evaluation_logs_its_end_once(tmp_path, begin,
     assert shown_events(resumed) == shown_events(whole)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path):
-    run = Run(tmp_path / "run", PLAN._replace(eval_interval=0))
-    run.at(210, (tmp_path / "nan").touch)
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(tmp_path, begin_dqn):
+    run = begin_dqn(tmp_path / "run", PLAN._replace(eval_interval=0))
+    run.at(210, (run.switches / "nan").touch)
     with pytest.raises(UserError) as error:
         run.train()
     newest = run.folder.checkpoints / run.checkpoints[-1]
@@ -343,8 +383,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert f"The checkpoint {newest} is intact" in message
     assert steps_of(run.metrics)[-1] < run.loop.env_steps
 
-    (tmp_path / "nan").unlink()
-    resumed = Run(tmp_path / "run")
+    resumed = begin_dqn(tmp_path / "run")
     assert resumed.loop.restore()
     assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
     assert resumed.loop.train()["env_steps"] >= 300
@@ -381,13 +420,12 @@ def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
     assert not str(error.value).endswith("\n")
 
 
-def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, monkeypatch):
+def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, begin_dqn, monkeypatch):
     monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
-    stopped = Run(tmp_path / "run")
-    stopped.train_until(150)
+    begin_dqn(tmp_path / "run").train_until(150)
 
-    (tmp_path / "drift").touch()
-    run = Run(tmp_path / "run")
+    run = begin_dqn(tmp_path / "run")
+    (run.switches / "drift").touch()
     assert run.loop.restore()
     assert "did not reach its saved state when its actions were" in run.parts.environment.divergence
     assert (run.loop.state.carry.time_step.step_type.numpy() == StepType.LAST).all()
@@ -458,10 +496,10 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, begin):
 
 
 def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_before(
-    tmp_path, monkeypatch
+    tmp_path, begin_dqn, monkeypatch
 ):
     monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 1e6)  # thousands of random steps fit
-    run = Run(tmp_path / "run")
+    run = begin_dqn(tmp_path / "run")
     counts: list[int] = []
     run.count_into(counts)
     run.train()
@@ -470,13 +508,15 @@ def test_the_first_call_with_updates_is_one_iteration_whatever_fitted_into_one_b
     assert counts[after_warm_up + 1] - counts[after_warm_up] <= per_iteration
 
 
-def test_a_first_record_after_a_resume_tells_of_this_process_alone(tmp_path, monkeypatch):
+def test_a_first_record_after_a_resume_tells_of_this_process_alone(
+    tmp_path, begin_dqn, monkeypatch
+):
     seconds = Mock(perf_counter=itertools.count().__next__)  # each call takes a second
     monkeypatch.setattr(graph_calls, "time", seconds)
-    stopped = Run(tmp_path / "run")
+    stopped = begin_dqn(tmp_path / "run")
     stopped.train_until(210)
-    before = stopped.loop.record()["wall_seconds"]
-    run, records = Run(tmp_path / "run"), []
+    before = stopped.metrics[-1]["wall_seconds"]
+    run, records = begin_dqn(tmp_path / "run"), []
     run.progress.hook = lambda record, phase: records.append(record)
     run.train()
     # The first call is one iteration of two vector steps, in two environments.
@@ -514,7 +554,7 @@ def test_an_environment_that_raises_in_evaluation_is_named(tmp_path, begin, swit
 
 
 def test_an_environment_s_process_that_dies_ends_the_run_with_the_reason(tmp_path):
-    run = Run(tmp_path / "run", gymnasium_environment__vectorization_mode="async")
+    run = Run(tmp_path / "run", PLAN, "nstep_q", gymnasium_environment__vectorization_mode="async")
 
     def kill():
         run.parts.environment.episodes.vector.processes[1].kill()
@@ -545,15 +585,10 @@ def test_weights_that_are_not_finite_are_named_with_the_environment_that_raises(
 def test_weights_that_are_not_finite_are_not_evaluated(tmp_path, begin):
     run = begin(tmp_path / "run", PLAN._replace(eval_interval=1))
     variable = run.parts.agent.gradient_variables()[0]
-
-    def spoil(record, phase):
-        if phase == TRAINING and "env_steps" in record:
-            variable.assign(tf.fill(variable.shape, math.nan))
-
-    run.progress.hook = spoil
+    run.at(20, lambda: variable.assign(tf.fill(variable.shape, math.nan)))
     with pytest.raises(UserError, match="NaN or infinite after .* updates: the weights of"):
         run.train()
-    assert all(record["env_steps"] < run.loop.env_steps for record in run.evaluations)
+    assert steps_of(run.evaluations)[-1] < run.loop.env_steps
 
 
 def test_an_environment_that_cannot_be_reset_is_named(tmp_path):
@@ -661,19 +696,20 @@ def test_a_stop_while_the_disk_is_full_says_so(tmp_path, begin):
     assert begin(tmp_path / "run").train()["env_steps"] >= 300
 
 
-def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path):
-    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
-    run.train_until(1, "warming up the replay buffer")
+def test_stopping_in_each_phase_saves_where_the_run_stands(tmp_path, begin_dqn):
+    plan = PLAN._replace(log_interval=50)
+    run = begin_dqn(tmp_path / "run", plan)
+    run.train_until(1, WARMING_UP)
     assert 0 < run.loop.env_steps < WARM_UP
 
-    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run = begin_dqn(tmp_path / "run", plan)
     run.train_until(120, EVALUATING)
     stopped_at = run.loop.env_steps
     assert 120 <= stopped_at < 130
     assert run.evaluations == []
     assert run.checkpoints[-1].startswith(f"step-{stopped_at:010d}")
 
-    run = Run(tmp_path / "run", PLAN._replace(log_interval=50))
+    run = begin_dqn(tmp_path / "run", plan)
     run.train()
     assert steps_of(run.evaluations)[0] == stopped_at  # the interrupted evaluation is repeated
     for steps in (steps_of(run.metrics), steps_of(run.evaluations)):

@@ -3,6 +3,7 @@ from unittest import mock
 
 import pytest
 import tensorflow as tf
+from graph_operations import STATELESS_DRAWS, draws_from_state, operations
 from tensorflow.python.eager import context
 from tiny_runs import assert_same, build_components, saved, variables
 
@@ -62,10 +63,11 @@ CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environme
 
 
 @contextlib.contextmanager
-def no_sum_depends_on_timing():
-    """Checks the graphs that run inside: no AddN has three or more inputs.
+def repeatable(run):
+    """Checks the graphs of the training that runs inside: they give the same bits again.
 
-    The order of such a sum, and with it the bits, depends on the timing of other operations.
+    No AddN has three or more inputs: the order of such a sum, and with it the bits, depends on the
+    timing of other operations. Nothing is drawn from a state, which no checkpoint would hold.
     """
     context.enable_run_metadata()
     try:
@@ -80,6 +82,11 @@ def no_sum_depends_on_timing():
     assert "MatMul" in {node.op for node in nodes}
     sums = {node.name: node.attr["N"].i for node in nodes if node.op == "AddN"}
     assert {name: inputs for name, inputs in sums.items() if inputs > 2} == {}
+    (concrete,) = run.iterations.train._list_all_concrete_functions()
+    used = operations(concrete.graph)
+    assert any(name.startswith("ResourceApply") for name in used)  # the agent's updates are there
+    assert not set(filter(draws_from_state, used))
+    assert used & STATELESS_DRAWS
 
 
 # The next test checks the others.
@@ -89,11 +96,11 @@ def no_sum_depends_on_timing():
     + [("ppo", CONTINUOUS | IN_A_LOOP["ppo"])]
     + [pytest.param(name, CONTINUOUS, marks=pytest.mark.crash) for name in ("a2c", "trpo")],
 )
-def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
+def test_training_is_repeatable(algorithm, bound):
     run = Run(algorithm, **bound)
     if run.parts.experience.keeps_rows:
         run.collect(10**6, 60)
-    with no_sum_depends_on_timing():
+    with repeatable(run):
         run.train(10**6, 100)
     assert run.updates > 0
 
@@ -102,7 +109,7 @@ def test_no_sum_depends_on_the_timing_of_other_operations(algorithm, bound):
     "algorithm",
     [pytest.param(name, marks=[pytest.mark.crash] * (name in RARELY_CUT)) for name in ALGORITHMS],
 )
-def test_chunks_are_cut_anywhere_traced_once_sum_in_order_and_end_with_a_loss_that_is_not_finite(
+def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that_is_not_finite(
     algorithm,
 ):
     whole, cut = (Run(algorithm, **IN_A_LOOP.get(algorithm, {})) for _ in range(2))
@@ -110,7 +117,7 @@ def test_chunks_are_cut_anywhere_traced_once_sum_in_order_and_end_with_a_loss_th
         whole.collect(10**6, 60)
         while cut.env_steps < 60:
             cut.collect(1, 60)
-    with no_sum_depends_on_timing():
+    with repeatable(whole):
         whole.train(10**6, 150)
     while cut.env_steps < 150:
         cut.train(1, 150)

@@ -5,6 +5,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import preloaded
 import pytest
 from run_processes import (
     EVALUATING,
@@ -96,6 +97,7 @@ def updates_of(run):
 
 def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
     run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
+    run.popen = preloaded.Popen  # no bits are compared
     with run.start_until(TRAINING, env_steps=50) as process:
         (tmp_path / "stuck").touch()
         while not (tmp_path / "is_stuck").exists():
@@ -121,6 +123,7 @@ def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
 
 def a_second_process_is_refused(tmp_path):
     run = Run(tmp_path, "ppo")
+    run.popen = preloaded.Popen  # no bits are compared
     with run.start_until(TRAINING, env_steps=150) as process:
         (tmp_path / "stuck").touch()  # keeps the first from ending before the second starts
         second = run.at(run.path)

@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
+import preloaded
 import pytest
-from conftest import ROOT
 from tiny_benchmarks import start_fake
 from tiny_searches import PATIENT, make_search, run
 
@@ -21,14 +20,6 @@ from pipeline.tuning.search_folder import SearchFolder, read_search, read_trials
 from pipeline.tuning.search_report import write
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
 from pipeline.utils.shutdown import StopSignal
-
-# Program that runs in its own process, to be killed; its argument is the folder.
-_PROGRAM = """
-import pathlib, sys
-sys.path.insert(0, "tests")
-from tiny_searches import PATIENT, run
-run(pathlib.Path(sys.argv[1]), PATIENT, 6, workers=3)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +47,7 @@ def test_the_best_of_each_bracket_is_trained_to_the_end(uninterrupted):
 
 def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path, uninterrupted):
     for number_of_records in (1, 4):
-        process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(tmp_path)], cwd=ROOT)
+        process = preloaded.Popen([sys.executable, "-m", "tiny_searches", str(tmp_path)])
         path = tmp_path / "trials.jsonl"
         while not (path.exists() and len(path.read_text().splitlines()) > number_of_records):
             assert process.poll() is None
@@ -355,7 +346,7 @@ def test_the_search_is_read_back(uninterrupted):
 
 
 def test_fewer_trials_first_change_nothing_of_what_follows(tmp_path):
-    search = PATIENT._replace(sampler="tpe")
+    search = PATIENT._replace(sampler="tpe", bindings=())
     whole = run(tmp_path / "whole", search, 9).trials
     run(tmp_path / "parts", search, 4)  # the second bracket is one trial, trained to the end
     run(tmp_path / "parts", search, 2)
