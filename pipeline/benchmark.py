@@ -11,6 +11,7 @@ and failed runs are tried again. The exit code is 1 if runs have failed.
 from __future__ import annotations
 
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from absl import flags
@@ -140,7 +141,8 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
         print("To start a failed run over, delete its folder. Its log is beside it, as FOLDER.log.")
     if not _REPORT.value:
         print(f"finished: {outcome.finished}. For the report:")
-        print(f"  {cli.python_command()} -m pipeline.benchmark --report --output_dir={output_dir}")
+        folder = shlex.quote(str(output_dir))
+        print(f"  {cli.python_command()} -m pipeline.benchmark --report --output_dir={folder}")
     return 1 if outcome.failed else 0
 
 

@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import pathlib
+import shlex
 import signal
 import stat
 import sys
@@ -217,7 +218,7 @@ class _Expendable(_Output):
 
 
 class _PathParser(flags.ArgumentParser):
-    """Parses a path and refuses one that cannot be accessed.
+    """Parses a path and refuses one that is empty or cannot be accessed.
 
     Whether the path must exist is checked by the code that reads it.
     """
@@ -225,6 +226,8 @@ class _PathParser(flags.ArgumentParser):
     syntactic_help = "a path"
 
     def parse(self, argument: str) -> str:
+        if not argument:  # of a shell's variable that is not set
+            raise ValueError("it is empty")
         path = os.path.expanduser(argument)  # Shells do not expand --root_dir=~/runs.
         if "://" in path:
             raise ValueError("it is an address; give a folder of this machine, or mount the other")
@@ -265,8 +268,8 @@ def load_tensorflow(statements: Sequence[Import | Binding]) -> None:
 
 
 def python_command() -> str:
-    """Returns the command that starts the running Python from the current folder."""
+    """Returns the command that starts the running Python from the current folder, for a shell."""
     executable = pathlib.Path(sys.executable)
     with contextlib.suppress(FileNotFoundError, ValueError):  # deleted, or not above the executable
-        return str(executable.relative_to(pathlib.Path.cwd()))
-    return str(executable)
+        executable = executable.relative_to(pathlib.Path.cwd())
+    return shlex.quote(str(executable))

@@ -8,6 +8,7 @@ they are seed-3, seed-4, ... of one folder. A thin line shows each run, and a th
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import re
 import shlex
@@ -101,7 +102,15 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
     evaluated_at = points[:, 0].copy()
     if x != "env_steps":
         points[:, 0] = np.interp(evaluated_at, *_columns(records, "env_steps", x).T)
-    return Run(root_dir.resolve(), _config(root_dir), curve, points, evaluated_at, x, y)
+    return Run(
+        pathlib.Path(os.path.abspath(root_dir)),
+        _config(root_dir),
+        curve,
+        points,
+        evaluated_at,
+        x,
+        y,
+    )
 
 
 def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
@@ -214,15 +223,19 @@ def _mean_curve(members: Sequence[Run]) -> np.ndarray:
 
 
 def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
-    """Returns `x`, mean and standard deviation, [E, 3], over the k-th evaluations of all members.
+    """Returns `x`, mean and standard deviation, [E, 3], over the evaluations of all members.
 
     Evaluations that were not due at the same environment steps are left out. The steps may differ a
     little, because an iteration may exceed an interval by some steps, and by different numbers of
     them in each run.
     """
-    count = min(len(member.evaluations) for member in members)
-    steps = np.stack([member.evaluated_at[:count] for member in members])
-    x, means = np.stack([member.evaluations[:count, :2] for member in members]).T
+    due = min((member.evaluated_at for member in members), key=len)
+    if not len(due):
+        return np.empty((0, 3))
+    nearest = [np.abs(member.evaluated_at[:, np.newaxis] - due).argmin(0) for member in members]
+    pairs = list(zip(members, nearest, strict=True))
+    steps = np.stack([member.evaluated_at[places] for member, places in pairs])
+    x, means = np.stack([member.evaluations[places, :2] for member, places in pairs]).T
     together = np.ptp(steps, axis=0) <= 0.02 * steps.max(axis=0)
     rows = np.stack([x.mean(axis=1), means.mean(axis=1), means.std(axis=1)], axis=1)
     return rows[together]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.configuration.statements import Binding
+from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RESTART_BEHAVIORS
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import score_text
@@ -99,19 +101,22 @@ def _train() -> int:
     from pipeline.training.train_loop import train
     from pipeline.utils.shutdown import Stopped, StopSignal
 
+    # Modules that gin imports, and environments, may change the working directory.
+    python = cli.python_command()
+    root_dir = _ROOT_DIR.value and os.path.abspath(_ROOT_DIR.value)
+    warm_start = _WARM_START.value and str(pretrained.find(_WARM_START.value).absolute())
     configuration.apply(statements)
-    python = cli.python_command()  # An environment may change the working directory.
     with StopSignal(ends_at_once=True) as stop:
         try:
             result = train(
-                _ROOT_DIR.value,
+                root_dir,
                 _SEED.value,
                 _RESTART_BEHAVIOR.value,
                 stop,
                 dry_run=_EXPLAIN.value,
                 exactness=Exactness(_ALLOW_INEXACT_RESUME.value, _REQUIRE_EXACT_RESUME.value),
                 execution=_execution(),
-                warm_start=_WARM_START.value,
+                warm_start=warm_start,
             )
         except Stopped:
             how = "" if _RESTART_BEHAVIOR.value == "resume" else " with --restart_behavior=resume"
@@ -121,7 +126,7 @@ def _train() -> int:
             print(f"{configuration.explain()}\n\n# Networks: layers, shapes, weights")
             print(result["networks"])
         else:
-            print(_closing_words(result, shlex.quote(python)))
+            print(_closing_words(result, python))
     return 0
 
 

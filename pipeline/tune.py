@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from absl import flags
@@ -85,7 +86,8 @@ def _search(output_dir: pathlib.Path) -> int:
     if not outcome.is_over:
         print("stopped. The same command continues the search.")
         print(
-            f"{cli.python_command()} -m pipeline.tune --report --output_dir={output_dir} "
+            f"{cli.python_command()} -m pipeline.tune --report "
+            f"--output_dir={shlex.quote(str(output_dir))} "
             "reports the trials so far."
         )
         return 128 + (stop.signal or 0)

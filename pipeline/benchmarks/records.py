@@ -101,9 +101,18 @@ def read(path: pathlib.Path) -> list[Record]:
 
 
 def are_in(path: pathlib.Path) -> bool:
-    """Returns True if the first line of a file looks like a record, not like a log of a run."""
-    with path.open("rb") as file:
-        return b'"suite"' in file.readline()
+    """Returns True if the first line of a file looks like a record, not like a log of a run.
+
+    Raises:
+      UserError: If the file cannot be read.
+    """
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return b'"suite"' in file.readline()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}.") from error
 
 
 def write(path: pathlib.Path, records: Iterable[Record]) -> None:

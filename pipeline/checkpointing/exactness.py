@@ -9,6 +9,7 @@ import pathlib
 import platform
 import pprint
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -223,7 +224,8 @@ class Circumstances:
             raise (RetryableError if are_of_machine else UserError)(
                 f"{self._folder} cannot be resumed exactly here:\n  {lines}\nResume it as it was "
                 "started, pass --allow_inexact_resume to resume it anyway and record this in "
-                f"run.json, or begin a new run with its agent: --warm_start={self._folder}."
+                "run.json, or begin a new run with its agent: "
+                f"--warm_start={shlex.quote(str(self._folder))}."
             )
 
     def _circumstances(self) -> dict[str, str]:

@@ -33,9 +33,13 @@ def rows_at(sequences: Any, index: int) -> Any:
 
 
 def standardize(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Shifts and scales `values` [B] to mean 0 and variance 1 with `weights` [B]."""
+    """Shifts and scales `values` [B] to mean 0 and variance 1 with `weights` [B], which are 0 or 1.
+
+    A single value with weight 1 has no variance. It stays as it is, because 0 would teach nothing.
+    """
     centred = values - masked_mean(values, weights)
-    return centred * tf.math.rsqrt(masked_mean(centred**2, weights) + 1e-8)
+    scaled = centred * tf.math.rsqrt(masked_mean(centred**2, weights) + 1e-8)
+    return tf.where(tf.reduce_sum(weights) > 1.0, scaled, values)
 
 
 def clip_by_global_norm(gradients: list, norm: float | None) -> list:

@@ -158,9 +158,12 @@ class RewardScaler(tf.Module):
         """
         goes_on = tf.cast(discounts > 0, tf.float32)
         goes_on_tm1 = tf.concat([tf.ones_like(goes_on[:1]), goes_on[:-1]], axis=0)
-        # A discounted sum over the past is a return in reversed time.
+        # A discounted sum over the past is a return in reversed time. The reward of a boundary row,
+        # which may have been clipped to another value than 0, is part of no return.
         backwards = discounted_returns(
-            rewards[::-1], (self._discount * valid * goes_on_tm1)[::-1], self._running_returns
+            (valid * rewards)[::-1],
+            (self._discount * valid * goes_on_tm1)[::-1],
+            self._running_returns,
         )
         self._running_returns.assign(goes_on[-1] * backwards[0])
         self._moments.update(tf.reshape(backwards[::-1], [-1]), tf.reshape(valid, [-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from pipeline import configuration
 from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
-from pipeline.configuration.statements import shipped_folder
+from pipeline.configuration.statements import Import, shipped_folder
 from pipeline.tuning.halving import (
     FINISHED,
     NOT_CONTINUED,
@@ -84,10 +85,19 @@ def _count(trials: Mapping[int, Trial]) -> str:
     return formatting.count(len(known), "trial")
 
 
+def _expanded(binding: str) -> list[str]:
+    """Returns a binding, or what it includes: its files are named from the command's folder."""
+    if not re.search(r"^\s*include\b", binding, re.MULTILINE):
+        return [binding]
+    statements = configuration.read((), [binding], allow_imports=True)
+    return [x.text if isinstance(x, Import) else f"{x.name} = {x.value!r}" for x in statements]
+
+
 def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str:
     """Returns the configuration of the best trial as a gin file to be written into `folder`."""
     try:
         path = configuration.find_config(search.config)
+        bindings = [line for text in search.bindings for line in _expanded(text)]
     except UserError as error:
         raise UserError(
             f"{error} Run the command in the folder of the search's command."
@@ -106,7 +116,7 @@ def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str
             f"include {config!r}",
             "",
             f"train.num_env_steps = {search.num_env_steps:_}",
-            *search.bindings,
+            *bindings,
             *(f"{name} = {value!r}" for name, value in best.parameters.items()),
             "",
         ]
@@ -177,6 +187,8 @@ def _importances(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
         if trial.returns
     ]
     if len(told) < _FEWEST or len(search.parameters) < 2:
+        return
+    if len({trial.returns[0] for trial in told if trial.returns}) == 1:  # nothing to explain
         return
     import optuna
 

@@ -261,6 +261,11 @@ def test_stock_advantages_are_standardised_over_boundary_rows() -> None:
     assert abs(stock[:3] - expected).max() > 0.5
 
 
+def test_a_single_advantage_stays_as_it_is() -> None:
+    for values, weights in (([3.0], [1.0]), ([3.0, 50.0], [1.0, 0.0])):
+        assert standardize(tf.constant(values), tf.constant(weights))[0] == 3.0
+
+
 def test_stock_mask_drops_a_transition_without_reward() -> None:
     agent = create(normalize_advantages=None)
     batch = batch_of_transitions(agent, FOUR_ACTIONS)

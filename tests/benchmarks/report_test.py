@@ -392,11 +392,13 @@ def test_all_revisions_of_a_run_are_listed(tmp_path):
     assert (second["git revision"], second["inexact resumes"]) == ("", "")
 
 
-def test_complete_suite_needs_no_notice_and_a_file_left_by_a_full_disk_is_no_suite(tmp_path):
+def test_complete_suite_needs_no_notice_and_what_is_no_file_of_records_is_no_suite(tmp_path):
     written = write(tmp_path, cartpole())
     assert written.notices == []
     assert "All runs that were asked for have finished (10 runs)." in written.text
     (tmp_path / ".tmp-trial.jsonl").write_text((tmp_path / "trial.jsonl").read_text())
+    (tmp_path / "lost.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / "folder.jsonl").mkdir()
     assert write(tmp_path, cartpole()).text == written.text
 
 
@@ -666,6 +668,17 @@ def test_same_records_give_the_same_bytes(everything, tmp_path):
     )
     for name in ("report.html", "report.md"):
         assert (tmp_path / name).read_bytes() == (everything / name).read_bytes()
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path):
+    write(tmp_path, cartpole())
+    error = PermissionError(13, "Permission denied")
+    reason = "cannot read .*trial.jsonl: Permission denied"
+    with (
+        mock.patch.object(pathlib.Path, "open", side_effect=error),
+        pytest.raises(errors.UserError, match=reason),
+    ):
+        report.write(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, ""])

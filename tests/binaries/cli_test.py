@@ -156,7 +156,12 @@ def test_text_that_the_output_cannot_encode_is_escaped():
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("gs://bucket/x", "it is an address"), (b"b\xff", "it is not UTF-8")]
+    ("path", "reason"),
+    [
+        ("gs://bucket/x", "it is an address"),
+        (b"b\xff", "it is not UTF-8"),
+        ("", "it is empty"),  # of a shell's variable that is not set
+    ],
 )
 def test_a_path_that_is_none_of_this_machine_is_refused(path, reason):
     command = [sys.executable, "-c", PROGRAM, "--root_dir", path]
@@ -280,3 +285,6 @@ def test_python_is_named_as_the_user_would_type_it(tmp_path, monkeypatch):
     assert cli.python_command() == ".venv/bin/python"
     monkeypatch.chdir("/")
     assert cli.python_command() == str(tmp_path / ".venv" / "bin" / "python").lstrip("/")
+    monkeypatch.setattr(sys, "executable", "/my programs/python")
+    monkeypatch.chdir(tmp_path)
+    assert cli.python_command() == "'/my programs/python'"

@@ -88,6 +88,27 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
     assert legend(figure) == ["dqn (mean of 2 runs)", "ppo"]
 
 
+def test_an_evaluation_that_one_run_lacks_hides_no_other(tmp_path: pathlib.Path) -> None:
+    curve: dict[int, float | None] = {0: 0.0, 400: 40.0}
+    evaluations = {step: (step / 100, 0.0) for step in (100, 200, 300, 400)}
+    runs = [
+        make_run(tmp_path / "dqn_seed1", curve, evaluations),
+        make_run(tmp_path / "dqn_seed2", curve, {201: (4.0, 0.0), 402: (6.0, 0.0)}),
+    ]
+    assert evaluation_bars(plot.draw(runs)) == [
+        [[200.5, 2.0], [200.5, 4.0]],
+        [[401, 4.0], [401, 6.0]],
+    ]
+    runs[1] = make_run(tmp_path / "dqn_seed3", curve)
+    assert plot.draw(runs).axes[0].containers == []
+
+
+def test_a_link_to_a_run_has_its_own_name(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path / "job17", {100: 1.0})
+    (tmp_path / "dqn_seed1").symlink_to(tmp_path / "job17")
+    assert plot.read_run(tmp_path / "dqn_seed1").group == tmp_path / "dqn"
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [

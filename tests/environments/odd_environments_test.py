@@ -117,7 +117,7 @@ def bound(name, *bindings):
 def start(folder, name, *bindings, root_dir="run"):
     flags = [f"--gin_file={file}" for file in gin_files("dqn")]
     flags += [f"--gin_bindings={line}" for line in bound(name, *bindings)]
-    return start_in(folder, "train", f"--root_dir={root_dir}", *flags)
+    return start_in(folder, "train", f"--root_dir={root_dir}", "--allow_gin_imports", *flags)
 
 
 def start_in(folder, binary, *flags):
@@ -171,13 +171,18 @@ def test_large_observations_are_told(tmp_path, capsys):
 def test_any_folder_can_be_resumed_although_the_environment_moves_and_is_strict(tmp_path):
     """Paths are relative to the folder in which the command was called."""
     name = "my [runs] *\\?"
-    code, output = finish(start(tmp_path, "Moving", root_dir=name))
+    (tmp_path / "moving.py").write_text("import os; os.chdir('/')")  # so does its import
+    moves = "import moving"
+    code, output = finish(start(tmp_path, "Moving", moves, root_dir=name))
     assert code == 0, output
     assert (tmp_path / name / "result.json").exists()
-    code, output = finish(start(tmp_path, "Moving", "train.num_env_steps = 500", root_dir=name))
+    code, output = finish(
+        start(tmp_path, "Moving", moves, "train.num_env_steps = 500", root_dir=name)
+    )
     assert code == 0, output
     assert f"resuming {tmp_path / name} at environment step 400" in output
-    evaluation = start_in(tmp_path, "evaluate", f"--root_dir={name}", "--num_episodes=2")
+    flags = ["--num_episodes=2", "--allow_gin_imports"]
+    evaluation = start_in(tmp_path, "evaluate", f"--root_dir={name}", *flags)
     code, output = finish(evaluation)
     assert code == 0, output
 

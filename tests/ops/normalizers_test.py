@@ -80,7 +80,8 @@ def test_many_small_updates_stay_accurate() -> None:
 def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
     """Returns rewards, discounts and step types [T, N] of episodes of 1 to 8 transitions.
 
-    A discount is 0 with a probability of 0.2: at lost lives, and before boundary rows.
+    A discount is 0 with a probability of 0.2: at lost lives, and before boundary rows. These have a
+    reward, as if it had been clipped to a range without 0.
     """
     step_types = np.full(shape, MID)
     for env in range(shape[1]):
@@ -90,7 +91,7 @@ def random_rewards(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Ar
             t += int(rng.integers(1, 9))
             step_types[t : t + 1, env] = LAST
             t += 1
-    rewards = as_float32(rng.normal(1, 3, shape) * (step_types != LAST))
+    rewards = as_float32(rng.normal(1, 3, shape))
     return rewards, as_float32(rng.random(shape) < 0.8), step_types
 
 

@@ -297,6 +297,11 @@ def test_a_parameter_is_important_for_the_returns_at_the_first_rung(tmp_path):
     assert float(shares["fake.quality"]) > 2 * float(shares["fake.other"])
 
 
+def test_where_all_returns_are_equal_no_parameter_is_important(tmp_path):
+    put(tmp_path, make_search(rungs=(10,)), [((5.0,), (float(n),)) for n in range(8)])
+    assert "Importance" not in write(tmp_path)[0].read_text()
+
+
 def test_the_first_evaluation_at_a_rung_counts_however_far_the_run_has_gone(tmp_path):
     assert run(tmp_path, PATIENT, 1).is_over
     path = tmp_path / "trials.jsonl"
@@ -326,16 +331,18 @@ def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
     assert "2 trials ended" in text and "taken 180, so 44% were saved" in text
 
 
-def test_the_best_config_includes_a_config_of_ones_own(tmp_path, monkeypatch):
+def test_the_best_config_includes_files_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
     (tmp_path / "mine.gin").write_text("include 'dqn_cartpole.gin'\n")
     monkeypatch.chdir(tmp_path)
-    search = PATIENT._replace(rungs=(), bindings=(), config="mine.gin")
+    (tmp_path / "more.gin").write_text("fake.more = 1\n")
+    search = PATIENT._replace(rungs=(), bindings=("include 'more.gin'",), config="mine.gin")
     run(tmp_path / "link" / "search", search, 1)
     *_, path = write(tmp_path / "link" / "search")
     statements = configuration.read([str(path)], [])
-    assert any(x.selector == "train" for x in statements if isinstance(x, Binding))
+    bound = {x.selector for x in statements if isinstance(x, Binding)}
+    assert {"train", "fake"} <= bound and "fake.more = 1\n" in path.read_text()
     monkeypatch.chdir("/")
     with pytest.raises(UserError, match="mine.gin.*Run the command in the folder of the search"):
         write(tmp_path / "link" / "search")
