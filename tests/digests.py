@@ -34,7 +34,11 @@ RUNS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "dqn3_breakout": (
         "dqn3_atari",
         1_500,
-        ("deepmind_atari_environment.game = 'breakout'", *_SMALL_REPLAY),
+        (
+            "deepmind_atari_environment.game = 'breakout'",
+            "Evaluator.num_env_steps = 100",
+            *_SMALL_REPLAY,
+        ),
     ),
 }
 
