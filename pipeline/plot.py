@@ -102,15 +102,8 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
     evaluated_at = points[:, 0].copy()
     if x != "env_steps":
         points[:, 0] = np.interp(evaluated_at, *_columns(records, "env_steps", x).T)
-    return Run(
-        pathlib.Path(os.path.abspath(root_dir)),
-        _config(root_dir),
-        curve,
-        points,
-        evaluated_at,
-        x,
-        y,
-    )
+    folder = pathlib.Path(os.path.abspath(root_dir))  # not resolved: a link has its own name
+    return Run(folder, _config(folder), curve, points, evaluated_at, x, y)
 
 
 def _lack(records: Sequence[dict[str, Any]], y: str) -> str:
