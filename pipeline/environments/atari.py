@@ -121,7 +121,8 @@ def atari_environment(
       full_action_space: Whether to use all 18 actions instead of those that the game uses.
       noop_max: An episode starts with 0 to `noop_max - 1` no-op frames.
       use_fire_reset: Whether an episode starts with a FIRE frame, in games that have FIRE.
-      zero_discount_on_life_loss: Whether to use `LifeLossAtariVector`.
+      zero_discount_on_life_loss: Whether the loss of a life ends the return: the discount is 0, and
+        the game goes on.
       frame_skip: Frames in an environment step; the last two are pooled by their maximum.
       stack_size: Frames in an observation.
       continuous: Whether actions are a joystick's radius, angle, fire (Farebrother & Castro 2024).
