@@ -281,13 +281,14 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
             "create_ppo_agent, create_a2c_agent or create_trpo_agent, or scale the rewards with a "
             "wrapper"
         )
+    bound = configuration.in_force("", "gymnasium_environment")
+    is_gymnasiums = bool(bound.get("name"))
     if (rows.discount == 1).all() and (rows.next_step_type == 1).all():
-        yield (
-            "no episode ended. If episodes never end, bind gymnasium_environment.max_episode_steps"
-        )
+        limit = ", or bind gymnasium_environment.max_episode_steps if episodes never end"
+        yield f"no episode ended: increase --num_steps{limit if is_gymnasiums else ''}"
     if isinstance(environment.action_space, gymnasium.spaces.Box):
         yield from _advice_on_bounds(environment.action_spec())
-    if rate < _FAST:
+    if rate < _FAST and is_gymnasiums and bound.get("vectorization_mode") == "sync":
         yield (
             'steps are slow. Bind gymnasium_environment.vectorization_mode = "async", and '
             f"gymnasium_environment.num_envs = {os.cpu_count()} or more"

@@ -118,6 +118,9 @@ def _evaluate(
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
         if video:  # before the episodes, because some simulators allow one environment at a time
+            # pygame complains if there is no sound or no desktop, but a recording needs neither.
+            os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             with warnings.catch_warnings():
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
@@ -148,9 +151,6 @@ def _record(
 ) -> bool:
     from pipeline.acting.evaluation import record_video
 
-    # pygame complains if there is no sound or no desktop, but a recording needs neither.
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     progress.message(f"recording an episode to {path} ...")
     episode_return = record_video(
         evaluator.environment,

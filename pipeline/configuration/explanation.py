@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,11 @@ origins: dict[tuple[str, str, str], list[str]] = {}
 # of Keras' optimizers and initializers, which this package registers.
 _OURS = ("pipeline.", "tf_keras.")
 
+# A call without all of its arguments, in the words of Python and then of gin.
+_LACKS = re.compile(
+    r"missing \d+ required [\w-]+ arguments?: (?P<parameters>.*)\n"
+    r"(?:  (?!In call).*\n)*  In call to configurable '(?P<name>\w+)'"
+)
 _MACRO = "gin.macro"
 _CONSTANT = "gin.constant"
 _MAX_ALIGNED = 60  # Columns. A longer binding does not shift the comments of all others.
@@ -55,14 +61,10 @@ def explain() -> str:
     for (scope, selector), values in sorted(_operative().items(), key=_order):
         if selector == _CONSTANT or not values:
             continue
-        keys = {name: _binding_key(scope, selector, name) for name in values}
         groups.append(
             [
-                _Row(
-                    f"{_target(scope, selector, name)} = {values[name]!r}",
-                    _history(origins[key]) if key else f"default ({_definition(selector)})",
-                )
-                for name, key in sorted(keys.items())
+                _Row(f"{_target(scope, selector, name)} = {value!r}", _place(scope, selector, name))
+                for name, value in sorted(values.items())
             ]
         )
     unread = [_Row(_target(*key), origins[key][-1]) for key in _unread()]
@@ -147,6 +149,16 @@ def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, bool, str, str]:
     return selector != _MACRO, not selector.startswith("pipeline."), _short(selector), scope
 
 
+def _place(scope: str, selector: str, name: str) -> str:
+    """Returns where the value of a parameter inside `scope` comes from."""
+    key = _binding_key(scope, selector, name)
+    if key in origins:
+        return _history(origins[key])
+    return (
+        "gin.bind_parameter, in an imported module" if key else f"default ({_definition(selector)})"
+    )
+
+
 def _binding_key(scope: str, selector: str, name: str) -> tuple[str, str, str] | None:
     """Returns the key of the binding that gin uses inside `scope`, or None if there is none.
 
@@ -154,9 +166,9 @@ def _binding_key(scope: str, selector: str, name: str) -> tuple[str, str, str] |
     """
     parts = scope.split("/") if scope else []
     for depth in range(len(parts), -1, -1):
-        key = ("/".join(parts[:depth]), selector, name)
-        if key in origins:
-            return key
+        outer = "/".join(parts[:depth])
+        if name in gin_config._CONFIG.get((outer, selector), {}):
+            return outer, selector, name
     return None
 
 
@@ -202,11 +214,20 @@ def explain_call_error(error: BaseException) -> str | None:
 
     gin appends "In call to configurable ..." to an exception for each call that it passes. The
     message of a `UserError` is returned without this text. For a missing REQUIRED parameter, the
-    message names the flag that binds it, or the shipped files that bind it to a function.
+    message names the flag that binds it, or the shipped files that bind it to a function. If a call
+    lacks an argument, as that of `@f()` where `@f` is meant, the message names the parameter.
     """
     message = str(error).split("\n  In call to configurable ")[0]
     if isinstance(error, UserError):
         return message
+    if lacks := _LACKS.search(str(error)):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if frame.name == "gin_wrapper":  # The call failed, not something inside the function.
+            name, parameters = lacks["name"], lacks["parameters"]
+            return (
+                f"{name} was called without {parameters}. Bind this parameter, or write @{name} "
+                f"instead of @{name}() if it is to be called later."
+            )
     missing = re.fullmatch(
         r"Required bindings for `(.+)` not provided in config: \[(.*)\]", message.strip()
     )

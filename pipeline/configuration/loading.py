@@ -147,7 +147,7 @@ def defaults(selector: str) -> dict[str, Any]:
     """
     if not (configurable := registry.registered(selector)):
         return {}
-    parameters = inspect.signature(configurable.wrapped).parameters.values()
+    parameters = registry.signature(configurable).values()
     without = (inspect.Parameter.empty, gin.REQUIRED)
     return {x.name: x.default for x in parameters if x.default not in without}
 
@@ -205,6 +205,8 @@ def _bind(binding: Binding, macros: Mapping[str, Any]) -> None:
         raise UserError(
             f"{binding.origin}: {binding.value!r} cannot be written in gin; use finite numbers."
         ) from None
+    except ValueError as error:  # such as a method that is named without its class
+        raise UserError(f"{binding.origin}: {str(error).splitlines()[0]}") from None
     scope = binding.scope if binding.parameter else binding.name
     key = (scope, selector, binding.parameter or "value")
     explanation.origins.setdefault(key, []).append(binding.origin)

@@ -99,10 +99,17 @@ def _is_open(configurable: gin_config.Configurable, name: str) -> bool:
     return not configurable.allowlist or name in configurable.allowlist
 
 
+def signature(configurable: gin_config.Configurable) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters by name; {} for a function written in C that does not tell them."""
+    try:
+        return inspect.signature(configurable.wrapped).parameters
+    except ValueError:
+        return {}
+
+
 def parameters(configurable: gin_config.Configurable) -> list[str]:
     """Returns the names of the parameters that gin may bind."""
-    names = inspect.signature(configurable.wrapped).parameters
-    return [name for name in names if _is_open(configurable, name)]
+    return [name for name in signature(configurable) if _is_open(configurable, name)]
 
 
 def hints(name: str) -> list[str]:

@@ -257,9 +257,21 @@ class _Inert(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
+class _Parser(config_parser.ConfigParser):
+    """Refuses a minus sign before a macro or a reference, which gin's parser drops."""
+
+    def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
+        has_minus = self._current_token.string == "-"
+        is_literal, value = super()._maybe_parse_basic_type()
+        if has_minus and not is_literal:
+            self._raise_syntax_error("only a number can follow a minus sign")
+        return is_literal, value
+
+
 def _parse(source: Source) -> list[Any]:
     # Python's tokenizer raises errors of other kinds on null characters and lone carriage returns.
     text = source.text.replace("\r\n", "\n").replace("\r", "\n")
+    source = source._replace(text=text)
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UserError(f"{source.at(line)}: remove the null character.")
@@ -269,7 +281,7 @@ def _parse(source: Source) -> list[Any]:
         line = text[: error.start].count("\n") + 1
         raise UserError(f"{source.at(line)}: it is not UTF-8.") from None
     try:
-        return list(config_parser.ConfigParser(text, _Inert()))
+        return list(_Parser(text, _Inert()))
     except SyntaxError as error:  # gin's errors hold a Location, the tokenizer's a similar tuple.
         line = error.args[1][1] if len(error.args) > 1 else 1
         raise UserError(_explain_syntax(source, line, str(error.args[0]))) from None
@@ -285,7 +297,7 @@ def _parse(source: Source) -> list[Any]:
 
 
 def _explain_syntax(source: Source, line_number: int, message: str) -> str:
-    lines = source.text.splitlines()
+    lines = source.text.split("\n")  # as the tokenizer counts them
     line = lines[line_number - 1].strip() if line_number <= len(lines) else ""
     corrected = _with_quotes(line, source)
     if corrected:

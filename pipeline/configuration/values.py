@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from gin import config as gin_config
 
-from pipeline.configuration.registry import registered
+from pipeline.configuration.registry import registered, signature
 from pipeline.configuration.statements import Binding, Macro, Reference
 from pipeline.utils.constraints import is_callable, resolved, union_members
 from pipeline.utils.errors import UserError
@@ -106,14 +106,17 @@ def _returned(function: Any) -> Any:
 
 def _makes(reference: Reference, kind: _Kind) -> bool:
     """Returns True if `name()` may return what is needed, as far as its annotation says."""
-    made = _target(reference)
-    if not inspect.isclass(made):
-        made = _returned(made)
-        made = get_origin(made) or made
-    if kind.result is None or made is Any or not inspect.isclass(made):
+    target = _target(reference)
+    made = target if inspect.isclass(target) else _returned(target)
+    return any(_may_be(member, kind.result) for member in union_members(made))
+
+
+def _may_be(made: Any, wanted: type | None) -> bool:
+    made = get_origin(made) or made
+    if wanted is None or made is Any or not inspect.isclass(made):
         return True
     try:
-        return issubclass(made, kind.result)
+        return issubclass(made, wanted)
     except TypeError:  # for a protocol
         return True
 
@@ -143,18 +146,23 @@ def _stands_for_int(value: Any, kind: _Kind) -> bool:
 def _kind_of(configurable: gin_config.Configurable, name: str) -> _Kind | None:
     """Returns the kind of a parameter; None if its annotation allows anything."""
     target = configurable.wrapped
-    parameter = inspect.signature(target).parameters.get(name)
+    parameter = signature(configurable).get(name)
     annotation = resolved(target, parameter.annotation) if parameter else None
     return None if annotation is None else _kind(annotation)
 
 
 def _kind(annotation: Any) -> _Kind | None:
     members = [_plain(member) for member in union_members(annotation)]
-    named = [member for member in members if member in _KINDS]
-    if any(x not in _KINDS and x is not NoneType and not is_callable(x) for x in members):
+    if not all(isinstance(member, Hashable) for member in members):
+        return None  # no type
+    named = {member for member in members if member in _KINDS}
+    if float in named:
+        named.discard(int)
+    others = (x for x in members if x not in _KINDS and x is not NoneType)
+    if len(named) > 1 or not all(map(is_callable, others)):
         return None
     if named:
-        kind = _KINDS[float if float in named else named[0]]
+        kind = _KINDS[named.pop()]
     elif any(map(is_callable, members)):
         results = [get_args(member)[1:] for member in members if is_callable(member)]
         result = results[0][0] if results[0] and inspect.isclass(results[0][0]) else None
@@ -183,7 +191,8 @@ def _plain(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
-        return str
+        is_text = all(isinstance(value, str) for value in get_args(annotation))
+        return str if is_text else annotation
     is_nested_union = len(union_members(annotation)) > 1
     if get_origin(annotation) is not None and not is_callable(annotation) and not is_nested_union:
         arguments = tuple(_plain(argument) for argument in get_args(annotation))

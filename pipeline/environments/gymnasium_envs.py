@@ -227,7 +227,7 @@ def _wrapper(wrapper: Wrapper) -> Callable[[gymnasium.Env], gymnasium.Env]:
         ) from error
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"gymnasium_environment.wrappers: {path!r} raised {describe(error)}"
         ) from error
@@ -253,8 +253,10 @@ def _worded_errors(name: str) -> Iterator[None]:
         raise UserError(f"{binding} needs a package that is not installed: {error}") from error
     except ModuleNotFoundError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        # An exception that has passed through gin has its text but not its name.
+        module = cause.name or str(cause).partition("'")[2].partition("'")[0]
         raise UserError(
-            f"{binding} needs the module {cause.name!r}, which is not installed. Install the"
+            f"{binding} needs the module {module!r}, which is not installed. Install the"
             " package that provides it, or put its folder on PYTHONPATH."
         ) from error
     except gymnasium.error.Error as error:
@@ -262,6 +264,8 @@ def _worded_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if "ExceptionProxy" in str(error) and isinstance(error.__context__, Exception):
+            error = error.__context__  # gymnasium cannot copy the exceptions that gin raises
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             message = f"{binding} does not accept one of its arguments: {error}"
         else:

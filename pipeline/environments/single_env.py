@@ -61,10 +61,12 @@ class SingleEnv:
     @property
     def description(self) -> Description:
         """Returns the description of the environment for its vector."""
+        # Not every constructor stores its render_mode.
+        asked = self.env.spec.kwargs.get("render_mode") if self.env.spec else None
         return Description(
             self.env.observation_space,
             self.env.action_space,
-            renders=self.env.render_mode == "rgb_array",
+            renders="rgb_array" in (self.env.render_mode, asked),
             render_fps=frames_per_second(self.env.metadata),
             # `_return_before` is not part of a state.
             offers_states=saved_states.are_offered(self.env) and not self._recorder,
@@ -262,7 +264,7 @@ def _is_raised_by_gymnasium(error: Exception) -> bool:
     return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(folder + os.sep)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Describes an exception of an environment: its type, its message and its place.
 
     The place is the innermost frame outside of Python's standard library. It belongs to the

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import TimeStep
 
+from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.acting.evaluation import Evaluator
 from pipeline.agents.agent import Agent
@@ -314,8 +315,9 @@ def build_evaluation_environment(
         if " raised " not in str(error):
             raise
         raise UserError(
-            f"{error}\nThe error occurred while the evaluation environment was built. If a process "
-            "can run only one such simulator, bind gymnasium_environment.vectorization_mode = "
-            '"async" to give each environment its own process. If the machine can run only one, '
-            "bind build_evaluator.share_environment = True, which needs the default train.runner."
+            f"{configuration.explain_call_error(error)}\nThe error occurred while the evaluation "
+            "environment was built. If a process can run only one such simulator, bind "
+            'gymnasium_environment.vectorization_mode = "async" to give each environment its own '
+            "process. If the machine can run only one, bind build_evaluator.share_environment = "
+            "True, which needs the default train.runner."
         ) from error

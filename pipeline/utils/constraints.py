@@ -135,11 +135,12 @@ def is_callable(annotation: Any) -> bool:
 def resolved(target: Any, annotation: Any) -> Any:
     """Evaluates an annotation of `target` that is a string.
 
-    Returns None if the string uses names that its module does not have at run time.
+    Returns None if it cannot be evaluated: it may use names that its module has only while types
+    are checked, or be no type at all.
     """
     if not isinstance(annotation, str):
         return annotation
     try:
         return eval(annotation, vars(sys.modules[target.__module__]))
-    except (AttributeError, NameError):
+    except Exception:
         return None

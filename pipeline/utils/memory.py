@@ -29,7 +29,10 @@ def free_memory() -> int:
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """Yields the limit and the use of memory, in bytes, of this process's control groups."""
+    """Yields the limit and the use of memory, in bytes, of this process's control groups.
+
+    The use is without the cached files that the system drops when it needs memory.
+    """
     try:
         groups = _PROCESS.read_text().splitlines()
     except OSError:
@@ -38,11 +41,17 @@ def _control_groups() -> Iterator[tuple[int, int]]:
         _, controllers, group = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
-        files = "memory.max", "memory.current"
+        files, cache = ("memory.max", "memory.current"), "inactive_file"
         if controllers:  # version 1
             files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
         path = _CONTROL_GROUPS / controllers / group.lstrip("/")
         for folder in (path, *path.parents):
             with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
                 limit, used = (int((folder / name).read_text()) for name in files)
-                yield limit, used
+                yield limit, used - _statistic(folder / "memory.stat", cache)
+
+
+def _statistic(path: pathlib.Path, name: str) -> int:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(dict(line.split() for line in lines).get(name, 0))

@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -43,9 +44,15 @@ class BlindEnv(gymnasium.Env):
 
 
 class OddEnv(BlindEnv):
-    """Environment whose frames have odd sides; the number of the step is their grey level."""
+    """Environment whose frames have odd sides; the number of the step is their grey level.
+
+    It does not store its render_mode, and it chooses SDL's driver when it is built.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode=None):
+        self.driver = os.environ.get("SDL_VIDEODRIVER")
 
     def reset(self, *, seed=None, options=None):
         self.time = 0
@@ -57,6 +64,7 @@ class OddEnv(BlindEnv):
         return observation, reward, self.time == 5, False, {}
 
     def render(self):
+        assert self.driver == "dummy"
         return np.full((75, 101, 3), 40 * min(self.time, 5), np.uint8)
 
 

@@ -2,7 +2,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence  # noqa: F401 - used in a string annotation
 from pathlib import Path
-from typing import Any  # noqa: F401 - likewise
+from typing import Any, Literal  # noqa: F401 - likewise
 
 import gin
 import pytest
@@ -46,14 +46,26 @@ def make_crate(
     paint: "Initializer" = make_fruit,
     wrap: "Callable[[int], int] | None" = None,
     builds: "Callable[..., Crate] | None" = None,
+    pads: "float | tuple[float, float]" = 0.0,
+    grade: "Literal[1, 2]" = 1,
+    stamp: "float | Literal['auto']" = "auto",
+    owner: "'Owner' | None" = None,  # type: ignore[name-defined]  # noqa: F821
+    note: "how much to add" = None,  # type: ignore[valid-type]  # noqa: F722
+    steps: [int] = (),  # type: ignore[valid-type]
 ):
     del lid, label, sizes, extras, sealed, shares, span, cells, fill, paint, wrap, builds
+    del pads, grade, stamp, owner, note, steps
     return slots, layers, limit, price
 
 
 @gin.configurable("Crate", module="pipeline.orchard")
 class Crate:
     pass
+
+
+@gin.configurable("make_crate_or_pear", module="pipeline.orchard")
+def make_crate_or_pear() -> "Crate | int":
+    return Crate()
 
 
 @gin.configurable("make_pears", module="pipeline.orchard")
@@ -324,6 +336,24 @@ def test_a_value_of_the_wrong_kind_is_refused_where_it_is_bound(parameter, good,
     configuration.load([], [f"make_crate.{parameter} = @make_fruit"])
 
 
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("pads", 1.5),
+        ("pads", (0.5, 1.5)),
+        ("grade", 2),
+        ("stamp", "auto"),
+        ("stamp", 0.5),
+        ("owner", "me"),
+        ("note", 3),
+        ("steps", (1, 2)),
+    ],
+)
+def test_what_an_annotation_does_not_rule_out_is_accepted(parameter, value):
+    configuration.load([], [f"make_crate.{parameter} = {value!r}"])
+    assert gin.query_parameter(f"make_crate.{parameter}") == value
+
+
 def test_what_may_stand_for_a_whole_number_is_left_alone():
     bindings = ["N = 7", "make_crate.slots = %N", "make_crate.limit = None"]
     configuration.load([], [*bindings, "make_crate.price = 2.0"])
@@ -443,6 +473,10 @@ def test_a_string_without_quotes_inside_a_list():
     "text, reason",
     [
         ("make_fruit.count 5", "expected"),
+        ("make_fruit.count = -%n", "only a number can follow a minus sign"),
+        ("make_fruit.count = - @make_pear()", "only a number can follow a minus sign"),
+        ("make_fruit.basket = (-%n, 1)", "only a number can follow a minus sign"),
+        ("make_fruit.basket = {'a': -%n}", "only a number can follow a minus sign"),
         ("make_fruit.count = ", "Unable to parse value"),
         ("make_fruit.count = [1, 2", "left open"),
         ("make_fruit..count = True", "Malformatted"),
@@ -453,6 +487,38 @@ def test_a_string_without_quotes_inside_a_list():
 def test_syntax_errors(text, reason):
     message = message_of(text)
     assert message.startswith("--gin_bindings: ") and reason in message
+
+
+def test_a_minus_sign_before_a_number():
+    configuration.load([], ["make_fruit.basket = (-5, - 0.5, -1e-3)"])
+    assert gin.query_parameter("make_fruit.basket") == (-5, -0.5, -1e-3)
+
+
+def test_the_line_is_that_of_the_text_editor(tmp_path):
+    path = write(tmp_path, "# a\u2028name = relu\nmake_fruit.count = 5 steps\n")
+    message = message_of(files=[path])
+    assert "mine.gin:2: " in message and "relu" not in message
+
+
+@gin.register(module="mine")
+class Tree:
+    @gin.register
+    def ripen(self, days=1):
+        return days
+
+
+largest = gin.external_configurable(max, "largest", module="mine")
+
+
+def test_a_method_is_named_with_its_class():
+    message = message_of("ripen.days = 3")
+    assert message.startswith("--gin_bindings: ") and "without class name" in message
+    configuration.load([], ["Tree.ripen.days = 3"])
+
+
+def test_a_function_written_in_c_may_be_bound():
+    configuration.load([], ["largest.default = 3"])
+    assert largest([]) == 3
 
 
 def test_a_file_that_is_not_text(tmp_path):
@@ -542,6 +608,7 @@ def test_what_returns_something_else_is_refused(name):
 
 def test_what_returns_what_is_needed_or_does_not_say_is_accepted():
     configuration.load([], ["make_crate.builds = @Crate"])
+    configuration.load([], ["make_crate.builds = @make_crate_or_pear"])
     gin.external_configurable(lambda: [1], "says_nothing", module="mine")
     configuration.load([], ["make_crate.builds = @says_nothing"])
 
@@ -642,6 +709,13 @@ def test_explain_places_defaults_at_their_function():
     assert row == f"make_basket.size = 2  # default (configuration_test.py:{line})"
 
 
+def test_explain_tells_what_a_module_binds():
+    configuration.load()
+    gin.bind_parameter("make_basket.size", 3)
+    make_basket()
+    assert "make_basket.size = 3  # gin.bind_parameter" in configuration.explain()
+
+
 def test_operative_config_loads_again_to_the_same(shipped, tmp_path):
     configuration.load(["dqn_cartpole"], ["make_fruit.basket = @big/make_basket()"])
     before = make_fruit()
@@ -671,6 +745,31 @@ def test_a_missing_required_parameter_below_other_configurables(shipped):
     assert configuration.explain_call_error(caught.value) == (
         "make_fruit.name has no value: add --gin_bindings=\"make_fruit.name='apple'\""
     )
+
+
+@gin.configurable(module="pipeline.orchard")
+def peel(fruit, *, thickness=1):
+    return fruit.name, thickness
+
+
+def test_a_reference_that_is_called_too_early_is_told():
+    configuration.load([], ["make_basket.size = @peel()"])
+    with pytest.raises(TypeError) as caught:
+        make_basket()
+    assert configuration.explain_call_error(caught.value) == (
+        "peel was called without 'fruit'. Bind this parameter, or write @peel instead of @peel() "
+        "if it is to be called later."
+    )
+
+
+def test_an_error_inside_a_function_is_not_explained_away():
+    configuration.load()
+    careless = gin.external_configurable(
+        lambda fruit=None: peel.__wrapped__(), "careless", module="mine"
+    )
+    with pytest.raises(TypeError) as caught:
+        careless()
+    assert configuration.explain_call_error(caught.value) is None
 
 
 def test_a_user_error_loses_what_gin_added():

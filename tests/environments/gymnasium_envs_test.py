@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import gin
@@ -41,6 +42,8 @@ class Corridor(gymnasium.Env):
             raise LookupError("no such floor")
         if package == "type":
             len(3)
+        if package == "module":
+            import a_package_that_is_not_there
         if package == "user":
             raise UserError("no corridor on this floor.")
         if package:
@@ -260,7 +263,28 @@ def test_an_environment_that_raises_while_it_is_built_is_named(corridor, mode):
     assert type_error.startswith(start + "TypeError: object of type 'int' has no len()")
     assert "corridor.py:" in type_error and type_error.endswith(", in __init__)")
     assert told("user") == "no corridor on this floor."
+    assert "needs the module 'a_package_that_is_not_there'" in told("module")
     assert "the constructor of the environment called sys.exit()" in told("exit")
+
+
+@gin.configurable
+class Lobby(gymnasium.Env):
+    """Environment that gin configures, and that cannot be built."""
+
+    def __init__(self, needs):
+        importlib.import_module(needs)
+        sum(3)  # type: ignore[arg-type, call-overload]
+
+
+gymnasium.register("Lobby-v0", f"{__name__}:Lobby")
+
+
+def test_an_environment_that_gin_configures_is_named_with_its_own_error():
+    told = message(name="Lobby-v0", kwargs={"needs": "no_package"})
+    assert "needs the module 'no_package', which is not installed" in told
+    told = message(name="Lobby-v0", kwargs={"needs": "sys"})
+    assert "raised TypeError: 'int' object is not iterable (" in told and __file__ in told
+    assert "does not accept one of its arguments" in message(name="Lobby-v0", kwargs={"sise": 3})
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -286,6 +310,9 @@ def test_a_wrapper_that_raises_while_it_is_built_is_named(corridor, tmp_path):
     told = message(name=corridor, wrappers=["torn:Paper"])
     assert told.startswith("gymnasium_environment.wrappers: 'torn:Paper' raised RuntimeError: torn")
     assert "torn.py:1" in told
+    (tmp_path / "script.py").write_text("import sys\nsys.exit()")
+    told = message(name=corridor, wrappers=["script:Paper"])
+    assert told.startswith("gymnasium_environment.wrappers: 'script:Paper' raised SystemExit")
 
 
 def test_rendering_gives_frames_and_leaves_the_rows_as_they_are():

@@ -8,6 +8,7 @@ from host_loops import PLAN, Run, check_streams
 from run_processes import Records, assert_same_end
 from tiny_runs import Walk, build_components
 
+from pipeline import configuration
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import EVALUATING
 
@@ -72,9 +73,10 @@ def note_resets(episodes, starts):
 def test_two_instances_are_refused_with_both_ways_out(tmp_path):
     with pytest.raises(UserError) as error:
         Run(tmp_path / "run", PLAN, "dqn", **ONE)
-    assert "a simulator is already active" in str(error.value)
-    assert 'gymnasium_environment.vectorization_mode = "async"' in str(error.value)
-    assert "build_evaluator.share_environment = True" in str(error.value)
+    message = str(configuration.explain_call_error(error.value))
+    assert "a simulator is already active" in message
+    assert 'gymnasium_environment.vectorization_mode = "async"' in message
+    assert "build_evaluator.share_environment = True" in message
     assert OnlyWalk.number == 0
 
 

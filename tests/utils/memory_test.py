@@ -24,3 +24,9 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, group, folder, n
     monkeypatch.setattr(memory, "_CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(memory, "_PROCESS", process)
     assert (memory.available_memory(), memory.free_memory()) == (5_000, 2_000)
+    # The system drops cached files when it needs memory.
+    cache = (
+        "inactive_file 500\ntotal_inactive_file 500" if "usage" in names[1] else "inactive_file 500"
+    )
+    (tmp_path / folder / "memory.stat").write_text(f"anon 2500\n{cache}\n")
+    assert (memory.available_memory(), memory.free_memory()) == (5_000, 2_500)
