@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from pipeline import configuration
-from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.checkpointing.checkpoints import Checkpoints, return_mean_of
 from pipeline.checkpointing.saveables import Variables
 from pipeline.environments import specs
 from pipeline.runs.saved_run import NETWORKS, SavedRun
@@ -177,7 +177,7 @@ def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
         write_json(path / "run.json", run.origin)
         networks = Variables(**restored.agent.trained)
         checkpoints = Checkpoints(path / "checkpoints", {NETWORKS: networks})
-        checkpoints.save(env_steps, run.return_mean(restored.checkpoint.path))
+        checkpoints.save(env_steps, return_mean_of(restored.checkpoint.path))
 
     return Export(write, [_after(env_steps)])
 

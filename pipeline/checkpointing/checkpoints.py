@@ -169,9 +169,10 @@ class Checkpoints:
         best: Best | None = None
         newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
         for name in newest_of_step.values():
-            mark = _mark(self._folder / str(name))
-            if mark and (best is None or mark.return_mean > best.return_mean):
-                best = mark
+            path = self._folder / str(name)
+            mean = return_mean_of(path)
+            if mean is not None and (best is None or mean > best.return_mean):
+                best = Best(path, mean)
         return best
 
     def latest(self) -> pathlib.Path | None:
@@ -234,6 +235,7 @@ class Checkpoints:
         return None
 
     def _write(self, temporary: pathlib.Path, header: dict[str, Any]) -> None:
+        make_folder(self._folder)  # it may have been deleted
         temporary.mkdir()
         earlier = self._newest if self._newest and self._newest.is_dir() else None
         Parts(self._parts).save(temporary, earlier)
@@ -309,15 +311,21 @@ class _Name(NamedTuple):
         return cls(int(match[1]), int(match[2] or 0)) if match else None
 
 
-def _mark(path: pathlib.Path) -> Best | None:
-    """Returns the checkpoint and its evaluation return, or None if it has no usable return."""
+def return_mean_of(path: pathlib.Path) -> float | None:
+    """Returns the mean return of a checkpoint's evaluation; None if it was not evaluated.
+
+    It is also None if the checkpoint is damaged.
+
+    Raises:
+      UserError: If its manifest cannot be read now, or another version of the program wrote it.
+    """
     try:
         value = manifest.header_of(path).get("return_mean")
     except manifest.Damaged:
         return None
     except OSError as error:  # It must not pass for a checkpoint that need not be kept.
         raise WriteError(f"Cannot read {path}: {error}.") from error
-    return Best(path, value) if isinstance(value, float) and not math.isnan(value) else None
+    return value if isinstance(value, float) and not math.isnan(value) else None
 
 
 def _verified(path: pathlib.Path, names: Collection[str] | None) -> tuple[int, list[str]]:

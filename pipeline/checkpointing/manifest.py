@@ -42,7 +42,7 @@ def seal(folder: pathlib.Path, header: dict[str, Any], earlier: pathlib.Path | N
     names = [x.relative_to(folder).as_posix() for x in files]
 
     def seal_of(name: str) -> dict[str, Any]:
-        if earlier and name in sealed and (folder / name).samefile(earlier / name):
+        if earlier and name in sealed and _is_same(folder / name, earlier / name):
             return sealed[name]
         return _seal_file(folder / name)
 
@@ -133,6 +133,13 @@ def _seals_of(folder: pathlib.Path) -> dict[str, Any]:
         return _read(folder / _NAME)["files"]
     except (Damaged, OSError):  # Damage to an earlier folder must not affect the new one.
         return {}
+
+
+def _is_same(path: pathlib.Path, earlier: pathlib.Path) -> bool:
+    try:
+        return path.samefile(earlier)
+    except OSError:  # The earlier file may have been deleted.
+        return False
 
 
 def _seal_file(path: pathlib.Path) -> dict[str, Any]:

@@ -143,13 +143,16 @@ def _row_bytes(variable: tf.Variable) -> int:
 
 
 def _link(source: pathlib.Path, target: pathlib.Path) -> bool:
-    """Links `target` to `source`, or copies it; returns False if `source` does not exist."""
+    """Links `target` to `source`, or copies it; returns False if that fails."""
     try:
         os.link(source, target)
     except FileNotFoundError:
         return False
-    except OSError:
-        shutil.copyfile(source, target)  # The file system does not support hard links.
+    except OSError:  # The file system does not support hard links.
+        try:
+            shutil.copyfile(source, target)
+        except OSError:
+            return False
     return True
 
 

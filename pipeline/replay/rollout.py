@@ -15,7 +15,7 @@ from tf_agents.trajectories import trajectory
 from pipeline.ops.randomness import permutations, stateless_seed, stream_key
 from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns
-from pipeline.replay.size_checks import check_minibatches
+from pipeline.replay.size_checks import check_memory, check_minibatches, row_bytes
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.execution import HOST
@@ -64,8 +64,8 @@ class Rollout:
           num_epochs: Number of times that each row is trained on.
 
         Raises:
-          UserError: If a size is not a whole number of at least 1, or `minibatch_size` does not
-            divide the rollout.
+          UserError: If a size is not a whole number of at least 1, `minibatch_size` does not
+            divide the rollout, or the rollout does not fit into memory.
         """
         del sequence_length
         check_arguments(Rollout, locals())
@@ -73,6 +73,8 @@ class Rollout:
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
         check_minibatches(num_steps, num_envs, minibatch_size)
+        vector_step = num_envs * (row_bytes(data_spec) + row_bytes(training_spec))
+        check_memory("Rollout.num_steps", num_steps, vector_step)
         self.num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec
         self._key = stream_key(seed, "rollout")

@@ -62,13 +62,26 @@ def check_capacity(
             f"{capacity // num_envs} rows, but the {needs[what]} rows of one {what} and "
             f"{older_frames} older frames need {rows}. Set it to {rows * num_envs:_} or more."
         )
-    row = sum(map(columns.row_bytes, tf.nest.flatten(stored_spec)))
+    check_memory("ReplayBuffer.capacity", capacity, row_bytes(stored_spec))
+
+
+def row_bytes(spec: trajectory.Trajectory) -> int:
+    """Returns the bytes of one row."""
+    return sum(map(columns.row_bytes, tf.nest.flatten(spec)))
+
+
+def check_memory(parameter: str, value: int, unit: int) -> None:
+    """Checks that `value` times `unit` bytes fit into the memory that the process may use.
+
+    Raises:
+      UserError: If they do not fit.
+    """
     memory = available_memory()
-    if capacity * row > memory:
+    if value * unit > memory:
         raise UserError(
-            f"ReplayBuffer.capacity = {capacity:_} rows of {row:_} bytes needs "
-            f"{capacity * row / 2**30:.1f} GiB, but this process may use {memory / 2**30:.1f} GiB. "
-            f"Lower ReplayBuffer.capacity below {memory // row:_}."
+            f"{parameter} = {value:_} needs {value * unit / 2**30:.1f} GiB, {unit:_} bytes for "
+            f"each, but this process may use {memory / 2**30:.1f} GiB. Lower {parameter} below "
+            f"{memory // unit:_}."
         )
 
 

@@ -121,7 +121,9 @@ class RunFolder:
     def _has_run(self) -> bool:
         with named_errors(self.path):
             has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-            return (self.path / "run.json").exists() or has_checkpoints
+            # A user may have deleted a damaged run.json.
+            files = (self.path / name for name in ("run.json", "operative_config.gin"))
+            return any(file.exists() for file in files) or has_checkpoints
 
     def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
         if restart_behavior == "fail":

@@ -61,11 +61,6 @@ class SavedRun:
         known = {key: self._description[key] for key in others if key in self._description}
         return {key: self._described(key) for key in needed} | known
 
-    def return_mean(self, checkpoint: pathlib.Path) -> float | None:
-        """Returns the mean return of a checkpoint's evaluation, or None if it was not evaluated."""
-        best = Checkpoints(self._folder.checkpoints, {}, writable=False).best()
-        return best.return_mean if best and best.path == checkpoint else None
-
     @property
     def config(self) -> str:
         """Returns the text of operative_config.gin."""

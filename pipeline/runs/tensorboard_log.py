@@ -57,6 +57,8 @@ class EventLog:
         ]
         step = int(record["env_steps"])
         try:
+            if self._writer is not None and not self._path.exists():
+                self.close()  # A file that was deleted or moved away is replaced by a new one.
             if self._writer is None:
                 self._writer = self._open()
             summary = tf.compat.v1.Summary(value=values)
@@ -87,7 +89,7 @@ class EventLog:
         Raises:
           OSError: If syncing fails.
         """
-        if self._writer is not None:
+        if self._writer is not None and self._path.exists():
             files.sync(self._path)
             files.sync(self._folder)
 

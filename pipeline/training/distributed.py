@@ -50,6 +50,7 @@ def _build_place(
     create_environment: Callable[..., VectorEnvironment],
     create_agent: Callable[..., Agent],
     like: Message,
+    spaces: Spaces,
     in_flight: int,
     in_turns: bool,
     timeout: float,
@@ -72,7 +73,7 @@ def _build_place(
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
     from pipeline.training.ray_collectors import OverRay
 
-    return OverRay(address, num_collectors, seed, like, in_flight, in_turns, timeout)
+    return OverRay(address, num_collectors, seed, like, spaces, in_flight, in_turns, timeout)
 
 
 def _check_length(num_steps: int, experience: Any) -> None:
@@ -166,8 +167,8 @@ def distributed_runner(
     check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
     place = _build_place(
-        ray_address, num_collectors, seed, create_environment, create_agent, like, in_flight,
-        in_turns, timeout,
+        ray_address, num_collectors, seed, create_environment, create_agent, like, spaces,
+        in_flight, in_turns, timeout,
     )  # fmt: skip
     with closed_on_error() as opened:
         opened.callback(place.close)

@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.checkpointing import exactness
+from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.watchdog import Watched
 from pipeline.runs import source_revision
 from pipeline.training.collector import (
@@ -27,6 +28,7 @@ from pipeline.training.collector import (
     split_stacks,
 )
 from pipeline.training.collector_places import CollectorLost
+from pipeline.training.collectors import Spaces
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution, device_name
 from pipeline.utils.ray_connection import connect, last_line
@@ -58,14 +60,18 @@ def _actor_class() -> Any:
             factories = bound("create_environment"), bound("create_agent")
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
-        def machine(self) -> tuple[str, str, dict[str, str]]:
+        def machine(self) -> tuple[str, str, dict[str, str], Any]:
             import socket
 
             from pipeline.checkpointing.exactness import traits
+            from pipeline.environments.saved_spaces import to_json
             from pipeline.runs.source_revision import source_sha256
             from pipeline.utils.execution import device_name
 
-            return socket.gethostname(), source_sha256(), traits() | {"device": device_name()}
+            environment = self._collector.environment
+            spaces = environment.observation_space, environment.action_space
+            mine = traits() | {"device": device_name()}
+            return socket.gethostname(), source_sha256(), mine, [*map(to_json, spaces)]
 
         def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
@@ -97,18 +103,14 @@ class _Waits:
     limits_itself = True
 
     def __init__(self) -> None:
-        self._name = ""
+        self.complaint = ""
         self.usual_seconds = 0.0
         self.calls = 0
         self.crossing = 0
 
-    @property
-    def complaint(self) -> str:
-        return f"{self._name} has not answered"
-
     @contextlib.contextmanager
-    def __call__(self, name: str, is_usual: bool = True) -> Iterator[None]:
-        self._name = name
+    def __call__(self, complaint: str, is_usual: bool = True) -> Iterator[None]:
+        self.complaint = complaint
         self.calls += 1
         self.crossing = -1  # not a thread, so the watchdog reports no line
         started = time.monotonic()
@@ -131,6 +133,7 @@ class OverRay:
         num_collectors: int,
         seed: int,
         like: Message,
+        spaces: Spaces,
         in_flight: int,
         in_turns: bool,
         timeout: float,
@@ -142,6 +145,7 @@ class OverRay:
           num_collectors: Number of collectors.
           seed: Seed of the run.
           like: Message of the structure, shapes and dtypes of all messages.
+          spaces: Spaces of the environments.
           in_flight: Messages that each collector is asked for in advance.
           in_turns: Whether messages are taken in turns, so that machines should be equal.
           timeout: Longest wait for an answer, in seconds.
@@ -150,6 +154,7 @@ class OverRay:
           UserError: If there is no such cluster, or it cannot store the messages.
         """
         self._like = like
+        self._spaces = [to_json(spaces.observation_space), to_json(spaces.action_space)]
         self._in_flight = in_flight
         self._num_collectors = num_collectors
         self._seed = seed
@@ -215,7 +220,7 @@ class OverRay:
     def _resources(self) -> dict[str, float]:
         """Returns the cluster's resources, or {} if it is lost, which other calls report."""
         try:
-            with self._waiting("the Ray cluster"):
+            with self._waiting("the Ray cluster has not answered"):
                 return ray.cluster_resources()
         except RayError:
             return {}
@@ -229,18 +234,24 @@ class OverRay:
 
         Raises:
           CollectorLost: If it is lost or does not answer in time.
-          UserError: If it has another revision of this package, or if the object stores of nodes
-            that had to join first are too small.
+          UserError: If it has another revision of this package or of the environment, or if the
+            object stores of nodes that had to join first are too small.
         """
         if number not in self._machines:
             return
         # A start takes longer than a message.
-        host, digest, others = self._answer(number, self._machines[number], since, is_usual=False)
+        answer = self._answer(number, self._machines[number], since, is_usual=False)
+        host, digest, others, spaces = answer
         del self._machines[number]
         if digest != self._source:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of this package. "
                 "Install the same revision there."
+            )
+        if spaces != self._spaces:
+            raise UserError(
+                f"collector {number} is on {host}, where the environment has other spaces. Install "
+                "the same version of the environment there."
             )
         if self._must_check_stores and not self._machines:
             self._must_check_stores = False
@@ -307,7 +318,8 @@ class OverRay:
         while True:
             slowest = min(oldest, key=self._since.__getitem__)
             wait = self._since[slowest] + self._timeout - time.monotonic()
-            with self._waiting("no collector"):
+            # A start takes longer than a message.
+            with self._waiting("no collector has answered", is_usual=not self._machines):
                 if not ray.wait(calls, timeout=max(wait, 0.0), fetch_local=False)[0]:
                     raise self._no_answer(slowest)
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)
@@ -335,7 +347,8 @@ class OverRay:
         """Restores a collector; see `Place.restore`."""
         since = time.monotonic()
         self._check_machine(number, since)
-        return self._answer(number, self._actors[number].restore.remote(saved), since)
+        call = self._actors[number].restore.remote(saved)
+        return self._answer(number, call, since, is_usual=False)  # it repeats steps
 
     def _no_answer(self, number: int) -> CollectorLost:
         """Returns the error for a collector that has not answered in time."""
@@ -347,7 +360,7 @@ class OverRay:
 
     def _answer(self, number: int, call: Any, since: float, is_usual: bool = True) -> Any:
         try:
-            with self._waiting(f"collector {number}", is_usual):
+            with self._waiting(f"collector {number} has not answered", is_usual):
                 return ray.get(call, timeout=max(since + self._timeout - time.monotonic(), 0.0))
         except GetTimeoutError as error:
             raise self._no_answer(number) from error

@@ -78,6 +78,8 @@ class JsonlLog:
           OSError: If the record cannot be written. No part of it is left in the file.
         """
         line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
+        if not self._path.exists():
+            self.close()  # A file that was deleted or moved away is replaced by a new one.
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)

@@ -18,7 +18,7 @@ from damages import DAMAGES, flip
 
 from pipeline.checkpointing import checkpoints as checkpoints_module
 from pipeline.checkpointing import manifest
-from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored
+from pipeline.checkpointing.checkpoints import Checkpoints, Part, Restored, return_mean_of
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables
 from pipeline.utils import files
 from pipeline.utils.errors import UserError, WriteError
@@ -109,6 +109,16 @@ def test_the_best_is_kept_until_another_is_better(tmp_path: pathlib.Path) -> Non
     checkpoints.save(7)
     assert names(tmp_path) == ["step-0000000005", "step-0000000006", "step-0000000007"]
     assert checkpoints.best() == (checkpoints.at(5), 6.0)
+
+
+def test_every_evaluated_checkpoint_has_its_return(tmp_path: pathlib.Path) -> None:
+    checkpoints, _ = numbered(tmp_path)
+    means = 5.0, None, 3.0
+    paths = [checkpoints.save(step, mean) for step, mean in enumerate(means, 1)]
+    assert checkpoints.best() == (paths[0], 5.0)
+    assert return_mean_of(paths[0]) == 5.0
+    assert return_mean_of(paths[2]) == 3.0
+    assert return_mean_of(checkpoints.save(4)) is None
 
 
 def test_a_checkpoint_whose_manifest_is_damaged_is_not_the_best(tmp_path: pathlib.Path) -> None:
@@ -406,6 +416,29 @@ def test_later_checkpoints_that_nobody_found_damaged_are_not_removed(
     numbered(tmp_path, 8, 9)
     numbered(tmp_path, 1)
     assert names(tmp_path) == ["step-0000000001", "step-0000000008", "step-0000000009"]
+
+
+@pytest.mark.parametrize("lost", ["number/number", "number", "manifest.json", "."])
+def test_what_the_newest_checkpoint_has_lost_does_not_stop_the_next(
+    tmp_path: pathlib.Path, lost: str
+) -> None:
+    checkpoints, number = numbered(tmp_path, 1)
+    path = tmp_path / "step-0000000001" / lost
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    number.value = 2
+    checkpoints.save(2)
+    number.value = 0
+    assert restore(checkpoints).env_steps == number.value == 2
+
+
+def test_the_folder_is_made_again(tmp_path: pathlib.Path) -> None:
+    checkpoints, number = numbered(tmp_path / "checkpoints", 1)
+    shutil.rmtree(tmp_path / "checkpoints")
+    checkpoints.save(2)
+    assert restore(checkpoints).env_steps == 2 and number.value == 1
 
 
 def test_if_none_is_intact_each_fault_is_named(

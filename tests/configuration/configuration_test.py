@@ -51,7 +51,7 @@ def make_crate(
     stamp: "float | Literal['auto']" = "auto",
     owner: "'Owner' | None" = None,  # type: ignore[name-defined]  # noqa: F821
     note: "how much to add" = None,  # type: ignore[valid-type]  # noqa: F722
-    steps: [int] = (),  # type: ignore[valid-type]
+    steps: [int] = (),  # type: ignore[misc, valid-type]
 ):
     del lid, label, sizes, extras, sealed, shares, span, cells, fill, paint, wrap, builds
     del pads, grade, stamp, owner, note, steps

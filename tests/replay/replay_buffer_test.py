@@ -339,7 +339,7 @@ def test_user_errors() -> None:
         create(4, num_envs=2, capacity=13, env_steps_per_update=8)
     create(4, num_envs=2, capacity=14, env_steps_per_update=8)
     with pytest.raises(
-        UserError, match="GiB, but this process may use .*Lower ReplayBuffer.capacity"
+        UserError, match="GiB, .*, but this process may use .*Lower ReplayBuffer.capacity"
     ):
         create(4, capacity=10**12)
     with pytest.raises(UserError, match="env_steps_per_update = 0: must be a number above 0"):

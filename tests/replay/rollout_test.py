@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
+from pipeline.replay import size_checks
 from pipeline.replay.rollout import Rollout
 from pipeline.utils.errors import UserError
 
@@ -210,6 +211,14 @@ def test_sizes() -> None:
 def test_user_errors(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create(**sizes)
+
+
+def test_a_rollout_takes_less_than_the_memory_that_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(size_checks, "available_memory", lambda: 1_000)
+    with pytest.raises(UserError, match="Rollout.num_steps = 8 needs .* Lower Rollout.num_steps"):
+        create()
 
 
 def test_an_iteration_is_traced_once_with_stateless_randomness() -> None:

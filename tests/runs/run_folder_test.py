@@ -225,6 +225,15 @@ def test_a_root_dir_that_cannot_be_made_is_named(tmp_path):
             RunFolder(path).open("resume", 1)
 
 
+def test_a_damaged_description_may_be_deleted(folder, config):
+    begin(folder)
+    write_text(folder.path / "operative_config.gin", config[0])
+    folder.close()
+    (folder.path / "run.json").unlink()
+    assert begin(folder) == []
+    assert folder.read_json("run.json")["seed"] == 1
+
+
 def test_a_damaged_file_is_named(folder, config):
     begin(folder)
     (folder.path / "run.json").write_text('{"seed": 1')

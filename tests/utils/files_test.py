@@ -86,6 +86,18 @@ def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, syn
     assert synced[1:] == [("rename", file), file.parent] and synced[0].parent == file.parent
 
 
+@pytest.mark.parametrize("kind", [JsonlLog, EventLog])
+def test_a_log_that_was_deleted_begins_again(tmp_path, kind):
+    log = kind(tmp_path / ("metrics.jsonl" if kind is JsonlLog else "events"))
+    for loss in 1.0, 2.0:
+        log.write({"env_steps": 10, "loss": loss})
+        (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+        assert file.stat().st_size
+        file.unlink()
+        log.sync()
+    log.close()
+
+
 def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(tmp_path, monkeypatch):
     """Otherwise two processes that restart a run at the same time would both train in it."""
     folder = tmp_path / "run"
