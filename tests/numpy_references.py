@@ -8,6 +8,7 @@ from typing import Any
 
 import gin
 import numpy as np
+import scipy.special
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory, time_step_spec
@@ -79,7 +80,7 @@ def random_sequences(
         action=random_leaf(rng, action_spec, events.shape),
         policy_info=policy_info,
         next_step_type=following.astype(np.int32),
-        reward=as_float32(rng.normal(size=events.shape) * (step_types != LAST)),
+        reward=as_float32(rng.normal(size=events.shape)),
         discount=discounts,
     )
 
@@ -106,7 +107,45 @@ def random_leaf(rng: np.random.Generator, spec: tf.TensorSpec, outer: tuple[int,
 
 
 def huber(error: Array) -> Array:
-    return np.where(abs(error) <= 1.0, 0.5 * error**2, abs(error) - 0.5)
+    return scipy.special.huber(1.0, error)
+
+
+def n_step_return(
+    rows: Trajectory,
+    value: Callable[[int], float],
+    start: int,
+    gamma: float,
+    one_step: bool = False,
+) -> float:
+    """Computes the n-step return of row `start` of rows [T], one transition after the other.
+
+    Args:
+      value: Maps t to the value of the observation of row t, where row T comes after the last one.
+    """
+    total, weight, t = 0.0, 1.0, start
+    while True:
+        total += weight * rows.reward[t]
+        weight *= gamma * rows.discount[t]
+        t += 1
+        if one_step or weight == 0.0 or t == len(rows.reward) or rows.step_type[t] == LAST:
+            return total + weight * value(t)
+
+
+class VecNormalize:
+    """Loop over time steps as in OpenAI Baselines, but with the scale at the rollout's end."""
+
+    def __init__(self, num_envs: int, gamma: float):
+        self.running = np.zeros(num_envs)
+        self.seen: list[float] = []
+        self._gamma = gamma
+
+    def scale(self, rewards: Array, discounts: Array, step_types: Array) -> Array:
+        rows = zip(as_float64(rewards), discounts, step_types, strict=True)
+        for reward, discount, step_type in rows:
+            self.running = np.where(step_type == LAST, 0.0, self._gamma * self.running + reward)
+            self.seen.extend(self.running[step_type != LAST])
+            self.running[discount == 0] = 0.0
+        return rewards / np.sqrt(np.var(self.seen) + 1e-8)
 
 
 def half_square(error: Array) -> Array:

@@ -60,8 +60,8 @@ def discounted_returns(
       discounts: [T, B] float32, discount factor included.
       final_value: [B] float32, the value of the observation after the last row.
       valid: [T, B] float32, see `valid_mask`. If None, every row is a transition.
-      values: [T, B] float32, the value of each row's observation, read on boundary rows only. If
-        None, the value of a boundary row is 0, so a truncated episode bootstraps with 0.
+      values: [T, B] float32, the value of each row's observation, read on boundary rows only.
+        Needed with `valid`.
 
     Returns:
       The returns, [T, B] float32.
@@ -71,8 +71,7 @@ def discounted_returns(
     """
     _check_shapes(final_value, rewards, discounts, valid, values)
     if valid is not None:
-        boundary_value = tf.zeros_like(rewards) if values is None else values
-        rewards = tf.where(valid > 0.0, rewards, boundary_value)
+        rewards = tf.where(valid > 0.0, rewards, values)
         discounts = valid * discounts
     return _linear_recurrence(rewards, discounts, final_value)
 
@@ -106,7 +105,7 @@ def generalized_advantage_estimation(
     values: tf.Tensor,
     final_value: tf.Tensor,
     lambda_: float | tf.Tensor,
-    valid: tf.Tensor | None = None,
+    valid: tf.Tensor,
 ) -> tf.Tensor:
     """Computes A_t = delta_t + d_t lambda A_{t+1} with delta_t = r_t + d_t V_{t+1} - V_t.
 
@@ -120,7 +119,7 @@ def generalized_advantage_estimation(
       values: [T, B] float32, the value of each row's observation, boundary rows included.
       final_value: [B] float32, the value of the observation after the last row.
       lambda_: Decay of the estimator, in [0, 1].
-      valid: [T, B] float32, see `valid_mask`. If None, every row is a transition.
+      valid: [T, B] float32, see `valid_mask`.
 
     Returns:
       The advantages, [T, B] float32. Adding `values` gives the TD(lambda) returns.
@@ -129,10 +128,8 @@ def generalized_advantage_estimation(
       ValueError: If the shapes do not agree.
     """
     _check_shapes(final_value, rewards, valid)
-    deltas = one_step_targets(rewards, discounts, values, final_value) - values
-    if valid is not None:
-        deltas, discounts = valid * deltas, valid * discounts
-    return _linear_recurrence(deltas, discounts * lambda_, tf.zeros_like(final_value))
+    deltas = valid * (one_step_targets(rewards, discounts, values, final_value) - values)
+    return _linear_recurrence(deltas, valid * discounts * lambda_, tf.zeros_like(final_value))
 
 
 def v_trace(
@@ -141,9 +138,9 @@ def v_trace(
     values: tf.Tensor,
     final_value: tf.Tensor,
     ratios: tf.Tensor,
-    lambda_: float | tf.Tensor = 1.0,
-    rho_clip: float = 1.0,
-    valid: tf.Tensor | None = None,
+    lambda_: float | tf.Tensor,
+    rho_clip: float,
+    valid: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes value targets and advantages for rows that another policy has collected.
 
@@ -168,7 +165,7 @@ def v_trace(
       lambda_: Decay of the trace, in [0, 1].
       rho_clip: Upper bound of the ratios that weight the TD errors. The targets estimate the values
         of a policy between the collecting and the learnt policy; without a bound, of the latter.
-      valid: [T, B] float32, see `valid_mask`. If None, every row is a transition.
+      valid: [T, B] float32, see `valid_mask`.
 
     Returns:
       The targets and the advantages, both [T, B] float32.
@@ -178,8 +175,7 @@ def v_trace(
     """
     _check_shapes(final_value, rewards, ratios, valid)
     errors = one_step_targets(rewards, discounts, values, final_value) - values
-    if valid is not None:
-        ratios = tf.where(valid > 0.0, ratios, 0.0)
+    ratios = tf.where(valid > 0.0, ratios, 0.0)
     weights = tf.minimum(ratios, rho_clip)
     traces = discounts * lambda_ * tf.minimum(ratios, 1.0)
     targets = values + _linear_recurrence(weights * errors, traces, tf.zeros_like(final_value))

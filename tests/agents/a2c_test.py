@@ -24,6 +24,7 @@ from numpy_references import (
     dense_layers,
     env_steps,
     float64,
+    n_step_return,
     numeric_gradients,
     random_rollout,
     random_sequences,
@@ -166,21 +167,6 @@ def test_its_gradient_is_that_of_ppo_before_the_first_update(action_spec) -> Non
     )
 
 
-def n_step_return(rows: Trajectory, values: Array, final: float, start: int) -> float:
-    """Computes an n-step return by the rule of `returns`, one transition after the other."""
-    total, weight, t = 0.0, 1.0, start
-    while True:
-        total += weight * rows.reward[t]
-        weight *= 0.9 * rows.discount[t]
-        t += 1
-        if weight == 0.0:
-            return total
-        if t == len(rows.reward):
-            return total + weight * final
-        if rows.step_type[t] == LAST:
-            return total + weight * values[t]
-
-
 def prepared_rollout(agent: A2CAgent, seed: int) -> tuple[Trajectory, Array, Any]:
     """Returns rows [5, 3] with any events, the values after them and the result of `prepare`."""
     rng = np.random.default_rng(seed)
@@ -248,7 +234,8 @@ def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) ->
     rows, final_value, prepared = prepared_rollout(create(), seed)
     for t, env in np.argwhere(rows.step_type != LAST):
         one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
-        expected = n_step_return(one, one.policy_info.value, final_value[env], t)
+        values = [*one.policy_info.value, final_value[env]]
+        expected = n_step_return(one, values.__getitem__, t, 0.9)
         assert_close(prepared.value_target[t, env], expected)
         assert_close(prepared.advantage[t, env], expected - one.policy_info.value[t])
 

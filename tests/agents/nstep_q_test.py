@@ -24,6 +24,7 @@ from numpy_references import (
     float64,
     half_square,
     huber,
+    n_step_return,
     numeric_gradients,
     random_events,
     random_rollout,
@@ -66,19 +67,6 @@ def greedy_values(agent: NStepQAgent, observation: Array) -> Array:
     return dense_layers(as_float64(observation), weights).max(-1)
 
 
-def target(
-    rows: Trajectory, observations: list[Array], value: Any, start: int, one_step: bool
-) -> float:
-    """Computes the target of Algorithms 1 and S2 of the paper; truncated episodes bootstrap."""
-    total, weight, t = 0.0, 1.0, start
-    while True:
-        total += weight * rows.reward[t]
-        weight *= GAMMA * rows.discount[t]
-        t += 1
-        if one_step or weight == 0.0 or t == STEPS or rows.step_type[t] == LAST:
-            return total + weight * value(observations[t])
-
-
 @pytest.mark.parametrize("one_step", [False, True])
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_targets_equal_numpy_in_all_that_can_happen(one_step: bool, in_graph: bool) -> None:
@@ -90,9 +78,8 @@ def test_targets_equal_numpy_in_all_that_can_happen(one_step: bool, in_graph: bo
         for t, env in np.argwhere(rows.step_type != LAST):
             one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
             observations = [*one.observation, final.observation[env].numpy()]
-            expected = target(
-                one, observations, lambda x: greedy_values(agent, x[None])[0], t, one_step
-            )
+            values = greedy_values(agent, np.stack(observations))
+            expected = n_step_return(one, values.__getitem__, t, GAMMA, one_step)
             assert_close(prepared.policy_info.value_target[t, env], expected)
         seen |= set(
             zip(rows.step_type.flat, rows.next_step_type.flat, rows.discount.flat, strict=True)
@@ -116,15 +103,18 @@ def test_loss_and_gradients_equal_numpy(td_loss: Any, reference: Any) -> None:
     rows, valid = training_rows()
     assert not valid.all()
 
-    def loss(weights: list[Array]) -> float:
+    def q_taken(weights: list[Array]) -> Array:
         q_values = dense_layers(as_float64(rows.observation[:, 0]), weights)
-        taken = np.take_along_axis(q_values, rows.action, -1)[:, 0]
-        errors = as_float64(rows.policy_info.value_target[:, 0]) - taken
+        return np.take_along_axis(q_values, rows.action, -1)[:, 0]
+
+    def loss(weights: list[Array]) -> float:
+        errors = as_float64(rows.policy_info.value_target[:, 0]) - q_taken(weights)
         return float(reference(errors)[valid].mean())
 
     gradients, loss_info = agent.gradients(tensors(rows), tf.ones(12))
     weights = float64(agent.q_network.variables)
     assert_close(loss_info.loss, loss(weights))
+    assert_close(loss_info.extra["q_mean"], q_taken(weights)[valid].mean())
     assert_close(gradients, numeric_gradients(loss, weights), 1e-4)
     assert set(agent.loss_names) <= loss_info.extra.keys()
 

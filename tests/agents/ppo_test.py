@@ -23,6 +23,7 @@ from numpy_references import (
     TRUNCATE,
     TWO_MOTORS,
     Array,
+    VecNormalize,
     as_float32,
     as_float64,
     assert_close,
@@ -184,6 +185,10 @@ def test_loss_terms_equal_stock_ones(action_spec, value_clip: float | None) -> N
     assert_close(-0.05 * ours.extra["entropy"], extra.entropy_regularization_loss)
     assert_close(ours.extra["clip_fraction"], extra.clip_fraction)
     assert 0.1 < extra.clip_fraction < 0.9
+    distribution, _ = agent.actor_critic(batch.observation[:, 0])
+    log_prob = distribution.log_prob(batch.action[:, 0])
+    divergence = np.mean(batch.policy_info.log_probability[:, 0] - log_prob)
+    assert_close(ours.extra["approximate_kl"], divergence, 1e-4)
     assert_close(ours.loss, theirs.loss)
     assert_close(gradients, tape.gradient(theirs.loss, variables), 1e-4)
     assert set(agent.loss_names) <= ours.extra.keys()
@@ -374,17 +379,12 @@ def test_returns_set_the_scale_of_rewards() -> None:
     agent = create(num_envs=2, normalize_returns=True)
     rows, final = collected_rows(np.random.default_rng(0), agent, 30, 2)
     rows = rows.replace(reward=3 * rows.reward)
-    running, seen = np.zeros(2), []
-    for reward, discount, step_type in zip(rows.reward, rows.discount, rows.step_type, strict=True):
-        running = np.where(step_type == LAST, 0.0, GAMMA * running + reward)
-        seen.extend(running[step_type != LAST])
-        running[discount == 0] = 0.0  # a life is lost
+    scaled = VecNormalize(2, GAMMA).scale(rows.reward, rows.discount, rows.step_type)
     final_value = value_by_hand(agent, final.observation.numpy())
     prepared = agent.prepare(tensors(rows), final)
     for env in range(2):
         one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
-        scaled = np.clip(one.reward / np.std(seen), -10, 10)
-        expected = reference_advantages(one, final_value[env], scaled)
+        expected = reference_advantages(one, final_value[env], np.clip(scaled[:, env], -10, 10))
         assert_close(prepared.policy_info.advantage[:, env], expected, 1e-4)
     assert_same(prepared.reward, rows.reward)
 

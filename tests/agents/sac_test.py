@@ -46,7 +46,7 @@ from tf_agents.trajectories import Trajectory, restart
 from tiny_runs import variables
 
 from pipeline.agents.sac import SacAgent, create_sac_agent
-from pipeline.networks.sac_networks import CriticNetwork, squashed_gaussian
+from pipeline.networks.sac_networks import CriticNetwork, SquashedGaussianHead, squashed_gaussian
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
@@ -168,6 +168,13 @@ def reference_actor_loss(
     return np.mean(np.exp(weights.log_alpha) * log_prob - values)
 
 
+def test_the_standard_deviation_is_bounded() -> None:
+    head = SquashedGaussianHead(TWO_MOTORS, (1,), tf.keras.initializers.Zeros)
+    head(tf.zeros([1, 3]))
+    head.parameters.bias.assign([0.0, 0.0, -50.0, 9.0])
+    assert_same(head(tf.zeros([1, 3]))[1], as_float32([[-20, 2]]))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_losses_and_gradients(agent: SacAgent, seed: int) -> None:
     batch, weights, noise = random_batch(seed), weights_of(agent), noise_of(0)
@@ -200,6 +207,8 @@ def test_losses_and_gradients(agent: SacAgent, seed: int) -> None:
     assert_close(gradients["alpha"], expected, 1e-4)
     assert_close(loss_info.extra["entropy"], -log_prob.mean(), 1e-4)
     assert_close(loss_info.extra["alpha"], 0.4)
+    taken = q_values(weights.critics, batch.observation[rows, 0], squash(batch.action[rows, 0]))[0]
+    assert_close(loss_info.extra["q_mean"], taken.mean(), 1e-4)
     assert set(agent.loss_names) <= loss_info.extra.keys()
 
 

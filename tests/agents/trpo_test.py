@@ -160,6 +160,12 @@ def test_conjugate_gradient_solves_however_small_the_right_hand_side_is() -> Non
     np.testing.assert_allclose(found, [1e-6, 0.5e-6], rtol=1e-4)
 
 
+def test_conjugate_gradient_ends_after_its_iterations() -> None:
+    matrix, b = as_float32(np.diag([1.0, 4.0])), as_float32([1.0, 2.0])
+    found = conjugate_gradient(lambda v: tf.linalg.matvec(matrix, v), tf.constant(b), 1)
+    assert_close(found, 5 / 17 * b)
+
+
 def test_conjugate_gradient_of_nothing_is_nothing() -> None:
     assert_same(conjugate_gradient(lambda v: v, tf.zeros(3), 5), np.zeros(3, np.float32))
 
@@ -354,13 +360,18 @@ def test_the_value_function_learns_by_minibatches() -> None:
 def test_a_minibatch_of_all_rows_is_a_plain_gradient_step() -> None:
     agent = create(value_epochs=1, value_minibatch_size=1000, learning_rate=0.1)
     rows, valid = rollout(agent, FOUR_ACTIONS)
+    distribution, _ = agent.actor_critic(rows.observation[:, 0])
+    entropy = distribution.entropy()[valid]
     with tf.GradientTape() as tape:
         value = agent.actor_critic.value(rows.observation[:, 0])
         errors = rows.policy_info.value_target[:, 0] - value
         loss = tf.reduce_mean((errors**2)[valid])
     gradients = tape.gradient(loss, agent.gradient_variables())
     before = values_of(agent.gradient_variables())
-    agent.train(tensors(rows), tf.ones(ROWS))
+    logged = agent.train(tensors(rows), tf.ones(ROWS)).extra
+    assert_close(logged["value_loss"], loss)
+    assert_close(logged["loss"], loss - logged["surrogate"])
+    assert_close(logged["entropy"], tf.reduce_mean(entropy))
     expected = [w - 0.1 * g for w, g in zip(before, gradients, strict=True)]
     assert_close(values_of(agent.gradient_variables()), expected)
 

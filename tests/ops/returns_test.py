@@ -9,15 +9,23 @@ import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy_references import (
+    FIRST,
+    GO_ON,
+    LAST,
+    LOSE_LIFE,
+    MID,
+    TERMINATE,
+    TRUNCATE,
+    step_types_and_discounts,
+)
 from tf_agents.agents.ppo import ppo_clip_agent
 from tf_agents.networks import actor_distribution_network, value_network
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import StepType, TimeStep, time_step_spec, trajectory
+from tf_agents.trajectories import TimeStep, time_step_spec, trajectory
 
 from pipeline.ops import returns
 
-FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
-GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
 MANY_CASES = settings(max_examples=50)  # of up to 8 sequences: TensorFlow takes time by the call
 
 
@@ -43,19 +51,9 @@ class Rows:
 def rows_of(events: np.ndarray, starts: np.ndarray, seed: int) -> Rows:
     """Returns the rows that `events` [T, B] lead to, given the first rows' step types [B]."""
     rng = np.random.default_rng(seed)
-    step_types, discounts = np.zeros(events.shape, np.int32), np.ones(events.shape)
-    for t, b in np.ndindex(*events.shape):
-        before = step_types[t - 1, b]
-        ends = t > 0 and before != LAST and events[t - 1, b] in (TERMINATE, TRUNCATE)
-        step_types[t, b] = (
-            starts[b] if t == 0 else LAST if ends else FIRST if before == LAST else MID
-        )
-        if step_types[t, b] != LAST and events[t, b] in (LOSE_LIFE, TERMINATE):
-            discounts[t, b] = 0.0
-    rewards = rng.normal(size=events.shape) * (step_types != LAST)
-    return Rows(
-        step_types, rewards, discounts, rng.normal(size=events.shape), rng.normal(size=len(starts))
-    )
+    step_types, discounts = (x.T for x in step_types_and_discounts(events.T, starts))
+    rewards, values = rng.normal(size=[2, *events.shape])
+    return Rows(step_types, rewards, discounts, values, rng.normal(size=len(starts)))
 
 
 @st.composite
@@ -242,43 +240,6 @@ def test_v_trace_of_the_policy_that_collected_is_td_lambda(rows: Rows, lambda_: 
     np.testing.assert_allclose(advantages, expected, atol=2e-5)
 
 
-def rlax_v_trace(
-    v_tm1: np.ndarray,
-    v_t: np.ndarray,
-    r_t: np.ndarray,
-    discount_t: np.ndarray,
-    rho_tm1: np.ndarray,
-    lambda_: float,
-    clip_rho: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Computes targets and advantages by the formulas of rlax, `vtrace.py`; arrays are [T, B]."""
-    clipped = np.minimum(clip_rho, rho_tm1)
-    traces = lambda_ * np.minimum(1.0, rho_tm1)
-    td_errors = clipped * (r_t + discount_t * v_t - v_tm1)
-    errors, error = np.zeros_like(v_t), np.zeros_like(v_t[0])
-    for i in reversed(range(len(v_t))):
-        error = td_errors[i] + discount_t[i] * traces[i] * error
-        errors[i] = error
-    targets_tm1 = errors + v_tm1
-    q_bootstrap = np.vstack([lambda_ * targets_tm1[1:] + (1 - lambda_) * v_tm1[1:], v_t[-1]])
-    return targets_tm1, clipped * (r_t + discount_t * q_bootstrap - v_tm1)
-
-
-@MANY_CASES
-@given(st.integers(0, 99), st.sampled_from([0.0, 0.8, 1.0]), st.sampled_from([0.7, 1.0, np.inf]))
-def test_v_trace_of_rlax(seed: int, lambda_: float, rho_clip: float) -> None:
-    random = np.random.default_rng(seed)
-    rewards, values, ratios = random.normal(size=[3, 6, 4])
-    ratios, discounts = np.exp(ratios), 0.9 * (random.random([6, 4]) > 0.2)
-    final = random.normal(size=4)
-    expected = rlax_v_trace(
-        values, np.vstack([values[1:], final]), rewards, discounts, ratios, lambda_, rho_clip
-    )
-    reward, discount, value, final_value, ratio = float32(rewards, discounts, values, final, ratios)
-    actual = returns.v_trace(reward, discount, value, final_value, ratio, lambda_, rho_clip)
-    np.testing.assert_allclose(np.stack(actual), expected, rtol=1e-5, atol=2e-5)
-
-
 @MANY_CASES
 @given(some_rows(min_rows=2), st.sampled_from([0.9, 1.0]))
 @example(column(LOSE_LIFE, GO_ON, GO_ON), 0.9)
@@ -300,15 +261,6 @@ def test_the_table_in_the_module_docstring() -> None:
     actual = returns.discounted_returns(rewards, discounts, tf.constant([70.0]), valid, values)
     assert valid[:, 0].numpy().tolist() == [1, 1, 1, 0, 1, 0, 1]
     assert actual[:, 0].numpy().tolist() == [3, 2, 33, 30, 4, 50, 75]
-
-
-def test_without_values_the_future_of_a_truncated_episode_counts_as_nothing() -> None:
-    rows = column(GO_ON, TRUNCATE, GO_ON, GO_ON)
-    actual = returns.discounted_returns(
-        *float32(rows.rewards, rows.discounts, rows.final_value, rows.valid)
-    )
-    assert actual[0, 0].numpy() == pytest.approx(rows.rewards[:2, 0].sum(), abs=1e-6)
-    assert actual[2, 0].numpy() == 0.0
 
 
 def test_what_follows_a_boundary_row_changes_no_bit_of_what_precedes_it() -> None:
@@ -370,8 +322,9 @@ def test_stock_n_step_sum_leaks_across_truncation() -> None:
         np.testing.assert_allclose(our_n_step_targets(rows, gamma), expected, atol=1e-5)
         stock = stock_n_step_targets(rows, gamma)
         assert np.allclose(stock, expected, atol=1e-5) == stock_is_right
-    leaked = gamma**3 * truncated.rewards[3, 0] + gamma**4 * truncated.values[4, 0]
-    own = truncated.rewards[0, 0] + gamma * truncated.rewards[1, 0]
+    weights = gamma ** np.arange(4)
+    leaked = weights[2:] @ truncated.rewards[2:4, 0] + gamma**4 * truncated.values[4, 0]
+    own = weights[:2] @ truncated.rewards[:2, 0]
     np.testing.assert_allclose(stock_n_step_targets(truncated, gamma), [own + leaked], atol=1e-5)
 
 
