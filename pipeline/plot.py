@@ -148,7 +148,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     groups: dict[pathlib.Path, list[Run]] = {}
-    for run_ in runs:
+    for run_ in {run_.folder: run_ for run_ in runs}.values():
         groups.setdefault(run_.group, []).append(run_)
     lines = [
         _draw_group(axes, name, members, color=f"C{index}")

@@ -25,9 +25,9 @@ from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.ray_process import RayTrainProcess, environment, working_folder
 from pipeline.checkpointing.exactness import saved_traits
 from pipeline.runs import source_revision
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.files import named_errors
-from pipeline.utils.ray_connection import connect, last_line
+from pipeline.utils.ray_connection import connect
 
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _RETRY_SECONDS = 10.0  # between checks of a node on which a run was lost

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline import configuration
 from pipeline.benchmarks.suites import Experiment, Suite
-from pipeline.configuration.statements import Binding, shipped_folder
+from pipeline.configuration.statements import Binding, Import, shipped_folder
 from pipeline.utils.errors import UserError, hinting
 
 _BUDGET = "train.num_env_steps"
@@ -107,9 +108,21 @@ def _first_run(
     budget = f"{_BUDGET} = {experiment.num_env_steps}"
     with hinting(lambda: f"It is a binding of the suite or search, or of {experiment.name} in it."):
         configuration.read((), (*suite.bindings, *experiment.bindings), allow_imports=True)
-    bindings = (budget, *suite.bindings, *experiment.bindings, *gin_bindings)
+    given = (*suite.bindings, *experiment.bindings, *gin_bindings)
+    bindings = (budget, *(line for binding in given for line in expanded(binding)))
     settings = _settings(experiment.config, bindings, _ALLOW_IMPORTS in flags)
     return Run(suite, experiment, 1, folder, bindings, settings, tuple(flags))
+
+
+def expanded(binding: str) -> list[str]:
+    """Returns a binding, or all statements of the files that it includes.
+
+    A process in another working directory, or on another machine, may not find these files.
+    """
+    if not re.search(r"^\s*include\b", binding, re.MULTILINE):
+        return [binding]
+    statements = configuration.read((), [binding], allow_imports=True)
+    return [x.text if isinstance(x, Import) else f"{x.name} = {x.value!r}" for x in statements]
 
 
 def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict[str, str]:

@@ -194,16 +194,16 @@ def _missing(suites: Sequence[_SuiteRecords], groups: Sequence[Group]) -> Iterat
     yield from _grouped(not_begun, [])  # they have no lines
     yield from _grouped(missing, groups)
     for group, pair in pairs:
-        yield from (f"{group.suite}, {point}" for point in _unscored(pair))
+        yield from (f"{escaped(group.suite)}, {point}" for point in _unscored(pair))
 
 
 def _unscored(pair: Pair) -> Iterator[str]:
     for record in pair.failed:
         words = escaped(records.last_words(record))
-        yield f"{pair.name}: seed {record['seed']} failed: {words}"
+        yield f"{escaped(pair.name)}: seed {record['seed']} failed: {words}"
     if pair.unscored:
         seeds = formatting.seeds([record["seed"] for record in pair.unscored])
-        yield f"{pair.name}: {seeds} finished without a score."
+        yield f"{escaped(pair.name)}: {seeds} finished without a score."
 
 
 def _grouped(said: Iterable[tuple[str, str, str]], groups: Sequence[Group]) -> Iterator[str]:
@@ -214,14 +214,14 @@ def _grouped(said: Iterable[tuple[str, str, str]], groups: Sequence[Group]) -> I
     lines = Counter(group.suite for group in groups for _ in group.pairs)
     for (suite, what), of in names.items():
         everywhere = 1 < lines[suite] == len(of)
-        yield f"{suite}, {what}: {'every line' if everywhere else escaped('; '.join(of))}."
+        yield f"{escaped(suite)}, {what}: {'every line' if everywhere else escaped('; '.join(of))}."
 
 
 def _failures(groups: Sequence[Group]) -> Iterator[str]:
     failed = [record for group in groups for pair in group.pairs for record in pair.failed]
     if failed:
         texts = [
-            f"{record['suite']}, {formatting.agent(record['algorithm'])} on "
+            f"{escaped(record['suite'])}, {report_tables.agent(record['algorithm'])} on "
             f"{escaped(record['environment'])}, seed {record['seed']}:\n\n"
             f"{listing(record['error'])}"
             for record in failed
@@ -234,8 +234,9 @@ def _results(group: Group, groups: Sequence[Group]) -> Iterator[Block]:
         return [x for name in group.environments if (x := draw(group, name))]
 
     of_suite = [other for other in groups if other.suite == group.suite]
-    agents = formatting.listed([formatting.agent(algorithm) for algorithm in group.algorithms])
-    yield f"## {group.suite if len(of_suite) == 1 else f'{group.suite}: {agents}'}\n"
+    agents = formatting.listed([report_tables.agent(algorithm) for algorithm in group.algorithms])
+    suite = escaped(group.suite)
+    yield f"## {suite if len(of_suite) == 1 else f'{suite}: {agents}'}\n"
     yield report_tables.best(group)
     yield f"Protocol: {escaped(group.protocol)}. {_SCORES[group.score]}\n"
     yield report_tables.overview(group)

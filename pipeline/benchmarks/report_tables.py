@@ -54,7 +54,7 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
     first = ranked[0]
     shown = progress.score_text(_point(first))
     leaders = [pair for pair in ranked if progress.score_text(_point(pair)) == shown]
-    agents = ", ".join(formatting.agent(pair.algorithm) for pair in leaders)
+    agents = ", ".join(agent(pair.algorithm) for pair in leaders)
     score = _score(first) if len(leaders) == 1 else shown
     compared = ranked[: len(leaders) + 1]
     steps = " against ".join(dict.fromkeys(_steps(group, pair.num_env_steps) for pair in compared))
@@ -66,7 +66,7 @@ def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
         escaped(environment),
         agents,
         score,
-        formatting.agent(second.algorithm),
+        agent(second.algorithm),
         _score(second),
         progress.score_text(lead),
         _probability([(first, second)]),
@@ -158,7 +158,7 @@ def _nearest(group: Group, name: str) -> Iterable[Published]:
 
 def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
     return (
-        formatting.agent(pair.algorithm),
+        agent(pair.algorithm),
         _OURS,
         _steps(group, pair.num_env_steps),
         _score(pair),
@@ -241,7 +241,7 @@ def _improvement_rows(group: Group, first: str, second: str) -> Iterator[tuple[s
         for y in group.of(x.environment, second)
         if len(x.scores) and len(y.scores)
     ]
-    claim = f"{formatting.agent(first)} scores more than {formatting.agent(second)}"
+    claim = f"{agent(first)} scores more than {agent(second)}"
     for x, y in shared:
         steps = dict.fromkeys(_steps(group, pair.num_env_steps) for pair in (x, y))
         yield claim, escaped(x.environment), " against ".join(steps), _probability([(x, y)])
@@ -344,7 +344,7 @@ def _run_row(record: Record, machine: int) -> tuple[str, ...]:
     revisions = ", ".join(_revisions(record)) if record["status"] == FINISHED else ""
     return (
         escaped(record["environment"]),
-        formatting.agent(record["algorithm"]),
+        agent(record["algorithm"]),
         str(record["seed"]),
         record["status"],
         "" if score is None else progress.score_text(score),
@@ -402,8 +402,7 @@ def aggregates(group: Group) -> str:
             games = f"{len(tasks)} of {group.num_games(algorithm)}"
             runs = str(sum(map(len, tasks)))
             shown = [_without_runs(estimate, "z.3f") for estimate in estimates]
-            agent = formatting.agent(algorithm)
-            rows.append((agent, formatting.steps(steps, True), games, runs, *shown))
+            rows.append((agent(algorithm), formatting.steps(steps, True), games, runs, *shown))
     columns = ("agent", "environment steps", "games", "runs", *statistics)
     return table("Human-normalized scores over all games [95 % interval]", columns, rows)
 
@@ -431,7 +430,7 @@ def _our_medians(group: Group) -> Iterator[tuple[str, ...]]:
         runs = [pair.scores_at(steps) for pair in pairs]
         if len(runs) == len(_ATARI5) and all(map(len, runs)):
             shown = _without_runs(interval_estimates.estimate(runs, median), ".1f")
-            yield formatting.agent(algorithm), _OURS, formatting.steps(steps, True), shown
+            yield agent(algorithm), _OURS, formatting.steps(steps, True), shown
 
 
 def _published_medians(group: Group) -> Iterator[tuple[str, ...]]:
@@ -444,19 +443,23 @@ def _published_medians(group: Group) -> Iterator[tuple[str, ...]]:
         if len(of) == len(_ATARI5):
             median = f"{published_scores.atari5_median(of):.1f}"
             steps = formatting.steps(env_steps, True)
-            yield formatting.agent(algorithm), escaped(peer), steps, median
+            yield agent(algorithm), escaped(peer), steps, median
 
 
 # Cells.
 
 
+def agent(algorithm: str) -> str:
+    """Returns the name of an algorithm as Markdown."""
+    return escaped(formatting.agent(algorithm))
+
+
 def _names(pair: Pair) -> tuple[str, str]:
-    return escaped(pair.environment), formatting.agent(pair.algorithm)
+    return escaped(pair.environment), agent(pair.algorithm)
 
 
 def _who(group: Group, score: Published) -> tuple[str, str, str]:
-    agent = formatting.agent(score.algorithm)
-    return agent, escaped(score.peer), _steps(group, score.env_steps)
+    return agent(score.algorithm), escaped(score.peer), _steps(group, score.env_steps)
 
 
 def _source(score: Published) -> str:

@@ -17,7 +17,7 @@ from pipeline.benchmarks import records
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import Lock, lock, read_json, write_json
+from pipeline.utils.files import lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
 _UNSET = "nothing"
@@ -78,32 +78,26 @@ class SuiteFolder:
     """Manages one suite's records, as a context manager for the only process that adds to them."""
 
     def __init__(self, output_dir: pathlib.Path, suite: str) -> None:
-        """Initializes the folder of a suite.
+        """Locks the folder and reads its records.
 
         Args:
           output_dir: Folder of the benchmark; created if missing.
           suite: Name of the suite.
-        """
-        self._output_dir = output_dir
-        self._path = output_dir / f"{suite}.jsonl"
-        self._suite = suite
-        self._records: dict[records.Key, Record] = {}
-        self._lock: Lock | None = None
-
-    def __enter__(self) -> SuiteFolder:
-        """Locks the folder and reads its records.
 
         Raises:
           UserError: If another benchmark uses the folder, or if the folder or a file is unusable.
         """
-        busy = "another benchmark is running in"
-        self._lock = lock(self._output_dir / _LOCK, busy, "--output_dir")
+        self._output_dir = output_dir
+        self._path = output_dir / f"{suite}.jsonl"
+        self._suite = suite
+        self._lock = lock(output_dir / _LOCK, "another benchmark is running in", "--output_dir")
         self._records = {records.key(record): record for record in records.read(self._path)}
+
+    def __enter__(self) -> SuiteFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     def __getitem__(self, run: Run) -> Record | None:
         """Returns the record of a run; None if it has none."""
@@ -120,8 +114,7 @@ class SuiteFolder:
         Raises:
           UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
-        if self._lock is not None:
-            self._lock.check()
+        self._lock.check()
         self._records[records.key(record)] = record
         records.write(self._path, self._records.values())
 

@@ -273,7 +273,7 @@ class Stages:
         return on_a_rollout
 
     def update(self) -> Stage:
-        """Returns the stage that makes updates on one batch.
+        """Returns the stage that makes updates on one batch, whose gradients may be accumulated.
 
         An update of TRPO is the step of the policy and the fit of the value function.
         """
@@ -289,7 +289,12 @@ class Stages:
 
         once = tf.function(lambda rows, weights: agent.train(rows, weights).loss, autograph=False)
         flops = count_flops(once.get_concrete_function(rows, weights).graph)
-        stage = timed(finishing(self._sum_of(body), 1), "updates", flops_per_count=flops)
+        num_batches = agent.accumulator.num_batches if agent.accumulator else 1
+        stage = timed(
+            finishing(self._sum_of(body), 1 / num_batches),
+            "updates",
+            flops_per_count=flops and flops * num_batches,
+        )
         return lambda seconds: restored(agent, lambda: stage(seconds))
 
     def _collect(self, state: LoopState) -> LoopState:

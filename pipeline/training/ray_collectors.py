@@ -29,9 +29,9 @@ from pipeline.training.collector import (
 )
 from pipeline.training.collector_places import CollectorLost
 from pipeline.training.collectors import Spaces
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.execution import Execution, device_name
-from pipeline.utils.ray_connection import connect, last_line
+from pipeline.utils.ray_connection import connect
 
 
 def _actor_class() -> Any:

@@ -38,6 +38,11 @@ class Trial(NamedTuple):
     returns: tuple[tuple[float, ...], ...] = ()
     error: str | None = None
 
+    @property
+    def in_words(self) -> str:
+        """Returns the parameters in one line."""
+        return ", ".join(f"{name} = {value!r}" for name, value in self.parameters.items())
+
     def value(self, rung: int) -> float:
         """Returns the mean over the seeds at a rung that the trial has passed."""
         return float(np.mean(self.returns[rung]))
@@ -55,6 +60,21 @@ class Job(NamedTuple):
 
     number: int
     rung: int
+
+
+def best_first(trials: Trials) -> list[Trial]:
+    """Returns the trials from best to worst: longer trained ones first, and failed ones last."""
+
+    def order(trial: Trial) -> tuple[bool, int, float, int]:
+        value = trial.value(-1) if trial.returns else 0.0
+        return trial.error is not None, -len(trial.returns), -value, trial.number
+
+    return sorted(trials.values(), key=order)
+
+
+def best_trial(trials: Trials) -> Trial | None:
+    """Returns the trial with the highest value among those that were trained longest."""
+    return next((x for x in best_first(trials) if x.error is None and x.returns), None)
 
 
 def bracket(search: Search, number: int, num_trials: int) -> range:

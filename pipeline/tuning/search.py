@@ -270,8 +270,6 @@ def _check_runs(config: Any, num_env_steps: int, bindings: Any) -> None:
             f"search.bindings = {bindings!r} must be a tuple of strings, for example "
             '("train.eval_interval = 5_000",). A tuple with one string needs a comma.'
         )
-    if fixed := [x for x in bindings if x.partition("=")[0].strip() == _NO_PARAMETERS[0]]:
-        raise UserError(f"search.bindings: {fixed[0]!r}: set search.num_env_steps instead.")
 
 
 def _check_parameters(parameters: Any, sampler: str) -> None:
@@ -292,7 +290,7 @@ def _check_parameters(parameters: Any, sampler: str) -> None:
                 '"create_ppo_agent.gae_lambda". To search over a macro, name a parameter that it '
                 "is bound to."
             )
-        if name in _NO_PARAMETERS:
+        if short_name(name) in _NO_PARAMETERS:
             raise UserError(
                 f"search.parameters: {name} cannot be searched over, because trials are compared "
                 "by it. Set search.num_env_steps, or use search.bindings."
@@ -302,6 +300,11 @@ def _check_parameters(parameters: Any, sampler: str) -> None:
             wrong = 'search.sampler = "grid" needs ("choice", value, ...)'
         if wrong:
             raise UserError(f"search.parameters: {name!r}: {distribution!r}: {wrong}.")
+
+
+def short_name(parameter: str) -> str:
+    """Returns the name of a parameter without the module path that gin allows before it."""
+    return ".".join(parameter.split(".")[-2:])
 
 
 def _wrong_with(distribution: Any) -> str:

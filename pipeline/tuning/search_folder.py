@@ -18,7 +18,7 @@ from pipeline.benchmarks.suite_folder import differences
 from pipeline.tuning.halving import Trial
 from pipeline.tuning.search import Search
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import Lock, lock, read_json, write_json, write_text
+from pipeline.utils.files import lock, read_json, write_json, write_text
 from pipeline.utils.jsonl import read_jsonl
 
 _LOCK, _SEARCH, _TRIALS = ".tune.lock", "search.json", "trials.jsonl"
@@ -32,30 +32,25 @@ class SearchFolder:
     """
 
     def __init__(self, path: pathlib.Path, search: Search):
-        """Initializes the folder.
+        """Locks the folder and reads its records.
 
         Args:
           path: Path of the folder; created if missing.
           search: The search, which `check_settings` compares with that of earlier calls.
-        """
-        self._path = path
-        self._search = search
-        self._lock: Lock | None = None
-        self.trials: dict[int, Trial] = {}
-
-    def __enter__(self) -> SearchFolder:
-        """Locks the folder and reads its records.
 
         Raises:
           UserError: If another search uses the folder, or if the folder or a file is unusable.
         """
-        self._lock = lock(self._path / _LOCK, "another search is running in", "--output_dir")
-        self.trials = read_trials(self._path)
+        self._path = path
+        self._search = search
+        self._lock = lock(path / _LOCK, "another search is running in", "--output_dir")
+        self.trials = read_trials(path)
+
+    def __enter__(self) -> SearchFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     @property
     def has_begun(self) -> bool:
@@ -69,8 +64,7 @@ class SearchFolder:
         Raises:
           UserError: If the disk is full or not writable, or the folder was moved or deleted.
         """
-        if self._lock is not None:
-            self._lock.check()
+        self._lock.check()
         self.trials[trial.number] = trial
         in_order = [self.trials[number] for number in sorted(self.trials)]
         lines = [json.dumps(trial._asdict(), allow_nan=False) for trial in in_order]

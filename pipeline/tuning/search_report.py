@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,14 @@ from pipeline import configuration
 from pipeline.benchmarks import formatting, page
 from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
-from pipeline.configuration.statements import Import, shipped_folder
+from pipeline.benchmarks.planned_runs import expanded
+from pipeline.configuration.statements import shipped_folder
 from pipeline.tuning.halving import (
     FINISHED,
     NOT_CONTINUED,
     Trial,
+    best_first,
+    best_trial,
     bracket,
     ready_jobs,
     state_of,
@@ -27,8 +29,7 @@ from pipeline.tuning.halving import (
 )
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
-from pipeline.tuning.tuner import best_trial, in_words, last_line
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.files import write_text
 from pipeline.utils.progress import score_text
 
@@ -85,19 +86,11 @@ def _count(trials: Mapping[int, Trial]) -> str:
     return formatting.count(len(known), "trial")
 
 
-def _expanded(binding: str) -> list[str]:
-    """Returns a binding, or what it includes: its files are named from the command's folder."""
-    if not re.search(r"^\s*include\b", binding, re.MULTILINE):
-        return [binding]
-    statements = configuration.read((), [binding], allow_imports=True)
-    return [x.text if isinstance(x, Import) else f"{x.name} = {x.value!r}" for x in statements]
-
-
 def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str:
     """Returns the configuration of the best trial as a gin file to be written into `folder`."""
     try:
         path = configuration.find_config(search.config)
-        bindings = [line for text in search.bindings for line in _expanded(text)]
+        bindings = [line for text in search.bindings for line in expanded(text)]
     except UserError as error:
         raise UserError(
             f"{error} Run the command in the folder of the search's command."
@@ -203,15 +196,6 @@ def _importances(search: Search, trials: Mapping[int, Trial]) -> Iterator[str]:
 def _all_trials(search: Search, trials: Mapping[int, Trial], states: Mapping[int, str]) -> str:
     returns = [f"return after {end:,} steps" for end in search.ends]
     columns = ["trial", "state", *(code(name) for name in search.parameters), *returns]
-    best_first = sorted(
-        trials.values(),
-        key=lambda x: (
-            x.error is not None,
-            -len(x.returns),
-            -x.value(-1) if x.returns else 0.0,
-            x.number,
-        ),
-    )
     rows = [
         [
             str(trial.number),
@@ -220,7 +204,7 @@ def _all_trials(search: Search, trials: Mapping[int, Trial], states: Mapping[int
             *(score_text(trial.value(rung)) for rung in range(len(trial.returns))),
             *[""] * (len(search.ends) - len(trial.returns)),
         ]
-        for trial in best_first
+        for trial in best_first(trials)
     ]
     return table(f"All trials, best first; means over {_seeds(search)}", columns, rows)
 
@@ -238,7 +222,7 @@ def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:
     failed = [trial for trial in trials.values() if trial.error is not None]
     if failed:
         texts = [
-            f"Trial {trial.number} ({escaped(in_words(trial))}): {escaped(last_line(trial.error))}"
+            f"Trial {trial.number} ({escaped(trial.in_words)}): {escaped(last_line(trial.error))}"
             f"\n\n{listing(trial.error)}"
             for trial in failed
             if trial.error is not None

@@ -18,15 +18,22 @@ from pipeline.tuning.halving import (
     ENDED,
     Job,
     Trial,
+    best_trial,
     planned_steps,
     ready_jobs,
     state_of,
     told,
     trained_steps,
 )
-from pipeline.tuning.search import Search
+from pipeline.tuning.search import Search, short_name
 from pipeline.tuning.search_folder import SearchFolder
-from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError
+from pipeline.utils.errors import (
+    RETRY_CODE,
+    USER_ERROR_CODE,
+    RetryableError,
+    UserError,
+    last_line,
+)
 from pipeline.utils.files import error_kind
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import score_text
@@ -122,7 +129,12 @@ class _Tuner:
         """Checks the config and the rungs before anything is trained."""
         parameters = self._search.suggest(0, [])
         (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
-        if self._search.rungs and _WARM_UP in self._search.parameters:
+        if run.num_env_steps != self._search.num_env_steps:
+            raise UserError(
+                f"search.bindings: train.num_env_steps = {run.num_env_steps:_} would replace "
+                "search.num_env_steps: set search.num_env_steps instead."
+            )
+        if self._search.rungs and _WARM_UP in map(short_name, self._search.parameters):
             raise UserError(
                 f"search.parameters: {_WARM_UP} cannot be searched over with search.rungs, because "
                 "no trial is evaluated in its warm-up."
@@ -214,7 +226,7 @@ class _Tuner:
         self._folder.put(trial)
         self._display.message(
             f"trial {job.number}: {score_text(trial.value(job.rung))} after "
-            f"{self._search.ends[job.rung]:,} steps with {in_words(trial)}"
+            f"{self._search.ends[job.rung]:,} steps with {trial.in_words}"
         )
 
     def _runs_of(self, number: int) -> list[Run]:
@@ -269,7 +281,7 @@ class _Tuner:
         trial = self._folder.trials[job.number]._replace(error=error)
         self._folder.put(trial)
         self._display.message(
-            f"trial {job.number} failed with {in_words(trial)}: {last_line(error)}"
+            f"trial {job.number} failed with {trial.in_words}: {last_line(error)}"
         )
 
     def _progress(self) -> tuple[int, int, str]:
@@ -282,7 +294,7 @@ class _Tuner:
         text = f"{len(running)} running, {at_rung} at a rung, {text}, "
         text += f"{self._num_trials - len(trials)} left"
         if best := best_trial(trials):
-            text += f"; best {score_text(best.value(-1))} (trial {best.number}: {in_words(best)})"
+            text += f"; best {score_text(best.value(-1))} (trial {best.number}: {best.in_words})"
         done = trained_steps(search, trials) + sum(map(self._steps_ahead, trials.values()))
         total = planned_steps(search, self._num_trials)
         return min(done, total), total, text
@@ -351,19 +363,3 @@ def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:
     if not isinstance(steps, int | float) or not isinstance(value, int | float | None):
         raise UserError(f"{folder.evaluations} is damaged: a value is not a number.")
     return steps
-
-
-def in_words(trial: Trial) -> str:
-    """Returns the parameters of a trial in one line."""
-    return ", ".join(f"{name} = {value!r}" for name, value in trial.parameters.items())
-
-
-def last_line(error: str) -> str:
-    """Returns the last line of an error, which says most."""
-    return error.splitlines()[-1] if error else ""
-
-
-def best_trial(trials: dict[int, Trial]) -> Trial | None:
-    """Returns the trial with the highest value among those that were trained longest."""
-    known = [trial for trial in trials.values() if trial.error is None and trial.returns]
-    return max(known, key=lambda x: (len(x.returns), x.value(-1), -x.number), default=None)

@@ -38,3 +38,9 @@ def hinting(hint: Callable[[], str]) -> Iterator[None]:
         yield
     except UserError as error:
         raise type(error)(f"{error}\n{hint()}".rstrip("\n")) from error
+
+
+def last_line(error: Exception | str) -> str:
+    """Returns the last line of an error, which names the cause if the error holds a traceback."""
+    line = str(error).strip().rpartition("\n")[2]
+    return line or (type(error).__name__ if isinstance(error, Exception) else "")

@@ -68,8 +68,3 @@ def _check_address(address: str) -> None:
             raise OSError(
                 f"what listens there has not answered as Ray does for {_CONNECT_SECONDS:g} s"
             ) from error
-
-
-def last_line(error: Exception) -> str:
-    """Returns the last line of an error, which names the cause if the error holds a traceback."""
-    return str(error).strip().rpartition("\n")[2] or type(error).__name__

@@ -645,12 +645,15 @@ def test_every_figure_is_there_and_described(everything):
 def test_names_cannot_break_out(tmp_path):
     evil = '<script>alert("|`x`|")</script> [a](b) &lt;'
     fields: dict[str, Any] = {"config": evil, "command": evil, "cpu_model": evil, "protocol": evil}
-    written = write(tmp_path, [make_record("dqn", evil, **fields)], draws=True)
+    agent = "<script>a|*b*</script>"
+    failed = make_failed(agent, evil, 2, evil, protocol=evil)
+    written = write(tmp_path, [make_record(agent, evil, **fields), failed], draws=True)
     page = Page(written.html)
     assert "script" not in {tag for tag, _ in page.tags}
     assert not [a for tag, a in page.tags if tag == "a" and a["href"] == "b"]
     assert "".join(page.words).count(evil) >= 4
-    assert written.rows("Runs")[0]["command"] == evil
+    run, _ = written.rows("Runs")
+    assert (run["agent"], run["command"]) == (agent.upper(), evil)
 
 
 def test_same_records_give_the_same_bytes(everything, tmp_path):

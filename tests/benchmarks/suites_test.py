@@ -174,6 +174,15 @@ def test_flags_of_a_run(write):
     assert (first.settings, first.seed) == (second.settings, 1)
 
 
+def test_a_run_does_not_depend_on_the_folder_of_its_command(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.gin").write_text("train.log_interval = 7\ninclude 'most.gin'")
+    (tmp_path / "most.gin").write_text("a/b.c = @d()")
+    suite = suites.load(write("suite.bindings = (\"include 'more.gin'\",)"))
+    (run, *_) = planned_runs.plan(suite, tmp_path)
+    assert run.bindings[1:3] == ("train.log_interval = 7", "a/b.c = @d()")
+
+
 def test_a_binding_may_change_the_budget(write):
     for text in ("1_0", "1e1"):
         binding = f"train.num_env_steps = {text}"

@@ -217,6 +217,23 @@ def test_runs_that_make_no_pairs_are_refused(
         paired_runs.read_pairs(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("operative_config.gin", None, "cannot read .*operative_config.gin: No such file"),
+        ("run.json", '{"seed": 1}', "run.json lacks the execution or the seed"),
+        ("result.json", '{"env_steps": 1}', "result.json lacks the final evaluation"),
+    ],
+)
+def test_what_a_run_lacks_is_named(tmp_path, name, content, message):
+    write_run(tmp_path / "run", 1, "graph", 1.0)
+    (tmp_path / "run" / name).unlink()
+    if content:
+        (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        paired_runs.read_pairs(str(tmp_path))
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UserError, match="the folder contains no run folders"):
         paired_runs.read_pairs(str(tmp_path))

@@ -81,6 +81,7 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
     assert [line.get_linewidth() for line in drawn[:3]] == [0.8, 0.8, 2.2]
     assert len({line.get_color() for line in drawn[:-1]}) == 1
     assert drawn[-1].get_color() != drawn[0].get_color()
+    assert legend(plot.draw([*runs, runs[0]])) == legend(figure)
     mean = lines(figure)["dqn (mean of 2 runs)"]
     assert mean.tolist() == [[100, 20.0], [200, 30.0]]
     # Only the second evaluations were due at the same time, give or take a step.

@@ -133,6 +133,17 @@ def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
     assert answer["count"] == pytest.approx(1024 * answer["updates"], rel=0.1)
 
 
+def test_an_update_may_use_the_gradients_of_several_batches():
+    workload = WORKLOADS["ppo_cartpole"]
+    bindings = our_worker.gin_bindings(workload, 2, "")
+    configuration.load(
+        our_worker.gin_files(workload), [*bindings, "create_ppo_agent.accumulate_updates = 4"]
+    )
+    parts = throughput.build_components()
+    answer = throughput.Stages(parts, iterations_of(parts)).update()(0.0)
+    assert answer["count"] == 0.25  # of a batch
+
+
 def test_flops_of_products_and_convolutions():
     @tf.function
     def compute(a, b, image, kernel):

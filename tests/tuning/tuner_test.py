@@ -209,6 +209,15 @@ def test_what_is_no_fault_of_a_trial_ends_the_search_and_fails_no_trial(tmp_path
     assert outcome.is_over and all(trial.returns for trial in outcome.trials.values())
 
 
+@pytest.mark.parametrize("name", ["train.num_env_steps", "train_loop.train.num_env_steps"])
+def test_bindings_do_not_change_the_budget(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.gin").write_text(f"{name} = 50")
+    for binding in (f"{name} = 50", "include 'short.gin'"):
+        with pytest.raises(UserError, match="set search.num_env_steps instead"):
+            run(tmp_path / "search", PATIENT._replace(bindings=(binding,)), 1)
+
+
 def test_rungs_are_where_evaluations_are(tmp_path):
     search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
     with pytest.raises(UserError, match=r"10_500 is not a multiple of train\.eval_interval"):
@@ -218,6 +227,11 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     with pytest.raises(UserError, match=r"10_000 is within the warm-up, .*num_env_steps = 10_000"):
         run(tmp_path, late, 1)
     parameters = {"initialize_replay_buffer.num_env_steps": ("int", 10, 10_000)}
+    with pytest.raises(
+        UserError, match=r"num_env_steps cannot be searched over with search\.rungs"
+    ):
+        run(tmp_path, search._replace(parameters=parameters), 1)
+    parameters = {f"components.{name}": of for name, of in parameters.items()}
     with pytest.raises(
         UserError, match=r"num_env_steps cannot be searched over with search\.rungs"
     ):

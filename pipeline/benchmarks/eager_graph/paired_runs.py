@@ -43,6 +43,8 @@ def read_pairs(folder: str) -> list[SeedPair]:
     exact: dict[int, float] = {}
     for run, of_run in zip(runs, returns, strict=True):
         start = run.read_json("run.json")
+        if not {"execution", "seed"} <= start.keys():
+            raise UserError(f"{run.path / 'run.json'} lacks the execution or the seed of the run.")
         group = graph if start["execution"] == Execution.GRAPH.value else exact
         if start["seed"] in group:
             raise UserError(
@@ -62,7 +64,10 @@ def _final_return(run: RunFolder) -> float:
     result = run.read_json("result.json")
     if not result:
         raise UserError(f"{run.path} is not finished: run its command again to finish it.")
-    mean = result["evaluation"]["return_mean"]
+    evaluation = result.get("evaluation")
+    if not isinstance(evaluation, dict) or "return_mean" not in evaluation:
+        raise UserError(f"{run.path / 'result.json'} lacks the final evaluation.")
+    mean = evaluation["return_mean"]
     if mean is None:
         raise UserError(
             f"{run.path} has no mean return, because no episode ended in its final evaluation: "
@@ -72,10 +77,17 @@ def _final_return(run: RunFolder) -> float:
 
 
 def _check_configurations(runs: list[RunFolder]) -> None:
-    first = (runs[0].path / "operative_config.gin").read_text()
+    first = _configuration(runs[0])
     for run in runs:
-        if (run.path / "operative_config.gin").read_text() != first:
+        if _configuration(run) != first:
             raise UserError(
                 f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
                 "configuration only."
             )
+
+
+def _configuration(run: RunFolder) -> str:
+    try:
+        return (run.path / "operative_config.gin").read_text()
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
