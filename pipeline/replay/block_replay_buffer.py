@@ -14,7 +14,7 @@ from tf_agents.trajectories import trajectory
 from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns, disk_segments
 from pipeline.replay.replay_buffer import DISCOUNT, NEXT_STEP_TYPE, STEP_TYPE, ReplayBuffer
-from pipeline.replay.size_checks import check_memory, row_bytes
+from pipeline.replay.size_checks import check_memory
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
@@ -78,7 +78,7 @@ class BlockReplayBuffer(ReplayBuffer):
                 f"= {self._batch_size}. Raise block_size or lower batch_size."
             )
         self._block_size = block_size
-        sequence = self._sequence_length * row_bytes(self._spec)
+        sequence = self._sequence_length * columns.row_bytes(self._spec)
         check_memory("BlockReplayBuffer.block_size", block_size, sequence)
         # A column for each leaf of a sequence, and one for the keys of first rows.
         leaves = [*tf.nest.flatten(self._spec), tf.TensorSpec([], tf.int64)]

@@ -7,6 +7,7 @@ therefore read with `ResourceGather` and write with `ResourceScatterUpdate`, whi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +19,9 @@ from pipeline.utils.execution import HOST
 _BLOCK_ROWS = 10_000  # Rows that `bad_columns` reads at a time.
 
 
-def row_bytes(spec: tf.TensorSpec) -> int:
-    """Returns the size of one row of a column in bytes."""
-    return math.prod(spec.shape) * spec.dtype.size
+def row_bytes(spec: Any) -> int:
+    """Returns the size in bytes of one row of the columns of a nest of specs."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.size for leaf in tf.nest.flatten(spec))
 
 
 def column_names(spec: trajectory.Trajectory) -> list[str]:

@@ -15,7 +15,7 @@ from tf_agents.trajectories import trajectory
 from pipeline.ops.randomness import permutations, stateless_seed, stream_key
 from pipeline.ops.returns import valid_mask
 from pipeline.replay import columns
-from pipeline.replay.size_checks import check_memory, check_minibatches, row_bytes
+from pipeline.replay.size_checks import check_memory, check_minibatches
 from pipeline.utils import files
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.execution import HOST
@@ -73,7 +73,7 @@ class Rollout:
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
         check_minibatches(num_steps, num_envs, minibatch_size)
-        vector_step = num_envs * (row_bytes(data_spec) + row_bytes(training_spec))
+        vector_step = num_envs * columns.row_bytes((data_spec, training_spec))
         check_memory("Rollout.num_steps", num_steps, vector_step)
         self.num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec

@@ -62,12 +62,7 @@ def check_capacity(
             f"{capacity // num_envs} rows, but the {needs[what]} rows of one {what} and "
             f"{older_frames} older frames need {rows}. Set it to {rows * num_envs:_} or more."
         )
-    check_memory("ReplayBuffer.capacity", capacity, row_bytes(stored_spec))
-
-
-def row_bytes(spec: trajectory.Trajectory) -> int:
-    """Returns the bytes of one row."""
-    return sum(map(columns.row_bytes, tf.nest.flatten(spec)))
+    check_memory("ReplayBuffer.capacity", capacity, columns.row_bytes(stored_spec))
 
 
 def check_memory(parameter: str, value: int, unit: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline import configuration
 from pipeline.benchmarks.suites import Experiment, Suite, are_texts
-from pipeline.configuration.statements import find_file
+from pipeline.configuration.statements import Binding, find_file
 from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -304,7 +304,9 @@ def _check_parameters(parameters: Any, sampler: str) -> None:
 
 def short_name(parameter: str) -> str:
     """Returns the name of a parameter without the module path that gin allows before it."""
-    return ".".join(parameter.split(".")[-2:])
+    scope, _, name = parameter.rpartition("/")
+    selector, _, name = name.rpartition(".")
+    return Binding(scope, selector, name, None, "").short_name
 
 
 def _wrong_with(distribution: Any) -> str:

@@ -261,14 +261,14 @@ def test_stock_loss_is_the_same_within_an_episode(n_step: int) -> None:
 
 
 def test_stock_n_step_loss_is_wrong_where_an_episode_is_truncated() -> None:
-    agent, rng = agent_of(3), np.random.default_rng(6)
+    agent, rng = agent_of(3), np.random.default_rng(7)
     events = np.tile([GO_ON, TRUNCATE, GO_ON, GO_ON], (24, 1))
     batch = random_sequences(rng, FOUR_ACTIONS, events, np.full(24, MID))
     targets = reference_targets(agent, batch, 3)
     expected = reference_loss(huber_loss, targets, batch, float64(agent.q_network.variables))
     assert_close(agent.gradients(tensors(batch), tf.ones(24))[1].loss, expected)
     stock = stock_agent(agent, 3)._loss(tensors(batch), gamma=GAMMA).loss
-    assert abs(stock - expected) > 0.01
+    assert abs(stock - expected) > 0.02
 
 
 def test_target_network_is_copied_at_every_period_exactly() -> None:
