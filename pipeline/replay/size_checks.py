@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
 from pipeline.replay import columns
