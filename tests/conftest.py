@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from pipeline.utils import files
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 import_tensorflow()
@@ -147,6 +148,12 @@ def clean_gin() -> Iterator[None]:
     """Clears gin's configuration, which is global, after each test."""
     yield
     gin.clear_config()
+
+
+@pytest.fixture
+def impatient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuses a lock that another process holds almost at once, instead of after a second."""
+    monkeypatch.setattr(files, "_LOCK_SECONDS", 0.05)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import time
 def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -> int:
     """Ends when `together` runs have begun; the seeds in `failing` fail while `broken` exists.
 
-    With `patience`, it takes half of its steps and waits for SIGTERM, then takes half a second to
+    With `patience`, it takes half of its steps and waits for SIGTERM, then takes so many seconds to
     write a checkpoint; started again, it finishes. `quality` is the mean return of the evaluation
     after half of the steps and of the final one, for seed 1; above 1, it is killed once. With NaN,
     no episode ends in the evaluations.
@@ -42,7 +42,7 @@ def main(root_dir: pathlib.Path, seed: int, budget: int, fake: dict[str, str]) -
         print("a line\nerror: the loss is NaN", file=sys.stderr)
         return 2
     if "patience" in fake and not checkpoint.exists():
-        return wait_for_signal(root_dir, checkpoint)
+        return wait_for_signal(root_dir, checkpoint, float(fake["patience"]))
     deadline = time.monotonic() + 20
     while num_begun(root_dir) < int(fake.get("together", 0)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -113,7 +113,7 @@ def write_json(path: pathlib.Path, value: dict) -> None:
     temporary.replace(path)
 
 
-def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:
+def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path, seconds: float) -> int:
     """Writes its process id, so that tests can follow the process, and waits for SIGTERM."""
     stopping = root_dir / "stopping"
 
@@ -121,7 +121,7 @@ def wait_for_signal(root_dir: pathlib.Path, checkpoint: pathlib.Path) -> int:
         if stopping.exists():
             os._exit(1)  # a second signal prevents the checkpoint
         stopping.touch()
-        time.sleep(0.5)
+        time.sleep(seconds)
         checkpoint.touch()
         stopping.unlink()
         sys.exit(128 + number)

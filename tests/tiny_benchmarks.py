@@ -18,7 +18,7 @@ from pipeline.benchmarks.train_process import TrainProcess
 from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
-PATIENCE = "fake.patience = 'yes'"
+PATIENCE = "fake.patience = 0.5"
 
 
 def make_suite(num_seeds: int = 1, *bindings: str, budget: int = 100) -> Suite:

@@ -34,7 +34,7 @@ def make_search(**overrides) -> Search:
 
 # Every run waits after half of its steps until it is stopped. Started again, it finishes.
 PATIENT = make_search(
-    num_env_steps=20_000, rungs=(10_000,), bindings=("fake.patience = 'yes'",), num_concurrent=3
+    num_env_steps=20_000, rungs=(10_000,), bindings=("fake.patience = 0.05",), num_concurrent=3
 )
 
 

@@ -10,7 +10,7 @@ from pipeline.benchmarks.suites import Experiment
 from pipeline.utils.errors import UserError
 
 
-def test_a_second_benchmark_is_refused(tmp_path):
+def test_a_second_benchmark_is_refused(tmp_path, impatient_locks):
     message = "another benchmark is running in .*choose another --output_dir"
     with SuiteFolder(tmp_path, "tiny"), pytest.raises(UserError, match=message):
         run(tmp_path, make_suite())

@@ -293,7 +293,7 @@ def test_a_reader_finds_a_configuration_while_it_is_replaced(folder, config, mon
     assert (folder.path / "operative_config.gin").read_text() == config[0]
 
 
-def test_a_second_process_is_kept_out_until_the_first_has_ended(folder, config):
+def test_a_second_process_is_kept_out_until_the_first_has_ended(folder, config, impatient_locks):
     begin(folder)
     for behavior in ("resume", "restart"):
         with pytest.raises(UserError, match="another process is training in"):

@@ -242,7 +242,7 @@ def stopping_at(name, measure_workload):
     return stopping
 
 
-def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides):
+def test_two_measurements_do_not_share_a_folder(tmp_path, fake_sides, impatient_locks):
     held = files.lock(tmp_path / ".throughput.lock", "", "")
     with pytest.raises(UserError, match="another measurement writes to"):
         measure(tmp_path, False, *SMALL)

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 
 import preloaded
 import pytest
@@ -51,6 +52,7 @@ def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path, uninterrupted):
         path = tmp_path / "trials.jsonl"
         while not (path.exists() and len(path.read_text().splitlines()) > number_of_records):
             assert process.poll() is None
+            time.sleep(0.01)
         process.kill()
         process.wait()
     assert run(tmp_path, PATIENT, 6, workers=1).is_over
@@ -114,7 +116,7 @@ def test_another_search_is_refused(tmp_path):
         run(tmp_path, search._replace(bindings=("fake.other_binding = 1",)), 2)
 
 
-def test_a_folder_is_for_one_process(tmp_path):
+def test_a_folder_is_for_one_process(tmp_path, impatient_locks):
     with (
         SearchFolder(tmp_path, PATIENT),
         pytest.raises(UserError, match="another search is running in"),

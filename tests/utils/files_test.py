@@ -98,7 +98,9 @@ def test_a_log_that_was_deleted_begins_again(tmp_path, kind):
     log.close()
 
 
-def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(tmp_path, monkeypatch):
+def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(
+    tmp_path, monkeypatch, impatient_locks
+):
     """Otherwise two processes that restart a run at the same time would both train in it."""
     folder = tmp_path / "run"
     work = fcntl.flock
