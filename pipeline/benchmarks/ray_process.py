@@ -137,7 +137,7 @@ class RayTrainProcess:
         self._code: int | None = None
         self._error = ""
         self._is_stopping = False
-        self._started = self._asked = time.monotonic()
+        self.started = self._asked = time.monotonic()
         on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
         remote_class: Any = ray.remote(ProcessActor)
         actor = remote_class.options(max_restarts=0, scheduling_strategy=on_node, **options)
@@ -146,11 +146,6 @@ class RayTrainProcess:
         self._actor = actor.remote(arguments, str(run.log.absolute()), folder, has_gpu)
         self._answer = self._actor.poll.remote()
         self._has_answered = False
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds since the process was started."""
-        return time.monotonic() - self._started
 
     def poll(self) -> int | None:
         """Returns the exit code; see `Process.poll`. It does not wait for the node."""

@@ -171,7 +171,7 @@ def _our_row(group: Group, pair: Pair) -> tuple[str, ...]:
 
 
 def _published_row(group: Group, name: str, score: Published) -> tuple[str, ...]:
-    ours = [pair for pair in group.of(name) if results.is_comparable(score, pair)]
+    ours = [pair for pair in group.of(name) if score in group.comparable(pair)]
     return (
         *_who(group, score),
         formatting.published(score),
@@ -183,7 +183,8 @@ def _published_row(group: Group, name: str, score: Published) -> tuple[str, ...]
 
 def elsewhere(group: Group, name: str) -> tuple[int, str]:
     """Returns the number of scores published under other protocols, and a table of them."""
-    peers = sorted(group.published_otherwise(name), key=lambda x: (x.protocol, *_order(x)))
+    others = [x for x in published_scores.published(name) if x.protocol != group.protocol]
+    peers = sorted(others, key=lambda x: (x.protocol, *_order(x)))
     columns = (
         *("protocol", "agent", "by", "environment steps"),
         *("score ± standard deviation (runs)", "source, note"),

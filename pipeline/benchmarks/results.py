@@ -177,11 +177,13 @@ class Group:
           pair: A pair of this group.
           env_steps: Environment steps of training; None for the budget of the pair.
         """
-        return [p for p in self.published(pair.environment) if is_comparable(p, pair, env_steps)]
-
-    def published_otherwise(self, environment: str) -> list[Published]:
-        """Returns scores that were published under other protocols."""
-        return [p for p in published_scores.published(environment) if p.protocol != self.protocol]
+        steps = env_steps or pair.num_env_steps
+        return [
+            score
+            for score in self.published(pair.environment)
+            if score.algorithm == pair.algorithm
+            and abs(score.env_steps - steps) <= SAME_BUDGET * steps
+        ]
 
 
 def most_seeds(records: Sequence[Record]) -> int:
@@ -261,19 +263,6 @@ def estimate(values: np.ndarray) -> Estimate | None:
 def mean(values: np.ndarray) -> Estimate | None:
     """Estimates the mean. Returns None if there are no values."""
     return interval_estimates.estimate([values], interval_estimates.mean) if len(values) else None
-
-
-def is_comparable(score: Published, pair: Pair, env_steps: int | None = None) -> bool:
-    """Returns True if a score is of the pair's agent after as many steps.
-
-    Args:
-      score: Published score of the same protocol.
-      pair: The pair.
-      env_steps: Environment steps of training; None for the budget of the pair.
-    """
-    steps = env_steps or pair.num_env_steps
-    is_same_budget = abs(score.env_steps - steps) <= SAME_BUDGET * steps
-    return score.algorithm == pair.algorithm and is_same_budget
 
 
 def _known(values: Iterable[float | None]) -> np.ndarray:

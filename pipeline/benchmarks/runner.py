@@ -147,7 +147,7 @@ class _Runner:
                 self._waiting.append(process.run)
             else:
                 record = record or records.failed(process.run, self._losses.error(process))
-                self._note(process.run, record, process.seconds)
+                self._note(process.run, record, time.monotonic() - process.started)
         for _ in range(len(self._waiting)):
             if len(self._running) >= self._workers or self._stop.requested:
                 break

@@ -31,17 +31,9 @@ STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
 class Process(Protocol):
     """Process that trains a run, on this machine or elsewhere."""
 
-    @property
-    def run(self) -> Run:
-        """Returns the run that the process trains."""
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds since the process was started."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Returns True if the process has ended because its machine was lost."""
+    run: Run  # that the process trains
+    started: float  # time (`time.monotonic`) of its start
+    is_lost: bool  # whether it has ended because its machine was lost
 
     def poll(self) -> int | None:
         """Returns the exit code, negative if a signal ended the process; None while it runs."""
@@ -149,12 +141,7 @@ class TrainProcess(LocalProcess):
         """
         super().__init__([*command, *run.arguments], run.log)
         self.run = run
-        self._started = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds since the process was started."""
-        return time.monotonic() - self._started
+        self.started = time.monotonic()
 
 
 def was_interrupted(process: Process) -> bool:
@@ -198,22 +185,14 @@ class Losses:
     def goes_on(self, process: Process) -> bool:
         """Returns True if the run of a process that has ended without a result is to be resumed.
 
-        An interruption is counted, see `count`.
+        An interruption is counted. The restart is announced, unless there were too many
+        interruptions without a new checkpoint.
 
         Raises:
           WriteError: If the count cannot be written to the run's folder.
         """
-        return process.was_stopped() or (was_interrupted(process) and self.count(process))
-
-    def count(self, process: Process) -> bool:
-        """Counts the loss of a process and announces that its run will be restarted.
-
-        Returns:
-          False if there were too many losses without a new checkpoint. Nothing is announced then.
-
-        Raises:
-          WriteError: If the count cannot be written to the run's folder.
-        """
+        if process.was_stopped() or not was_interrupted(process):
+            return process.was_stopped()
         run = process.run
         checkpoints = (run.folder / "checkpoints").glob("step-*")
         key = run.folder, tuple(sorted(path.name for path in checkpoints))
@@ -230,15 +209,13 @@ class Losses:
     def error(self, process: Process) -> str:
         """Returns why a run that does not go on has failed."""
         error = process.error()
-        return f"{error}\n{self.reason(process.run)}" if was_interrupted(process) else error
-
-    def reason(self, run: Run) -> str:
-        """Returns a sentence about a run that was lost too often."""
-        return (
-            f"The run was lost {self[run]} times, the last {_MOST_LOSSES + 1} times "
-            "without a new checkpoint. It may have run out of memory: let fewer runs share a "
-            "machine (--workers, --cpus_per_run)."
-        )
+        if was_interrupted(process):
+            error += (
+                f"\nThe run was lost {self[process.run]} times, the last {_MOST_LOSSES + 1} times "
+                "without a new checkpoint. It may have run out of memory: let fewer runs share a "
+                "machine (--workers, --cpus_per_run)."
+            )
+        return error
 
 
 def env_steps(run: Run) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -43,6 +43,12 @@ class VectorEnvironment(tf_environment.TFEnvironment):
 
     Attributes:
       episodes: Episodes of the environments, on the host.
+      name: Name of the environment in messages.
+      observation_space: Gymnasium observation space of one environment.
+      action_space: Gymnasium action space of one environment.
+      source: Class of the environments and its file, or "" if they are not known.
+      notes: Sentences about the environments that a user should read before training.
+      render_fps: Frames per second at which one frame for each step shows natural speed.
     """
 
     def __init__(
@@ -66,9 +72,14 @@ class VectorEnvironment(tf_environment.TFEnvironment):
           UserError: If `build` raises it or one of the spaces is not supported.
         """
         vector = build()
+        described = vector.description
+        self.name, self.source, self.notes = name, described.source, described.notes
+        self.observation_space = described.observation_space
+        self.action_space = described.action_space
+        self.render_fps = described.render_fps
         try:
-            observation_spec = specs.observation_spec(vector.description.observation_space, name)
-            action_spec = specs.action_spec(vector.description.action_space, name)
+            observation_spec = specs.observation_spec(self.observation_space, name)
+            action_spec = specs.action_spec(self.action_space, name)
             specs.check_mask(observation_spec, action_spec, name)
         except UserError:
             close_with_warning(vector, name)
@@ -78,21 +89,6 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         self._action_shape = [self._batch_size, *self._action_spec.shape]
         arrays = tf.nest.flatten(observation_spec)
         self._dtypes = [tf.int32, tf.float32, tf.float32, *(array.dtype for array in arrays)]
-
-    @property
-    def name(self) -> str:
-        """Returns the name of the environment in messages."""
-        return self.episodes.name
-
-    @property
-    def observation_space(self) -> gymnasium.Space:
-        """Returns the gymnasium observation space of one environment."""
-        return self.episodes.vector.description.observation_space
-
-    @property
-    def action_space(self) -> gymnasium.Space:
-        """Returns the gymnasium action space of one environment."""
-        return self.episodes.vector.description.action_space
 
     def check_spaces(
         self, observation_space: gymnasium.Space, action_space: gymnasium.Space
@@ -114,16 +110,6 @@ class VectorEnvironment(tf_environment.TFEnvironment):
                 )
 
     @property
-    def source(self) -> str:
-        """Returns the class of the environments and its file, or "" if they are not known."""
-        return self.episodes.vector.description.source
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Returns sentences about the environments that a user should read before training."""
-        return self.episodes.vector.description.notes
-
-    @property
     def seconds(self) -> float:
         """Returns the time spent in steps and resets, in seconds."""
         return self.episodes.seconds
@@ -132,11 +118,6 @@ class VectorEnvironment(tf_environment.TFEnvironment):
     def divergence(self) -> str:
         """Returns why the last `restore` could not continue the episodes, or "" if it did."""
         return self.episodes.divergence
-
-    @property
-    def render_fps(self) -> float:
-        """Returns the frames per second at which one frame for each step shows natural speed."""
-        return self.episodes.vector.description.render_fps
 
     def render(self) -> np.ndarray:
         """Returns the first environment's current frame, uint8 [height, width, 3].

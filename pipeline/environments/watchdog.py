@@ -33,25 +33,11 @@ _GRAPH_SECONDS = 20.0
 class Watched(Protocol):
     """Episodes of a vector, or another object whose calls may never return."""
 
-    @property
-    def calls(self) -> int:
-        """Returns the number of calls so far."""
-
-    @property
-    def crossing(self) -> int:
-        """Returns the identifier of the thread that is inside a call now, or 0 if none is."""
-
-    @property
-    def complaint(self) -> str:
-        """Returns what has not happened if a call does not return, for messages."""
-
-    @property
-    def usual_seconds(self) -> float:
-        """Returns how long a call may take although a signal has arrived."""
-
-    @property
-    def limits_itself(self) -> bool:
-        """Returns True if its calls end without a watchdog unless there is a signal."""
+    calls: int  # number of calls so far
+    crossing: int  # identifier of the thread that is inside a call now, or 0 if none is
+    complaint: str  # what has not happened if a call does not return, for messages
+    usual_seconds: float  # how long a call may take although a signal has arrived
+    limits_itself: bool  # whether its calls end without a watchdog unless there is a signal
 
 
 @gin.configurable(denylist=["environments", "advice", "stop"])

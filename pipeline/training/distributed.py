@@ -24,7 +24,7 @@ from pipeline.acting.collect_driver import CollectDriver
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
-from pipeline.training.collector import Collector, Identity, Message, check_memory
+from pipeline.training.collector import Collector, Identity, check_memory
 from pipeline.training.collector_places import InProcess, Place
 from pipeline.training.collectors import Collectors, Spaces, empty_message, is_on_policy
 from pipeline.training.components import (
@@ -41,39 +41,6 @@ from pipeline.training.components import (
 from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.memory import available_memory
-
-
-def _build_place(
-    address: str | None,
-    num_collectors: int,
-    seed: int,
-    create_environment: Callable[..., VectorEnvironment],
-    create_agent: Callable[..., Agent],
-    like: Message,
-    spaces: Spaces,
-    in_flight: int,
-    in_turns: bool,
-    timeout: float,
-) -> Place:
-    """Builds the collectors, in this process or in the Ray cluster at `address`.
-
-    Raises:
-      UserError: If Ray is not installed or cannot be reached, if the messages under way do not fit
-        into its object stores, or if an environment fails.
-    """
-    if address is None:
-
-        def create(number: int, restarts: int) -> Collector:
-            identity = Identity(number, restarts, num_collectors, seed)
-            num_steps = like.rows.step_type.shape[0]
-            return Collector(identity, create_environment, create_agent, num_steps)
-
-        return InProcess(num_collectors, create)
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
-    from pipeline.training.ray_collectors import OverRay
-
-    return OverRay(address, num_collectors, seed, like, spaces, in_flight, in_turns, timeout)
 
 
 def _check_length(num_steps: int, experience: Any) -> None:
@@ -141,7 +108,8 @@ def distributed_runner(
 
     Raises:
       UserError: If a parameter is out of range, a message does not fit the replay buffer, the
-        messages do not fit into memory, or the agent cannot learn from messages as they arrive.
+        messages do not fit into memory or object stores, the agent cannot learn from messages as
+        they arrive, Ray is not installed or cannot be reached, or an environment fails.
     """
     check_arguments(distributed_runner, locals())
     seed_weights(seed)
@@ -166,10 +134,22 @@ def distributed_runner(
     like = empty_message(agent, num_steps, spaces.num_envs)
     check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
-    place = _build_place(
-        ray_address, num_collectors, seed, create_environment, create_agent, like, spaces,
-        in_flight, in_turns, timeout,
-    )  # fmt: skip
+
+    def create(number: int, restarts: int) -> Collector:
+        identity = Identity(number, restarts, num_collectors, seed)
+        return Collector(identity, create_environment, create_agent, num_steps)
+
+    place: Place
+    if ray_address is None:
+        place = InProcess(num_collectors, create)
+    elif importlib.util.find_spec("ray") is None:
+        raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")
+    else:
+        from pipeline.training.ray_collectors import OverRay
+
+        place = OverRay(
+            ray_address, num_collectors, seed, like, spaces, in_flight, in_turns, timeout
+        )
     with closed_on_error() as opened:
         opened.callback(place.close)
         runner = Collectors(

@@ -76,6 +76,13 @@ class Search(NamedTuple):
     num_concurrent: int
     seed: int
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Search:
+        """Creates a search from its fields, which may hold lists instead of tuples."""
+        tuples: dict[str, Any] = {name: tuple(fields[name]) for name in ("bindings", "rungs")}
+        tuples["parameters"] = {name: tuple(of) for name, of in fields["parameters"].items()}
+        return cls(**{**fields, **tuples})
+
     @property
     def ends(self) -> tuple[int, ...]:
         """Returns the environment steps of every rung and of the whole budget."""
@@ -95,27 +102,11 @@ class Search(NamedTuple):
             point[name] = choices[place]
         return {name: point[name] for name in self.parameters}
 
-    def suite(self, trials: Mapping[int, Mapping[str, Any]]) -> Suite:
-        """Returns the runs of trials, given by number and parameters, as a suite."""
-        experiments = [
-            Experiment(
-                "trial",
-                f"{number:03}",
-                self.config,
-                self.num_env_steps,
-                tuple(f"{name} = {value!r}" for name, value in parameters.items()),
-            )
-            for number, parameters in trials.items()
-        ]
-        return Suite(
-            name=self.name,
-            protocol="",
-            score="evaluation",
-            num_seeds=self.num_seeds,
-            budgets=(),
-            bindings=self.bindings,
-            experiments=tuple(experiments),
-        )
+    def suite(self, number: int, parameters: Mapping[str, Any]) -> Suite:
+        """Returns the runs of trial `number` as a suite."""
+        bindings = tuple(f"{name} = {value!r}" for name, value in parameters.items())
+        trial = Experiment("trial", f"{number:03}", self.config, self.num_env_steps, bindings)
+        return Suite(self.name, "", "evaluation", self.num_seeds, (), self.bindings, (trial,))
 
     def suggest(self, number: int, told: Sequence[Told]) -> dict[str, Any]:
         """Returns the parameters of trial `number`, given all trials before it.
@@ -234,19 +225,7 @@ def search(
     _check_rungs(rungs, num_env_steps)
     if reduction < 2:
         raise UserError(f"search.reduction = {reduction} must be at least 2.")
-    return Search(
-        name=name,
-        config=config,
-        num_env_steps=num_env_steps,
-        parameters={key: tuple(of) for key, of in dict(parameters or {}).items()},
-        bindings=tuple(bindings),
-        sampler=sampler,
-        num_seeds=num_seeds,
-        rungs=tuple(rungs),
-        reduction=reduction,
-        num_concurrent=num_concurrent,
-        seed=seed,
-    )
+    return Search.of(locals())
 
 
 def _check_runs(config: Any, num_env_steps: int, bindings: Any) -> None:

@@ -123,12 +123,7 @@ def read_search(path: pathlib.Path) -> Search:
             "--search=FILE.gin."
         )
     try:
-        fields: dict[str, Any] = saved | {
-            "parameters": {name: tuple(of) for name, of in saved["parameters"].items()},
-            "bindings": tuple(saved["bindings"]),
-            "rungs": tuple(saved["rungs"]),
-        }
-        return Search(**fields)
+        return Search.of(saved)
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"{path / _SEARCH} is damaged ({error!r}). Restore it from a backup, or start the "

@@ -6,9 +6,6 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from pipeline import configuration
 from pipeline.benchmarks import formatting, page
@@ -233,46 +230,32 @@ def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:
 
 def _figures(search: Search, trials: Mapping[int, Trial]) -> Iterator[Figure]:
     known = [trial for _, trial in sorted(trials.items()) if trial.returns]
-    yield _history(search, known)
+    yield _figure(search, known, "trial", "Return of each trial", "the trial's number")
     for name in search.parameters:
-        yield _slice(search, known, name)
+        yield _figure(search, known, name, name, f"the value of {name}")
 
 
-def _history(search: Search, known: Sequence[Trial]) -> Figure:
-    with panel() as (canvas, axes):
-        _scatter(axes, search, known, [trial.number for trial in known])
-        axes.set_xlabel("trial")
-        axes.set_ylabel("return")
-        svg = inline_svg(canvas, f"history {search.name}")
-    return Figure("Return of each trial", "Return at the last rung over the trial's number.", svg)
-
-
-def _slice(search: Search, known: Sequence[Trial], name: str) -> Figure:
-    kind, *arguments = search.parameters[name]
-    values = [trial.parameters[name] for trial in known]
+def _figure(search: Search, known: Sequence[Trial], x: str, title: str, what: str) -> Figure:
+    """Draws the last returns over a parameter, or over "trial", with a colour for each rung."""
+    kind, *choices = search.parameters.get(x, ("int",))
     with panel() as (canvas, axes):
         if kind == "choice":
-            axes.set_xticks(range(len(arguments)), [repr(x) for x in arguments])
-            values = [arguments.index(value) for value in values]
+            axes.set_xticks(range(len(choices)), [repr(choice) for choice in choices])
         elif kind.startswith("log"):
             axes.set_xscale("log")
-        _scatter(axes, search, known, values)
-        axes.set_xlabel(name)
+        for rung, end in enumerate(search.ends):
+            of_rung = [trial for trial in known if len(trial.returns) == rung + 1]
+            values = [trial.parameters.get(x, trial.number) for trial in of_rung]
+            if of_rung:
+                axes.plot(
+                    [choices.index(value) for value in values] if kind == "choice" else values,
+                    [trial.value(-1) for trial in of_rung],
+                    "o",
+                    markersize=5,
+                    color=SERIES[rung % len(SERIES)],
+                    label=f"after {formatting.short(end)} steps",
+                )
+        axes.set_xlabel(x)
         axes.set_ylabel("return")
-        svg = inline_svg(canvas, f"slice {name} {search.name}")
-    return Figure(name, f"Return at the last rung over the value of {name}.", svg)
-
-
-def _scatter(axes: Any, search: Search, known: Sequence[Trial], x: Sequence[float]) -> None:
-    """Draws the values of trials, with a colour for each rung."""
-    for rung, end in enumerate(search.ends):
-        of_rung = [place for place, trial in enumerate(known) if len(trial.returns) == rung + 1]
-        if of_rung:
-            axes.plot(
-                np.array(x)[of_rung],
-                [known[place].value(-1) for place in of_rung],
-                "o",
-                markersize=5,
-                color=SERIES[rung % len(SERIES)],
-                label=f"after {formatting.short(end)} steps",
-            )
+        svg = inline_svg(canvas, f"{x} {search.name}")
+    return Figure(title, f"Return at the last rung over {what}.", svg)

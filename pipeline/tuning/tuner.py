@@ -128,7 +128,7 @@ class _Tuner:
     def _check(self) -> None:
         """Checks the config and the rungs before anything is trained."""
         parameters = self._search.suggest(0, [])
-        (run, *_) = plan(self._search.suite({0: parameters}), self._output_dir, (), self._flags)
+        (run, *_) = plan(self._search.suite(0, parameters), self._output_dir, (), self._flags)
         if run.num_env_steps != self._search.num_env_steps:
             raise UserError(
                 f"search.bindings: train.num_env_steps = {run.num_env_steps:_} would replace "
@@ -231,7 +231,7 @@ class _Tuner:
 
     def _runs_of(self, number: int) -> list[Run]:
         if number not in self._runs:
-            suite = self._search.suite({number: self._folder.trials[number].parameters})
+            suite = self._search.suite(number, self._folder.trials[number].parameters)
             self._runs[number] = plan(suite, self._output_dir, (), self._flags)
         return self._runs[number]
 

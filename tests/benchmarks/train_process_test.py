@@ -38,19 +38,25 @@ def wait_until_dead(process_ids: list[int]) -> None:
 
 def test_a_run_is_given_up_at_the_fourth_loss_without_a_checkpoint(tmp_path):
     planned = plan(make_suite(1), tmp_path)[0]
-    lost = types.SimpleNamespace(run=planned, error=lambda: "the node was lost")
+    lost = types.SimpleNamespace(
+        run=planned,
+        is_lost=True,
+        poll=lambda: 1,
+        was_stopped=lambda: False,
+        error=lambda: "the node was lost",
+    )
     said: list[str] = []
     losses = train_process.Losses(said.append)
-    assert [losses.count(lost) for _ in range(3)] == [True] * 3
+    assert [losses.goes_on(lost) for _ in range(3)] == [True] * 3
     (planned.folder / "checkpoints" / "step-000000100").mkdir(parents=True)
     (planned.folder / "run.json").write_text("{}")
-    assert [losses.count(lost) for _ in range(4)] == [True, True, True, False]
+    assert [losses.goes_on(lost) for _ in range(4)] == [True, True, True, False]
     assert len(said) == 6 and "the node was lost. The run will be restarted" in said[0]
     assert losses[planned] == 7
-    assert "lost 7 times, the last 4 times without a new checkpoint" in losses.reason(planned)
+    assert "lost 7 times, the last 4 times without a new checkpoint" in losses.error(lost)
     in_the_next_call = train_process.Losses(print)
     assert in_the_next_call[planned] == 7
-    assert in_the_next_call.count(lost)
+    assert in_the_next_call.goes_on(lost)
     assert in_the_next_call[planned] == 8
 
 

@@ -224,7 +224,7 @@ def test_what_drivers_of_a_cluster_s_collectors_read_is_part_of_the_configuratio
     def no_place(*_):
         raise UserError("no cluster")
 
-    monkeypatch.setattr(distributed, "_build_place", no_place)
+    monkeypatch.setattr(distributed, "InProcess", no_place)
     with pytest.raises(UserError, match="no cluster"):
         Distributed(tmp_path / "run", CollectDriver__reward_range=(-1.0, 1.0))
     assert "CollectDriver.reward_range = (-1.0, 1.0)" in configuration.operative_config()

@@ -1,4 +1,4 @@
-"""Repeats the same updates, from the same weights and on the same batches, in different ways."""
+"""Repeats the same updates eagerly and as graphs, and measures how far the weights are apart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,6 +23,21 @@ from pipeline.utils.execution import Execution
 
 #: The trained variables after an update, by name.
 Weights: TypeAlias = dict[str, np.ndarray]
+
+# The rewrites that tf.config.optimizer.set_experimental_options can switch and that are on by
+# default. A rewrite that is off by default cannot cause a difference.
+REWRITES = (
+    "constant_folding",
+    "arithmetic_optimization",
+    "remapping",
+    "layout_optimizer",
+    "shape_optimization",
+    "common_subgraph_elimination",
+    "dependency_optimization",
+    "loop_optimization",
+    "function_optimization",
+    "implementation_selector",
+)
 
 
 class _Batch(NamedTuple):
@@ -162,3 +177,80 @@ def _full_name(network: str, variable: tf.Variable) -> str:
     """Returns the name of a variable with the name of its network as its prefix."""
     name = variable.name.removesuffix(":0")
     return name if name.startswith(f"{network}/") else f"{network}/{name}"
+
+
+class Difference(NamedTuple):
+    """Largest elementwise difference of two arrays.
+
+    Attributes:
+      absolute: Largest absolute difference, in the unit of the arrays.
+      relative: Largest difference relative to the larger magnitude of the two elements, at most 2.
+    """
+
+    absolute: float
+    relative: float
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Computes the difference of two arrays of the same shape, which may be empty.
+
+    It is 0 only if all elements are equal.
+    """
+    gap = np.abs(first.astype(np.float64) - second.astype(np.float64))
+    magnitude = np.maximum(np.abs(first), np.abs(second)).astype(np.float64)
+    relative = np.divide(gap, magnitude, out=np.zeros_like(gap), where=magnitude > 0)
+    return Difference(float(np.max(gap, initial=0.0)), float(np.max(relative, initial=0.0)))
+
+
+def differences(first: list[Weights], second: list[Weights]) -> dict[str, list[Difference]]:
+    """Returns the differences of each variable, one after each update."""
+    return {
+        name: [difference(a[name], b[name]) for a, b in zip(first, second, strict=True)]
+        for name in first[0]
+    }
+
+
+def largest(first: list[Weights], second: list[Weights]) -> float:
+    """Returns the largest absolute difference over all variables and updates."""
+    of_each = differences(first, second).values()
+    return max(apart.absolute for variable in of_each for apart in variable)
+
+
+def same_bits(first: Iterable[Weights], second: Iterable[Weights]) -> bool:
+    """Returns True if all variables are equal to the last bit after every update."""
+    return all(
+        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+class Effect(NamedTuple):
+    """Effect of one rewrite on the weights.
+
+    Attributes:
+      without: Largest absolute difference from eager execution with all rewrites but this one.
+      alone: Largest absolute difference from eager execution with this rewrite only.
+      changes_bits: True if the graph with this rewrite only differs from eager execution, or if
+        the graph without it differs from the graph with all rewrites.
+    """
+
+    without: float
+    alone: float
+    changes_bits: bool
+
+
+def effects(updates: Updates, eager: list[Weights], graph: list[Weights]) -> dict[str, Effect]:
+    """Measures the effect of each rewrite, by switching off the rewrite and then all others.
+
+    Args:
+      updates: The updates to run.
+      eager: Weights after each update, run eagerly.
+      graph: Weights after each update, run as a graph with all rewrites.
+    """
+    found = {}
+    for rewrite in REWRITES:
+        without = updates.run(Execution.GRAPH, [rewrite])
+        alone = updates.run(Execution.GRAPH, [other for other in REWRITES if other != rewrite])
+        changes_bits = not (same_bits(without, graph) and same_bits(alone, eager))
+        found[rewrite] = Effect(largest(without, eager), largest(alone, eager), changes_bits)
+    return found
