@@ -15,14 +15,15 @@ import gin
 from benchmarks import tables
 from benchmarks.measurements import Results
 from pipeline.benchmarks.markdown import code, table
-from pipeline.configuration import registry
+from pipeline.configuration import loading, registry
+from pipeline.configuration.statements import Binding
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 RESULTS = ROOT / "docs/results"
 
 _PART = re.compile(
-    r"(?<=<!-- )(?P<source>[\w-]+), (?P<table>[\w -]+)(?P<begin>: made by `make tables` -->\n)"
+    r"(?<=<!-- )(?P<source>[\w-]+), (?P<table>[\w/ -]+)(?P<begin>: made by `make tables` -->\n)"
     r".*?(?P<end><!-- (?P=source), (?P=table): end -->)",
     re.DOTALL,
 )
@@ -97,23 +98,35 @@ _TABLES: dict[str, Table] = {
 }
 
 
-def _parameters(name: str) -> str:
-    """Returns a table of the parameters of a configurable that gin can bind."""
+def _parameters(title: str) -> str:
+    """Returns a table of the parameters that gin can bind, of "CONFIGURABLE[ of CONFIG]".
+
+    With a config, a column has the values that it binds, its included files among them.
+    """
+    name, _, config = title.partition(" of ")
     configurable = registry.registered(name)
     assert configurable, name
     target = configurable.wrapped
     signature = inspect.signature(target).parameters
     meanings = dict(_meanings(target))
+    bound = {b.short_name: code(repr(b.value)) for b in _bindings(config)}
     rows = [
         (
             code(f"{name}.{parameter}"),
             _default(signature[parameter].default),
+            *([bound.get(f"{name}.{parameter}", "")] if config else []),
             meanings.get(parameter, "").replace("|", "\\|"),  # Markdown, as docstrings are
         )
         for parameter in registry.parameters(configurable)
     ]
     assert all(meaning for *_, meaning in rows), (name, rows)
-    return table(code(name), ("parameter", "default", "meaning"), rows)
+    columns = ("parameter", "default", *([code(config)] if config else []), "meaning")
+    return table(code(name), columns, rows)
+
+
+def _bindings(config: str) -> list[Binding]:
+    statements = loading.read([config], []) if config else []
+    return [statement for statement in statements if isinstance(statement, Binding)]
 
 
 def _default(value: object) -> str:

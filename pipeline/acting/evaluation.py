@@ -79,7 +79,8 @@ class Evaluator:
           seed: Seed of the evaluated policy's random draws.
           shares_environment: True if the environment is that of training. Its episodes are then
             abandoned at each evaluation, and new ones begin afterwards.
-          greedy: Whether to evaluate `policy` instead of `stochastic_policy`.
+          greedy: True to evaluate the greedy policy, False to evaluate that of training, which
+            samples or explores.
           epsilon: Probability of a uniformly random action instead of the greedy one, or None for
             no random actions.
           num_env_steps: Environment steps of an evaluation, over all environments. It replaces the

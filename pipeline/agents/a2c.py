@@ -92,7 +92,7 @@ def create_a2c_agent(
     discount: Probability = 0.99,  # gamma
     gae_lambda: Probability = 1.0,  # 1: n-step returns
     normalize_advantages: Literal["rollout"] | None = None,  # over the transitions of a rollout
-    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
 ) -> A2CAgent:

@@ -156,15 +156,15 @@ def create_dqn_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
+    epsilon: Schedule | Probability = 0.1,  # probability of a random action
     learning_rate: Schedule | NonNegative = 1e-4,  # scheduled by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
     double_q: bool = False,  # Double DQN: the online network chooses the bootstrap action
     n_step: PositiveInt = 1,  # rewards before the bootstrap value; fewer if the episode ends
     discount: Probability = 0.99,  # gamma
-    td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # of the temporal-difference error
+    td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # loss of each error
     sum_losses: bool = False,  # sum the losses of a batch instead of averaging them
-    target_update_period: PositiveInt | None = 1,  # in updates; None: target_update_env_steps
+    target_update_period: PositiveInt | None = 1,
     target_update_env_steps: PositiveInt | None = None,  # environment steps between whole copies
     target_update_tau: Fraction = 1.0,  # weight of the online network in a target update
     normalize_observations: bool = False,  # by their running mean and variance
@@ -178,6 +178,8 @@ def create_dqn_agent(
       action_spec: Spec of one discrete action in [0, n-1].
       num_envs, seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules read.
+      target_update_period: Updates between updates of the target network, or None to count
+        environment steps instead (`target_update_env_steps`).
 
     Raises:
       UserError: If the actions are not discrete, a number is out of its range, `td_loss` is no loss

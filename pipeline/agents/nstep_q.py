@@ -171,12 +171,12 @@ def create_nstep_q_agent(
     num_envs: int,
     seed: int,
     env_steps: tf.Variable,
-    epsilon: Schedule | Probability = 0.1,  # of random actions, scheduled by environment steps
+    epsilon: Schedule | Probability = 0.1,  # probability of a random action
     learning_rate: Schedule | NonNegative = 7e-4,  # scheduled by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = RMSprop,  # optimizer class
     one_step: bool = False,  # bootstrap after one step, not at the end of rollout or episode
     discount: Probability = 0.99,  # gamma
-    td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # of the temporal-difference error
+    td_loss: Callable[[tf.Tensor], tf.Tensor] = squared_loss,  # loss of each error
     target_update_env_steps: PositiveInt = 10_000,  # environment steps between copies
     normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit

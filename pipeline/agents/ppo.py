@@ -124,14 +124,14 @@ def create_ppo_agent(
     env_steps: tf.Variable,
     learning_rate: Schedule | NonNegative = 3e-4,  # scheduled by environment steps
     optimizer: Callable[..., tf.keras.optimizers.legacy.Optimizer] = Adam,  # optimizer class
-    clip_ratio: Schedule | NonNegative = 0.2,  # of the objective, by environment steps
+    clip_ratio: Schedule | NonNegative = 0.2,  # clip range of the probability ratio
     value_clip: Positive | None = None,  # clip range of value changes in a rollout; None: no limit
     value_coefficient: NonNegative = 0.5,  # weight of the squared value error
     entropy_coefficient: NonNegative = 0.0,  # weight of the entropy bonus
     discount: Probability = 0.99,  # gamma
     gae_lambda: Probability = 0.95,  # lambda
-    normalize_advantages: Literal["minibatch", "rollout"] | None = "minibatch",  # standardise over
-    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    normalize_advantages: Literal["minibatch", "rollout"] | None = "minibatch",
+    normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update
 ) -> PPOAgent:
@@ -143,6 +143,8 @@ def create_ppo_agent(
       num_envs: Number of environments that collect at once.
       seed: Unused. Only the collect policy is random, and the driver seeds it.
       env_steps: int64 counter of environment steps, which schedules read.
+      normalize_advantages: Rows over which advantages are standardised: "minibatch", "rollout",
+        or None to leave them as they are.
 
     Raises:
       UserError: If a value is out of its range or is not one of the choices.

@@ -258,7 +258,7 @@ def create_trpo_agent(
     value_minibatch_size: PositiveInt = 128,  # rows; at most those of the rollout are used
     discount: Probability = 0.99,  # gamma
     gae_lambda: Probability = 0.95,  # lambda
-    normalize_returns: bool = False,  # scale rewards, see `normalizers.RewardScaler`
+    normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = None,  # of the value function; None: no limit
     accumulate_updates: PositiveInt = 1,  # must be 1, because a step needs the whole rollout
 ) -> TRPOAgent:

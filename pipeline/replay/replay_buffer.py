@@ -74,7 +74,7 @@ class ReplayBuffer:
             supplies the observation to bootstrap from.
           seed: Seed of the run.
           training_spec: Not used, because rows are returned as they were collected.
-          capacity: Rows stored over all streams. Each stream has `capacity // num_envs`.
+          capacity: Rows stored over all environments. Each has `capacity // num_envs`.
           batch_size: Number of sequences in a batch.
           env_steps_per_update: Number of environment steps collected for each batch. The vector
             step that resets an environment counts, too.

@@ -58,7 +58,7 @@ class Rollout:
           training_spec: Unbatched specs of a row as returned by the `prepare` of `begin`.
           seed: Seed of the run.
           sequence_length: Not used, because a minibatch consists of single rows.
-          num_steps: Number of rows collected of each stream.
+          num_steps: Number of rows collected from each environment.
           minibatch_size: Number of rows in a minibatch; divides `num_steps * num_envs`. None for
             all rows.
           num_epochs: Number of times that each row is trained on.
