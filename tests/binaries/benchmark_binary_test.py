@@ -23,7 +23,8 @@ class Benchmark(NamedTuple):
 
 def flags(output_dir: pathlib.Path) -> list[str]:
     experiments = "--experiments=dqn-CartPole-v1,ppo-CartPole-v1"
-    return ["--suite=smoke", f"--output_dir={output_dir}", "--seeds=1", experiments]
+    small = "--gin_bindings=mlp_encoder.units = (8,)"
+    return ["--suite=smoke", f"--output_dir={output_dir}", "--seeds=1", experiments, small]
 
 
 def wait_for(is_reached, process: subprocess.Popen) -> None:
