@@ -58,8 +58,7 @@ def checked(
 ) -> Binding:
     """Returns the binding after a check of its value.
 
-    A float such as 2e4 is converted to an int if the parameter needs an int. A macro with such a
-    value is replaced by the int, because other parameters may need the float.
+    A float such as 2e4 is converted to an int if the parameter needs an int.
 
     Args:
       configurable: Configurable that has the binding's parameter.
@@ -79,7 +78,7 @@ def checked(
         elif isinstance(value, Reference) and kind.result:
             must = f"must return an object of the class {kind.result.__name__}"
         raise UserError(f"{binding.origin}: {binding.name} = {value!r}: {must}.")
-    return binding._replace(value=_with_ints(value, kind, macros))
+    return binding._replace(value=_with_ints(value, kind))
 
 
 def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
@@ -133,13 +132,9 @@ def _gives_callable(reference: Reference, kind: _Kind) -> bool:
     return any(member in (Any, None) or is_callable(member) for member in members)
 
 
-def _with_ints(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> Any:
-    if isinstance(value, Macro) and value.name in macros:
-        meant = macros[value.name]
-        converted = _with_ints(meant, kind, macros)
-        return value if repr(converted) == repr(meant) else converted
+def _with_ints(value: Any, kind: _Kind) -> Any:
     if isinstance(value, tuple | list) and kind.items:
-        return type(value)(_with_ints(item, kind.items, macros) for item in value)
+        return type(value)(_with_ints(item, kind.items) for item in value)
     return int(value) if _stands_for_int(value, kind) else value
 
 
