@@ -16,7 +16,7 @@ from benchmarks import tables
 from benchmarks.measurements import Results
 from pipeline.benchmarks.markdown import code, table
 from pipeline.configuration import loading, registry
-from pipeline.configuration.statements import Binding
+from pipeline.configuration.statements import Binding, Macro
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -101,7 +101,7 @@ _TABLES: dict[str, Table] = {
 def _parameters(title: str) -> str:
     """Returns a table of the parameters that gin can bind, of "CONFIGURABLE[ of CONFIG]".
 
-    With a config, a column has the values that it binds, its included files among them.
+    With a config, a column has the values that it and its included files bind, by their scopes.
     """
     name, _, config = title.partition(" of ")
     configurable = registry.registered(name)
@@ -109,12 +109,12 @@ def _parameters(title: str) -> str:
     target = configurable.wrapped
     signature = inspect.signature(target).parameters
     meanings = dict(_meanings(target))
-    bound = {b.short_name: code(repr(b.value)) for b in _bindings(config)}
+    bound = _bound(config)
     rows = [
         (
             code(f"{name}.{parameter}"),
             _default(signature[parameter].default),
-            *([bound.get(f"{name}.{parameter}", "")] if config else []),
+            *(["; ".join(bound.get(f"{name}.{parameter}", {}).values())] if config else []),
             meanings.get(parameter, "").replace("|", "\\|"),  # Markdown, as docstrings are
         )
         for parameter in registry.parameters(configurable)
@@ -124,9 +124,18 @@ def _parameters(title: str) -> str:
     return table(code(name), columns, rows)
 
 
-def _bindings(config: str) -> list[Binding]:
+def _bound(config: str) -> dict[str, dict[str, str]]:
+    """Returns the texts of the values that a config binds, by parameter and scope."""
     statements = loading.read([config], []) if config else []
-    return [statement for statement in statements if isinstance(statement, Binding)]
+    bindings = [statement for statement in statements if isinstance(statement, Binding)]
+    macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
+    bound: dict[str, dict[str, str]] = {}
+    for binding in bindings:
+        value = binding.value
+        text = code(repr(macros[value.name] if isinstance(value, Macro) else value))
+        scoped = f"{code(binding.scope + '/')} {text}" if binding.scope else text
+        bound.setdefault(binding._replace(scope="").short_name, {})[binding.scope] = scoped
+    return bound
 
 
 def _default(value: object) -> str:

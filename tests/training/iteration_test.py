@@ -59,7 +59,6 @@ class Run:
 # So many steps of a rollout are taken in a loop; a graph of single steps takes longer to build.
 IN_A_LOOP = {"ppo": {"Rollout__num_steps": 16}}
 RARELY_CUT = ("sac", "a2c", "nstep_q", "trpo")
-OFTEN_BUILT = ("nstep_q", "trpo")  # by other tests
 CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environment__kwargs": {}}
 
 
@@ -93,10 +92,7 @@ def repeatable(run):
 # The next test checks the others.
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
-    [
-        pytest.param(name, {}, marks=[pytest.mark.crash] * (name in OFTEN_BUILT))
-        for name in RARELY_CUT
-    ]
+    [(name, {}) for name in RARELY_CUT]
     + [("ppo", CONTINUOUS | IN_A_LOOP["ppo"])]
     + [pytest.param(name, CONTINUOUS, marks=pytest.mark.crash) for name in ("a2c", "trpo")],
 )

@@ -143,7 +143,7 @@ def counts(variables, names):
     [
         # Otherwise a target network would wait until the new run has passed the old one.
         ("dqn", ["update_targets/counter"]),
-        pytest.param("nstep_q", ["copied_at", "summed"], marks=pytest.mark.crash),
+        ("nstep_q", ["copied_at", "summed"]),
     ],
 )
 def test_counts_of_the_agent_begin_at_0(trained, tmp_path, algorithm, names):
