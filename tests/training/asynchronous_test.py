@@ -29,6 +29,7 @@ from tiny_runs import (
 
 from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics, merge_statistics
+from pipeline.checkpointing.exactness import Exactness
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.gymnasium_envs import gymnasium_environment
 from pipeline.ops.randomness import stream_key
@@ -598,21 +599,17 @@ def test_threads_are_refused_where_gradients_would_pass_through_python(monkeypat
         run_bound(scheduler="threads")
 
 
-def test_another_number_of_actors_is_told(tmp_path, alone):
+def test_another_number_of_actors_is_told(tmp_path, alone, components):
     alone.turns.parts.experience.save(tmp_path)
-    other = build_components("a3c")
     with pytest.raises(ValueError, match="saved with 1 actors, this run has 2"):
-        other.experience.restore(tmp_path)
+        components.experience.restore(tmp_path)
 
 
-def test_threads_are_refused_where_an_exact_resume_is_required():
-    from pipeline.checkpointing.exactness import Exactness
-
+def test_threads_are_refused_where_an_exact_resume_is_required(alone):
     exactness = Exactness(require_exact=True)
-    exactness.check_runner(build_components("a3c").runner.is_repeatable)
-    in_threads = build_components("a3c", **THREADS)
+    exactness.check_runner(alone.turns.runner.is_repeatable)
     with pytest.raises(UserError, match="actors in threads.* cannot be resumed exactly"):
-        exactness.check_runner(in_threads.runner.is_repeatable)
+        exactness.check_runner(alone.locked.runner.is_repeatable)
 
 
 def test_the_window_takes_the_newest_episodes_of_each_actor_after_earlier_ones():
@@ -649,12 +646,12 @@ def test_messages(algorithm, overrides, message):
         build_components(algorithm, **overrides)
 
 
-def test_what_is_split_is_what_the_actors_go_on_from():
+def test_what_is_split_is_what_the_actors_go_on_from(components):
     def numbered(tensor):
         numbers = tf.reshape(tf.range(1, tf.size(tensor) + 1), tf.shape(tensor))
         return tf.cast(numbers, tensor.dtype)
 
-    state = tf.nest.map_structure(numbered, build_components("a3c").runner.initial_state())
+    state = tf.nest.map_structure(numbered, components.runner.initial_state())
     carry = state.carry
     for number, own in enumerate(split_state(state)):
         assert own.carry.vector_steps == carry.vector_steps[number]
