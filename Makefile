@@ -45,7 +45,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers=2
 	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
