@@ -23,7 +23,7 @@ def newest(time_step):
     return time_step.observation[0, -1].numpy().astype(int)
 
 
-@pytest.mark.parametrize(("sticky", "steps", "fewest_ends"), [(0.0, 60, 0), (0.25, 250, 1)])
+@pytest.mark.parametrize(("sticky", "steps", "fewest_ends"), [(0.0, 120, 0), (0.25, 400, 1)])
 def test_observations_are_the_vector_environments(sticky, steps, fewest_ends):
     settings = {
         "game": "breakout",

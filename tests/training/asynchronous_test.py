@@ -362,7 +362,7 @@ def summed(weights, target, rows, after, one_step):
 
 @pytest.mark.parametrize(
     ("one_step", "accumulate"),
-    [(False, 3), *(pytest.param(x, 1, marks=pytest.mark.crash) for x in (True, False))],
+    [(True, 1), (False, 3), pytest.param(False, 1, marks=pytest.mark.crash)],
 )
 def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, accumulate):
     training = Training(
