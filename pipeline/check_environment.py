@@ -136,6 +136,7 @@ def _agents(environment: VectorEnvironment) -> str:
 def _gymnasiums_view(environment: VectorEnvironment) -> str:
     """Returns what gymnasium's checker says about one environment."""
     from pipeline.environments.gymnasium_envs import maker
+    from pipeline.environments.single_env import close_with_warning
     from pipeline.ops.observations import action_mask
 
     if action_mask(environment.observation_spec()) is not None:
@@ -149,7 +150,9 @@ def _gymnasiums_view(environment: VectorEnvironment) -> str:
         env = maker(*(values[name] for name in names))()
     except UserError as error:
         return f"not checked: {_second(error)}"
-    with contextlib.closing(env), warnings.catch_warnings(record=True) as caught:
+    with contextlib.ExitStack() as ends:
+        ends.callback(close_with_warning, env, values["name"])
+        caught = ends.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         # It asks for environments without wrappers, but those of gymnasium.make have some.
         warnings.filterwarnings("ignore", ".*different from the unwrapped version")

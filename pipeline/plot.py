@@ -181,13 +181,16 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Li
     """Draws the runs of a group, and returns the line that the legend shows."""
     if len(members) == 1:
         (member,) = members
-        (line,) = axes.plot(*member.curve.T, color=color, linewidth=1.8, label=_plain(name))
+        style = _format(member.curve)
+        (line,) = axes.plot(*member.curve.T, style, color=color, linewidth=1.8, label=_plain(name))
         evaluations = member.evaluations
     else:
         for member in members:
-            axes.plot(*member.curve.T, color=color, linewidth=0.8, alpha=0.4)
-        label = f"{_plain(name)} (mean of {len(members)} runs)"
-        (line,) = axes.plot(*_mean_curve(members).T, color=color, linewidth=2.2, label=label)
+            axes.plot(*member.curve.T, _format(member.curve), color=color, linewidth=0.8, alpha=0.4)
+        mean = _mean_curve(members)
+        kind = "mean of" if len(mean) else "no common steps of"
+        label = f"{_plain(name)} ({kind} {len(members)} runs)"
+        (line,) = axes.plot(*mean.T, _format(mean), color=color, linewidth=2.2, label=label)
         evaluations = _mean_evaluations(members)
     if len(evaluations):
         steps, means, deviations = evaluations.T
@@ -200,6 +203,11 @@ def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Li
             capsize=2,
         )
     return line
+
+
+def _format(curve: np.ndarray) -> str:
+    """Returns how a curve is drawn: a line through one point would not be visible."""
+    return "o" if len(curve) == 1 else "-"
 
 
 def _mean_curve(members: Sequence[Run]) -> np.ndarray:

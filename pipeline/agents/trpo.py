@@ -134,7 +134,7 @@ class TRPOAgent(OnPolicyAgent):
         return tf_agent.LossInfo(extra["loss"], extra)
 
     def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[_StepOutcome, tf.Tensor]:
-        """Makes one policy step (algorithm 1 and appendix C of the paper).
+        """Makes one policy step (section 6 and appendix C of the paper).
 
         Returns:
           The outcome of the step, and the mean entropy before the step.

@@ -318,8 +318,10 @@ def _with_quotes(line: str, source: Source) -> str | None:
     literal = _OTHER_LANGUAGES.get(value.lower())
     quoted = literal or repr(value)
     text = f"{key} = {quoted}" if source.path else f'{COMMAND_LINE}="{key}={quoted}"'
-    need = f"{value} is written {literal}" if literal else f"strings need quotes, {value} has none"
-    return f"{need}: {text}"
+    if literal:
+        return f"{value} is written {literal}: {text}"
+    reference = f". If it names a function or a class, write @{value}" * value.isidentifier()
+    return f"strings need quotes, {value} has none: {text}{reference}"
 
 
 def _is_literal(value: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -45,8 +46,13 @@ class SingleEnv:
         except SystemExit as error:
             raise UserError("the constructor of the environment called sys.exit().") from error
         for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(self.env, name, None), gymnasium.Space):
-                raise self._fault(f"the environment has no {name} of type gymnasium.Space")
+            try:
+                space = getattr(self.env, name)
+            except Exception as error:  # a property raises what it likes
+                reason = f"{type(error).__name__}: {error}"
+                raise self._fault(f"the environment's {name} raised {reason}") from error
+            if not isinstance(space, gymnasium.Space):
+                raise self._fault(f"{name} is {space!r:.80}, not a gymnasium.Space")
         self._arrays = specs.arrays(self.env.observation_space)
         self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
         # Most observations are a single array of numbers, which need no loop.
@@ -193,8 +199,10 @@ class SingleEnv:
         try:
             results = self._call("reset", **seed)
         except TypeError as error:
-            if seed and "unexpected keyword argument 'seed'" in str(error):
-                raise self._fault(f"reset() does not accept a seed; {_RESET}") from error
+            # Wrappers of gymnasium pass options, too.
+            refused = re.search("unexpected keyword argument '(seed|options)'", str(error))
+            if seed and refused:
+                raise self._fault(f"reset() does not accept {refused[1]}=...; {_RESET}") from error
             raise
         if not (isinstance(results, tuple) and len(results) == 2):
             raise self._fault(f"reset() returned no info; {_RESET}")
@@ -223,18 +231,25 @@ class SingleEnv:
             raise self._fault(fault)
 
     def _source(self) -> str:
-        env_class = type(self.env.unwrapped)
-        name = f"{env_class.__module__}.{env_class.__qualname__}"
-        try:
-            return f"{name} in {inspect.getsourcefile(env_class)}"
-        except (TypeError, OSError):  # a built-in class, or one without a file
-            return name
+        """Returns the classes of the environment and of wrappers that are not gymnasium's."""
+        *wrappers, env = saved_states.layers(self.env)
+        own = [x for x in wrappers if not type(x).__module__.startswith("gymnasium.")]
+        return " or its wrapper ".join(_place(type(layer)) for layer in [env, *reversed(own)])
 
     def _fault(self, message: str) -> UserError:
         return UserError(f"{message}. Change the environment's class {self._source()}, or wrap it.")
 
 
-def close_with_warning(environment: SingleEnv | Vector, name: str) -> None:
+def _place(layer: type) -> str:
+    """Returns the name of a class and its file."""
+    name = f"{layer.__module__}.{layer.__qualname__}"
+    try:
+        return f"{name} in {inspect.getsourcefile(layer)}"
+    except (TypeError, OSError):  # a built-in class, or one without a file
+        return name
+
+
+def close_with_warning(environment: gymnasium.Env | SingleEnv | Vector, name: str) -> None:
     """Closes an environment, and prints a warning with its name if that fails."""
     try:
         environment.close()

@@ -318,14 +318,17 @@ def _box_converter(space: spaces.Box) -> ActionConverter:
     slack = _ROUNDING * np.where(np.isfinite(size), size, bound)
     lowest, highest = _float32_bounds(space)
     lowest, highest = np.minimum(low - slack, lowest), np.maximum(high + slack, highest)
+    is_bounded = np.isfinite([low, high]).all()
+    bounds = "" if is_bounded else "the finite numbers of "
+    bounds += f"[{low}, {high}]"
 
     def convert(actions: np.ndarray) -> np.ndarray:
         # Every comparison with NaN is false, so that NaN counts as outside here.
-        if ((actions >= low) & (actions <= high)).all():
+        if is_bounded and ((actions >= low) & (actions <= high)).all():
             return actions.astype(space.dtype)
-        inside = (actions >= lowest) & (actions <= highest)
-        if not inside.all() or not np.isfinite(actions).all():
-            raise _out_of_range(actions, inside, f"[{low}, {high}]")
+        inside = (actions >= lowest) & (actions <= highest) & np.isfinite(actions)
+        if not inside.all():
+            raise _out_of_range(actions, inside, bounds)
         return np.clip(actions, low, high).astype(space.dtype)
 
     return convert

@@ -29,7 +29,8 @@ class Description(NamedTuple):
       render_fps: Frame rate at which a video with one frame per step plays at natural speed.
       offers_states: True if `Vector.get_states` and `Vector.set_states` can be used.
       notes: Sentences that a user should read before training.
-      source: Class of the environments and its file, or "" if they are not known.
+      source: Class of the environments and its file, and those of wrappers that are not
+        gymnasium's; "" if they are not known.
     """
 
     observation_space: gymnasium.Space
@@ -91,10 +92,10 @@ def store(leaf: specs.Leaf, received: Any, array: np.ndarray) -> str:
             f"is {leaf.space}"
         )
     given = np.asarray(received)
-    if given.dtype == array.dtype or {given.dtype.kind, array.dtype.kind} == {"f"}:
-        array[...] = given
+    if given.dtype == array.dtype or (array.dtype.kind == "f" and given.dtype.kind in "uibf"):
+        array[...] = given  # as float64 is rounded to float32
         return ""
-    # Whole numbers and truth values are stored if they stay the same.
+    # In other spaces, whole numbers and truth values are stored if they stay the same.
     if given.dtype.kind in "uib":
         with np.errstate(over="ignore"):
             array[...] = given.astype(array.dtype)

@@ -2,7 +2,7 @@
 
 Every actor has its own environment and its own copy of the weights. It repeats these steps: copy
 the shared weights, collect a rollout, compute its gradients, apply them to the shared weights with
-the shared optimizer (algorithms 1, S2 and S3). Actors are either threads, each of which makes graph
+the shared optimizer (algorithms S2 and S3). Actors are either threads, each of which makes graph
 calls in which only the environment's step runs Python code, or they take turns in one thread. If
 they take turns, runs with the same seed have the same results.
 """
@@ -69,9 +69,10 @@ def actor_epsilon(
     values: Sequence[float] = (0.1, 0.01, 0.5),
     probabilities: Sequence[float] = (0.4, 0.3, 0.3),
 ) -> float:
-    """Draws the final epsilon of the actor that is being built (Mnih et al. 2016, section 5.1).
+    """Draws the final epsilon of the actor that is being built (Mnih et al. 2016).
 
-    If no actor is being built, the mean is returned. This is the case for the evaluated agent.
+    The paper's actors draw theirs periodically. If no actor is being built, the mean is returned.
+    This is the case for the evaluated agent.
 
     Args:
       values: Final epsilons to draw from.

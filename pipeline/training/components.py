@@ -310,7 +310,7 @@ def build_evaluation_environment(
     """Builds an environment in gin's scope `evaluation`, with seeds that training never uses."""
     try:
         with gin.config_scope(EVALUATION):
-            return create_environment(stream_key(seed, EVALUATION), **kwargs)
+            return build_environment(stream_key(seed, EVALUATION), create_environment, **kwargs)
     except UserError as error:
         if " raised " not in str(error):
             raise

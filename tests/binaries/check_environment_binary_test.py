@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -71,7 +72,12 @@ class MaskedEnv(SaneEnv):
 
 
 class NanEnv(SaneEnv):
-    """Returns rewards that are not numbers."""
+    """Returns rewards that are not numbers, and cannot be closed."""
+
+    viewer: Any = None
+
+    def close(self):
+        self.viewer.close()
 
     def step(self, action):
         observation, _, *rest = super().step(action)

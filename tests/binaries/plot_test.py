@@ -89,6 +89,15 @@ def test_seeds_of_one_experiment_share_a_colour_and_a_mean(tmp_path: pathlib.Pat
     assert legend(figure) == ["dqn (mean of 2 runs)", "ppo"]
 
 
+def test_a_single_record_is_a_dot_and_runs_without_common_steps_have_no_mean(tmp_path):
+    figure = plot.draw([make_run(tmp_path / "a", {1000: 10.0})])
+    assert figure.axes[0].get_lines()[0].get_marker() == "o"
+    runs = [make_run(tmp_path / f"seed-{n}", {n * 1000: 1.0, n * 1500: 2.0}) for n in (1, 2)]
+    assert [text.split(" (")[1] for text in legend(plot.draw(runs))] == [
+        "no common steps of 2 runs)"
+    ]
+
+
 def test_an_evaluation_that_one_run_lacks_hides_no_other(tmp_path: pathlib.Path) -> None:
     curve: dict[int, float | None] = {0: 0.0, 400: 40.0}
     evaluations = {step: (step / 100, 0.0) for step in (100, 200, 300, 400)}

@@ -451,7 +451,9 @@ def test_circular_include(tmp_path):
 def test_a_string_without_quotes_on_the_command_line(value):
     message = message_of(f"make_fruit.name={value}")
     assert f"strings need quotes, {value} has none" in message
-    assert message.endswith(f"--gin_bindings=\"make_fruit.name='{value}'\"")
+    assert f"--gin_bindings=\"make_fruit.name='{value}'\"" in message
+    is_name = value == "x"
+    assert message.endswith("If it names a function or a class, write @x") is is_name
 
 
 def test_a_string_without_quotes_in_a_file(tmp_path):

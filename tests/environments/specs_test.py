@@ -117,7 +117,9 @@ def test_an_environment_cannot_change_the_action_that_is_recorded():
         (Box(-1, 1, (2,)), [[0.0, 0.0], [0.0, 1.01]]),
         (Box(-1, 1, (2,)), [[0.0, 0.0], [np.nan, 0.0]]),
         (Box(-np.inf, np.inf, (1,)), [[0.0], [np.nan]]),
+        (Box(-np.inf, np.inf, (1,)), [[0.0], [-np.inf]]),
         (Box(0, np.inf, (1,)), [[0.0], [-5.0]]),
+        (Box(0, np.inf, (1,)), [[0.0], [np.inf]]),
         (Box(np.array([0.0, -np.inf]), np.array([1.0, np.inf])), [[0.0, 0.0], [2.0, 0.0]]),
     ],
 )

@@ -193,13 +193,19 @@ def test_four_values_are_named_also_below_gymnasiums_wrappers(limit):
 
 
 @each_vector
-def test_a_reset_without_a_seed_is_refused_by_name(vector_class):
+def test_a_reset_without_a_seed_or_options_is_refused_by_name(vector_class):
     class OldEnv(PlainEnv):
         def reset(self):  # type: ignore[override]
             return self.observe(), {}
 
-    with pytest.raises(UserError, match=r"reset\(\) does not accept a seed"):
+    class NewerEnv(PlainEnv):
+        def reset(self, seed=None):  # type: ignore[override]
+            return self.observe(), {}
+
+    with pytest.raises(UserError, match=r"reset\(\) does not accept seed=...; gymnasium's"):
         run(vector_class([OldEnv] * 2))
+    with pytest.raises(UserError, match=r"reset\(\) does not accept options=...; gymnasium's"):
+        run(vector_class([lambda: gymnasium.wrappers.OrderEnforcing(NewerEnv())]))
 
 
 @each_vector
@@ -227,6 +233,45 @@ def test_integers_that_fit_the_space_are_stored_and_others_refused(vector_class)
     for env_class in (TooLarge, Wider, Halves):
         with pytest.raises(UserError, match="cannot be stored in its space"):
             run(vector_class([env_class] * 2))
+
+
+@each_vector
+def test_integers_are_rounded_to_a_space_of_floats_as_floats_are(vector_class):
+    class Counter(PlainEnv):
+        observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+        def observe(self):
+            return [2**24 + 1, self.time]
+
+    (first,), (outcome,) = run(vector_class([Counter]), num_steps=1, num_envs=1)
+    assert first.tolist() == [[2**24, 0]]
+    assert outcome.observation[0].tolist() == [[2**24, 1]]
+
+
+class Halved(gymnasium.ObservationWrapper):
+    """Returns a part of the observation, and keeps its space."""
+
+    def observation(self, observation):
+        return observation[:2]
+
+
+class Unset(gymnasium.Wrapper):
+    def __getattribute__(self, name):
+        return super().__getattribute__("no_space" if name == "action_space" else name)
+
+
+@each_vector
+def test_the_fault_of_a_wrapper_names_its_class_and_its_file(vector_class):
+    def places(wrapper):
+        of_env = f"{PlainEnv.__module__}.PlainEnv in {sys.modules[PlainEnv.__module__].__file__}"
+        return f"class {of_env} or its wrapper {__name__}.{wrapper.__name__} in {__file__}, or wrap"
+
+    with pytest.raises(UserError, match=re.escape(places(Halved))):
+        run(vector_class([lambda: gymnasium.wrappers.TimeLimit(Halved(PlainEnv()), 9)]))
+    reason = "the environment's action_space raised AttributeError: .*no_space"
+    with pytest.raises(UserError, match=reason) as error:
+        vector_class([lambda: Unset(PlainEnv())])
+    assert places(Unset) in str(error.value)
 
 
 @each_vector
@@ -533,7 +578,7 @@ def test_an_unexpected_keyword_elsewhere_is_not_taken_for_a_reset_without_a_seed
 
     with pytest.raises(Exception, match="unexpected keyword argument 'shape'") as error:
         run(vector_class([TypoEnv]), num_envs=1)
-    assert "does not accept a seed" not in str(error.value)
+    assert "does not accept" not in str(error.value)
 
 
 @each_vector
@@ -555,7 +600,8 @@ def test_a_missing_space_is_named(vector_class, name, value):
         pass
 
     setattr(NoSpaceEnv, name, value)
-    with pytest.raises(UserError, match=f"the environment has no {name} of type gymnasium.Space"):
+    named = re.escape(f"{name} is {value}, not a gymnasium.Space")
+    with pytest.raises(UserError, match=named):
         vector_class([NoSpaceEnv])
 
 

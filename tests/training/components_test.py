@@ -220,6 +220,14 @@ def test_factories_of_another_kind_are_named(part, factory, message):
         build(1, *factories.values())
 
 
+def test_a_factory_of_environments_that_cannot_render_is_named():
+    def create(seed: int) -> Any:
+        raise AssertionError
+
+    with pytest.raises(UserError, match="create_environment = @.*: got an unexpected .* 'render'"):
+        build_evaluation_environment(1, create, render=True)
+
+
 @pytest.fixture(scope="module")
 def dqn():
     """Builds components, of which tests change nothing for good."""
