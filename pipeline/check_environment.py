@@ -102,7 +102,7 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     yield "episodes", _episodes(rows)
     rate = _rate(environment, rows)
     yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
-    yield "exact resume", _resume(environment, create_environment, driver, policy, carry)
+    yield "exact resume", _resume(environment, create_environment, policy, carry)
     yield "gymnasium", _gymnasiums_view(environment)
     advice = [*environment.notes, *_advice(environment, rows, rate)]
     yield "advice", "\n".join(f"* {line}" for line in advice) or "none"
@@ -228,11 +228,7 @@ def _rate(environment: VectorEnvironment, rows: _Rows) -> float:
 
 
 def _resume(
-    environment: VectorEnvironment,
-    create_environment: Any,
-    driver: CollectDriver,
-    policy: RandomPolicy,
-    carry: Carry,
+    environment: VectorEnvironment, create_environment: Any, policy: RandomPolicy, carry: Carry
 ) -> str:
     """Restores the episodes in a second environment, and compares what follows in both."""
     import tensorflow as tf

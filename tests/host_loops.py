@@ -1,4 +1,4 @@
-"""Host loops over tiny runs in this process."""
+"""Tiny runs in this process: chunks of iterations, and host loops."""
 
 import io
 import shutil
@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 from tf_agents.trajectories import StepType
-from tiny_runs import build_components
+from tiny_runs import build_components, saved, variables
 
 from pipeline.checkpointing.checkpoints import Checkpoints
+from pipeline.checkpointing.saveables import Tensors
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import Plan
@@ -30,6 +31,50 @@ PLAN = Plan(
     num_final_episodes=6,
 )
 WARM_UP = 60
+
+
+def saved_components(parts):
+    """Returns everything that a checkpoint holds of the agent, the experience and environments."""
+    return {**variables(parts.agent), **saved(parts.experience), **saved(parts.environment)}
+
+
+class Chunks:
+    """New components, and the state that is passed between chunks of iterations."""
+
+    def __init__(self, algorithm, **overrides):
+        self.parts = build_components(algorithm, **overrides)
+        self.runner = self.parts.runner
+        self.state = self.runner.initial_state()
+
+    @property
+    def env_steps(self):
+        return int(self.state.carry.statistics.env_steps)
+
+    @property
+    def updates(self):
+        return int(self.parts.agent.train_step_counter)
+
+    def call(self, chunk, max_iterations, until):
+        self.state = chunk(
+            self.state,
+            tf.constant(max_iterations, tf.int64),
+            tf.constant(until, tf.int64),
+        )
+
+    def collect(self, max_iterations, until):
+        self.call(self.runner.collect_randomly, max_iterations, until)
+
+    def train(self, max_iterations, until):
+        self.call(self.runner.train, max_iterations, until)
+
+    def snapshot(self):
+        """Returns everything that a checkpoint holds, except wall time."""
+        state = self.state._replace(collect_seconds=tf.zeros([]))
+        return {
+            **saved_components(self.parts),
+            **saved(Tensors(lambda: state, lambda _: None)),
+            "env_steps": self.parts.env_steps.numpy(),
+        }
 
 
 def actor_threads():

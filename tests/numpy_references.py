@@ -1,4 +1,4 @@
-"""Helpers of the tests of agents: random rows, and networks and gradients in plain NumPy."""
+"""Helpers of the tests of agents: random rows, networks and gradients in NumPy, shared checks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import StepType, TimeStep, Trajectory, time_step_spec
+from tf_agents.trajectories import StepType, TimeStep, Trajectory, restart, time_step_spec
+from tiny_runs import variables
 
 from pipeline import configuration
+from pipeline.ops.schedules import linear_schedule
 
 FIRST, MID, LAST = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
 GO_ON, LOSE_LIFE, TERMINATE, TRUNCATE = range(4)
@@ -220,3 +222,65 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 def values_of(variables: Sequence[tf.Variable]) -> list[Array]:
     return [variable.numpy() for variable in variables]
+
+
+def check_train_applies_gradients(first: Any, second: Any, batch: Trajectory) -> None:
+    """Checks with two equal agents that `gradients` changes nothing and `train` applies them."""
+    batch, weights = tensors(batch), tf.ones(len(batch.reward))
+    before = variables(first)
+    gradients, loss_info = first.gradients(batch, weights)
+    assert_same(variables(first), before)
+    first.apply(gradients)
+    other_info = second.train(batch, weights)
+    assert_same(variables(first), variables(second))
+    assert_same(loss_info, other_info)
+    assert first.train_step_counter == 1
+    assert any(np.any(x != before[name]) for name, x in variables(first).items())
+
+
+def check_steps(
+    create: Callable[..., Any], batch: Trajectory, gradient_clip_norm: float | None = 0.01
+) -> None:
+    """Checks that an agent steps by its scheduled learning rate along its clipped gradient."""
+    steps = env_steps()
+    agent = create(
+        env_steps=steps,
+        optimizer=tf.keras.optimizers.legacy.SGD,
+        learning_rate=linear_schedule(0.5, 0.0, num_steps=10),
+        gradient_clip_norm=gradient_clip_norm,
+    )
+    batch, weights = tensors(batch), tf.ones(len(batch.reward))
+    train = tf.function(agent.train, autograph=False)
+    for count in (0, 4, 10):
+        steps.assign(count)
+        rate = 0.05 * (10 - count)
+        assert_close(agent.schedules["learning_rate"](steps), rate)
+        gradients, loss_info = agent.gradients(batch, weights)
+        norm = loss_info.extra["gradient_norm"].numpy()
+        assert gradient_clip_norm is None or norm > gradient_clip_norm
+        scale = rate if gradient_clip_norm is None else rate * gradient_clip_norm / norm
+        before = values_of(agent.gradient_variables())
+        train(batch, weights)
+        expected = [w - scale * g for w, g in zip(before, gradients, strict=True)]
+        assert_close(values_of(agent.gradient_variables()), expected)
+    assert agent.train_step_counter == 3
+
+
+def check_epsilon(create: Callable[..., Any]) -> None:
+    """Checks that an agent's share of random actions follows its schedule."""
+    steps = env_steps()
+    agent = create(env_steps=steps, epsilon=linear_schedule(1.0, 0.0, num_steps=100))
+    observation = as_float32(np.random.default_rng(0).normal(size=(4000, 3)))
+    time_step = restart(tf.constant(observation), 4000)
+    greedy = agent.policy.action(time_step).action.numpy()
+    q_values = dense_layers(observation, float64(agent.q_network.variables))
+    np.testing.assert_array_equal(greedy, q_values.argmax(axis=-1))
+    act = tf.function(
+        lambda: agent.collect_policy.action(time_step, (), tf.constant([1, 2])), autograph=False
+    )
+    for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0), (500, 0.0)):
+        steps.assign(count)
+        share = np.mean(act().action.numpy() != greedy)
+        # In a quarter of the cases a random action equals the greedy one.
+        assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
+        assert agent.schedules["epsilon"](steps).numpy() == as_float32(epsilon)

@@ -134,6 +134,12 @@ def gymnasium_vector(vector_class):
     return lambda makes: GymnasiumVector(vector_class(makes))
 
 
+def run(env, actions):
+    """Returns arrays [T, N] of the fields of a reset's time step and those that follow."""
+    steps = [env.reset()] + [env.step(action) for action in actions]
+    return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
+
+
 def drawn_actions(env, num_steps, seed=0):
     generator = np.random.default_rng(seed)
     spec = env.action_spec()

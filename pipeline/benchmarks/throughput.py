@@ -82,7 +82,7 @@ def all_stages(
     training(_WARM_UP_SECONDS)
     if not isinstance(components.runner, Iterations):
         return {"training": training}
-    stages = Stages(components, components.runner)
+    stages = Stages(components)
     return {
         "environment": stages.environment(),
         "collect": stages.collect(),
@@ -192,13 +192,8 @@ class Stages:
     These are too few to affect the times.
     """
 
-    def __init__(self, components: Components, runner: Iterations):
-        """Builds the separate environments.
-
-        Args:
-          components: Components of the run.
-          runner: Runner of the run.
-        """
+    def __init__(self, components: Components):
+        """Builds the separate environments."""
         self._agent, self._experience = components.agent, components.experience
         environment = bound("create_environment")(stream_key(_SEED, "stages"))
         driver = CollectDriver(environment, seed=_SEED)

@@ -24,35 +24,16 @@ class RenderingAtariVectorEnv(AtariVectorEnv):
 
     ale: Any
 
-    def __init__(
-        self,
-        game: str,
-        num_envs: int = 1,
-        *,
-        frameskip: int,
-        repeat_action_probability: float,
-        use_fire_reset: bool,
-        **kwargs: Any,
-    ):
-        """Initializes the environment with the arguments of AtariVectorEnv.
-
-        Raises:
-          ValueError: If `num_envs` is not 1.
-        """
-        if num_envs != 1:
-            raise ValueError(f"only one environment can be rendered, not {num_envs}")
-        super().__init__(
-            game,
-            1,
-            frameskip=frameskip,
-            repeat_action_probability=repeat_action_probability,
-            use_fire_reset=use_fire_reset,
-            **kwargs,
-        )
+    def __init__(self, game: str, num_envs: int, **kwargs: Any):
+        """Initializes the environment with the arguments of AtariVectorEnv; `num_envs` is 1."""
+        super().__init__(game, num_envs, **kwargs)
         self.render_mode = "rgb_array"
-        self.metadata = self.metadata | {"render_fps": FRAMES_PER_SECOND / frameskip}
+        self.metadata = self.metadata | {"render_fps": FRAMES_PER_SECOND / kwargs["frameskip"]}
         self.ale = _MirroredInterface(
-            self.ale, roms.get_rom_path(game), repeat_action_probability, use_fire_reset
+            self.ale,
+            roms.get_rom_path(game),
+            kwargs["repeat_action_probability"],
+            kwargs["use_fire_reset"],
         )
 
     def render(self) -> tuple[np.ndarray]:

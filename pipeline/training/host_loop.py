@@ -113,11 +113,6 @@ class HostLoop:
         """Returns the number of environment steps taken so far, over all processes of the run."""
         return int(self.state.carry.statistics.env_steps)
 
-    @property
-    def observation(self) -> Any:
-        """Returns the current observations [N, ...]."""
-        return self.state.carry.time_step.observation
-
     def restore(self) -> bool:
         """Restores the newest intact checkpoint.
 

@@ -300,7 +300,7 @@ def _note_large_numbers(
     if "scheduler" in components.runner.description:  # asynchronous actors share no statistics
         advice = "Scale them with a wrapper (gymnasium_environment.wrappers)"
     spec = without_mask(agent.time_step_spec.observation)
-    arrays = tree.flatten_with_path(without_mask(loop.observation))
+    arrays = tree.flatten_with_path(without_mask(loop.state.carry.time_step.observation))
     for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
         if agent.normalizer is not None or isinstance(of_one, CategoricalSpec):
             continue

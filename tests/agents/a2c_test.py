@@ -21,6 +21,7 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    check_steps,
     dense_layers,
     env_steps,
     float64,
@@ -31,7 +32,6 @@ from numpy_references import (
     randomize,
     specs,
     tensors,
-    values_of,
 )
 from tf_agents.trajectories import Trajectory, restart
 
@@ -39,11 +39,9 @@ from pipeline.agents.a2c import A2CAgent, create_a2c_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.trpo import create_trpo_agent
 from pipeline.networks.actor_critic import OnPolicyInfo
-from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
 
 ROWS = 12
-SGD = tf.keras.optimizers.legacy.SGD
 ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
 
 
@@ -60,11 +58,10 @@ def create(action_spec=FOUR_ACTIONS, constructor=create_a2c_agent, **kwargs: Any
     return agent
 
 
-def batch(action_spec, seed: int = 0, boundaries: bool = True) -> tuple[Trajectory, Array]:
+def batch(action_spec) -> tuple[Trajectory, Array]:
     """Returns prepared rows [ROWS, 1] and a mask of those that are transitions."""
-    rng = np.random.default_rng(seed)
-    kinds = [FIRST, MID, LAST] if boundaries else [FIRST, MID]
-    starts = rng.choice(kinds, ROWS)
+    rng = np.random.default_rng(0)
+    starts = rng.choice([FIRST, MID, LAST], ROWS)
     starts[0] = MID
     rows = random_sequences(rng, action_spec, np.full((ROWS, 1), GO_ON), starts)
     info = OnPolicyInfo(*(as_float32(rng.normal(size=(ROWS, 1))) for _ in range(4)))
@@ -240,22 +237,5 @@ def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) ->
         assert_close(prepared.advantage[t, env], expected - one.policy_info.value[t])
 
 
-def test_the_rate_follows_environment_steps_and_gradients_are_clipped() -> None:
-    steps = env_steps()
-    agent = create(
-        env_steps=steps,
-        optimizer=SGD,
-        learning_rate=linear_schedule(1.0, 0.0, num_steps=10),
-        gradient_clip_norm=0.1,
-    )
-    rows = tensors(batch(FOUR_ACTIONS, boundaries=False)[0])
-    steps.assign(5)
-    before = values_of(agent.gradient_variables())
-    gradients, loss_info = agent.gradients(rows, tf.ones(ROWS))
-    norm = loss_info.extra["gradient_norm"]
-    assert norm > 0.1
-    agent.train(rows, tf.ones(ROWS))
-    expected = [w - 0.5 * 0.1 / norm * g for w, g in zip(before, gradients, strict=True)]
-    assert_close(values_of(agent.gradient_variables()), expected)
-    assert agent.train_step_counter == 1
-    assert_same(agent.schedules["learning_rate"](steps), np.float32(0.5))
+def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:
+    check_steps(create, batch(FOUR_ACTIONS)[0])

@@ -28,11 +28,15 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    check_epsilon,
+    check_steps,
+    check_train_applies_gradients,
     dense_layers,
     env_steps,
     float64,
     half_square,
     huber,
+    n_step_return,
     numeric_gradients,
     random_events,
     random_sequences,
@@ -42,15 +46,13 @@ from numpy_references import (
     values_of,
 )
 from tf_agents.agents.dqn import dqn_agent as stock_dqn
-from tf_agents.trajectories import Trajectory, restart
+from tf_agents.trajectories import Trajectory
 from tf_agents.utils import common
-from tiny_runs import variables
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent
 from pipeline.agents.q_learning import huber_loss, select_action, squared_loss
 from pipeline.networks.encoders import QNetwork, mlp_encoder
 from pipeline.networks.heads import QHead
-from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
 
 GAMMA = 0.9
@@ -58,9 +60,8 @@ SGD = tf.keras.optimizers.legacy.SGD
 REFERENCE_LOSSES = {huber_loss: huber, squared_loss: half_square}
 
 
-def create(steps: tf.Variable | None = None, **kwargs: Any) -> DqnAgent:
-    counter = env_steps() if steps is None else steps
-    settings = {"discount": GAMMA, "num_envs": 1, "seed": 0, "env_steps": counter} | kwargs
+def create(**kwargs: Any) -> DqnAgent:
+    settings = {"discount": GAMMA, "num_envs": 1, "seed": 0, "env_steps": env_steps()} | kwargs
     agent = create_dqn_agent(specs(), FOUR_ACTIONS, **settings)
     rng = np.random.default_rng(7)
     randomize(rng, [*agent.q_network.variables, *agent.target_q_network.variables])
@@ -92,36 +93,16 @@ def bootstrap_value(agent: DqnAgent, observation: Array, double_q: bool = False)
     return target_q_values[np.argmax(q_values)] if double_q else target_q_values.max()
 
 
-def reference_target(agent: DqnAgent, rows: Trajectory, n_step: int, double_q: bool) -> float:
-    """Computes the target of one sequence, step by step."""
-    total, weight = 0.0, 1.0
-    for t in range(n_step):
-        total += weight * rows.reward[t]
-        weight *= GAMMA
-        if rows.discount[t] == 0.0:
-            return total
-        if rows.step_type[t + 1] == LAST or t + 1 == n_step:
-            return total + weight * bootstrap_value(agent, rows.observation[t + 1], double_q)
-    raise AssertionError
-
-
-def sequence(batch: Trajectory, index: int) -> Trajectory:
-    return tf.nest.map_structure(lambda x: x[index], batch)
-
-
 def reference_targets(
     agent: DqnAgent, batch: Trajectory, n_step: int, double_q: bool = False
 ) -> Array:
     """Returns targets [B], which are NaN where the sequence starts with a boundary row."""
-    starts = batch.step_type[:, 0]
-    return np.array(
-        [
-            np.nan
-            if start == LAST
-            else reference_target(agent, sequence(batch, b), n_step, double_q)
-            for b, start in enumerate(starts)
-        ]
-    )
+    targets = np.full(len(batch.reward), np.nan)
+    for b in np.flatnonzero(batch.step_type[:, 0] != LAST):
+        rows = tf.nest.map_structure(lambda x, b=b: x[b, :n_step], batch)
+        values = [bootstrap_value(agent, x, double_q) for x in batch.observation[b]]
+        targets[b] = n_step_return(rows, values.__getitem__, 0, GAMMA)
+    return targets
 
 
 def q_taken(batch: Trajectory, weights: Sequence[Array]) -> Array:
@@ -298,55 +279,16 @@ def test_target_network_moves_by_tau() -> None:
 
 def test_gradients_change_nothing_and_train_applies_them() -> None:
     first, second = create(n_step=3, double_q=True), create(n_step=3, double_q=True)
-    batch = tensors(random_batch(np.random.default_rng(0), 3))
-    before = variables(first)
-    gradients, loss_info = first.gradients(batch, tf.ones(24))
-    assert_same(variables(first), before)
-    first.apply(gradients)
-    other_info = second.train(batch, tf.ones(24))
-    assert_same(variables(first), variables(second))
-    assert_same(loss_info, other_info)
-    assert any(np.any(x != before[name]) for name, x in variables(first).items())
+    check_train_applies_gradients(first, second, random_batch(np.random.default_rng(0), 3))
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_a_step_follows_the_schedule_and_the_clipped_gradient(clip: float | None) -> None:
-    steps = env_steps(0)
-    rate = linear_schedule(0.5, 0.0, num_steps=10)
-    agent = create(steps, learning_rate=rate, optimizer=SGD, gradient_clip_norm=clip)
-    batch = tensors(random_batch(np.random.default_rng(0), 1))
-    train = tf.function(agent.train, autograph=False)
-    for count in (0, 4, 10):
-        steps.assign(count)
-        gradients, loss_info = agent.gradients(batch, tf.ones(24))
-        norm = loss_info.extra["gradient_norm"].numpy()
-        scale = 1.0 if clip is None else clip / norm
-        assert clip is None or norm > clip
-        before = values_of(agent.q_network.variables)
-        train(batch, tf.ones(24))
-        expected = [
-            w - 0.05 * (10 - count) * scale * g for w, g in zip(before, gradients, strict=True)
-        ]
-        assert_close(values_of(agent.q_network.variables), expected)
+    check_steps(create, random_batch(np.random.default_rng(0), 1), clip)
 
 
 def test_epsilon_follows_environment_steps() -> None:
-    steps = env_steps(0)
-    agent = create(steps, epsilon=linear_schedule(1.0, 0.0, num_steps=100))
-    observation = as_float32(np.random.default_rng(0).normal(size=(4000, 3)))
-    time_step = restart(tf.constant(observation), 4000)
-    greedy = agent.policy.action(time_step).action.numpy()
-    q_values = dense_layers(observation, float64(agent.q_network.variables))
-    np.testing.assert_array_equal(greedy, q_values.argmax(axis=-1))
-    act = tf.function(
-        lambda: agent.collect_policy.action(time_step, (), tf.constant([1, 2])), autograph=False
-    )
-    for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0), (500, 0.0)):
-        steps.assign(count)
-        share = np.mean(act().action.numpy() != greedy)
-        # In a quarter of the cases a random action equals the greedy one.
-        assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
-        assert agent.schedules["epsilon"](steps).numpy() == as_float32(epsilon)
+    check_epsilon(create)
 
 
 def test_select_action() -> None:

@@ -19,6 +19,8 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    check_epsilon,
+    check_steps,
     dense_layers,
     env_steps,
     float64,
@@ -38,7 +40,6 @@ from tf_agents.trajectories import TimeStep, Trajectory, restart
 
 from pipeline.agents.nstep_q import NStepQAgent, QLearningInfo, create_nstep_q_agent
 from pipeline.agents.q_learning import huber_loss, squared_loss
-from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
 
 GAMMA, STEPS, ENVS = 0.9, 6, 3
@@ -142,31 +143,11 @@ def test_the_target_network_is_copied_by_environment_steps() -> None:
 
 
 def test_epsilon_follows_environment_steps() -> None:
-    steps = env_steps()
-    agent = create(env_steps=steps, epsilon=linear_schedule(1.0, 0.0, num_steps=100))
-    observation = as_float32(np.random.default_rng(0).normal(size=(4000, 3)))
-    time_step = restart(tf.constant(observation), 4000)
-    greedy = agent.policy.action(time_step).action.numpy()
-    q_values = dense_layers(observation, float64(agent.q_network.variables))
-    np.testing.assert_array_equal(greedy, q_values.argmax(axis=-1))
-    for count, epsilon in ((0, 1.0), (60, 0.4), (100, 0.0)):
-        steps.assign(count)
-        action = agent.collect_policy.action(time_step, (), tf.constant([1, 2])).action
-        share = np.mean(action.numpy() != greedy)
-        # In a quarter of the cases a random action equals the greedy one.
-        assert abs(share - 0.75 * epsilon) <= 4 * np.sqrt(0.25 / 4000) * (epsilon > 0)
+    check_epsilon(create)
 
 
-def test_an_update_follows_the_clipped_gradient() -> None:
-    agent = create(optimizer=SGD, learning_rate=0.5, gradient_clip_norm=0.1)
-    rows = tensors(training_rows()[0])
-    before = values_of(agent.gradient_variables())
-    gradients, loss_info = agent.gradients(rows, tf.ones(12))
-    norm = loss_info.extra["gradient_norm"].numpy()
-    assert norm > 0.1
-    agent.train(rows, tf.ones(12))
-    expected = [w - 0.5 * 0.1 / norm * g for w, g in zip(before, gradients, strict=True)]
-    assert_close(values_of(agent.gradient_variables()), expected)
+def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:
+    check_steps(create, training_rows()[0])
 
 
 def test_the_target_network_begins_as_a_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    check_steps,
+    check_train_applies_gradients,
     dense_layers,
     env_steps,
     float64,
@@ -45,7 +48,6 @@ from tf_agents.agents.ppo import ppo_agent as stock_ppo
 from tf_agents.agents.ppo import ppo_clip_agent, ppo_utils
 from tf_agents.networks import network
 from tf_agents.trajectories import TimeStep, Trajectory, restart
-from tiny_runs import variables
 
 from pipeline.acting.collect_driver import CollectDriver, initial_carry
 from pipeline.agents.ppo import (
@@ -342,11 +344,14 @@ def test_prepare_computes_advantages_over_all_that_can_happen() -> None:
     assert {(MID, LAST, 0.0), (MID, LAST, 1.0), (MID, MID, 0.0), (LAST, FIRST, 1.0)} <= seen
 
 
+untrained_agent = functools.cache(create)
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), event=st.sampled_from([TERMINATE, LOSE_LIFE, TRUNCATE]))
 def test_what_comes_after_an_end_changes_no_advantage_before_it(seed: int, event: int) -> None:
     rng = np.random.default_rng(seed)
-    agent = hypothesis_agent()
+    agent = untrained_agent()
     events = np.array([[GO_ON, GO_ON, event, GO_ON, GO_ON, GO_ON]])
     rows = random_sequences(rng, FOUR_ACTIONS, events, np.array([FIRST]))
     rows = tf.nest.map_structure(lambda x: np.swapaxes(x, 0, 1), rows)
@@ -364,15 +369,6 @@ def test_what_comes_after_an_end_changes_no_advantage_before_it(seed: int, event
         final = restart(tf.fill([1, 3], shift), 1)
         advantages.append(agent.prepare(tensors(changed), final).policy_info.advantage[:3])
     assert_same(advantages[0], advantages[1])
-
-
-_AGENTS: list[PPOAgent] = []
-
-
-def hypothesis_agent() -> PPOAgent:
-    if not _AGENTS:
-        _AGENTS.append(create())
-    return _AGENTS[0]
 
 
 def test_returns_set_the_scale_of_rewards() -> None:
@@ -472,34 +468,11 @@ def test_statistics_move_in_finish_alone_so_the_ratio_is_one_before_an_update(lo
 
 def test_gradients_change_nothing_and_train_applies_them(action_spec) -> None:
     first, second = create(action_spec), create(action_spec)
-    batch = tensors(boundary_batch(first, action_spec, 0)[0])
-    before = variables(first)
-    gradients, loss_info = first.gradients(batch, tf.ones(ROWS))
-    assert_same(variables(first), before)
-    first.apply(gradients)
-    other_info = second.train(batch, tf.ones(ROWS))
-    assert_same(variables(first), variables(second))
-    assert_same(loss_info, other_info)
-    assert first.train_step_counter == 1
-    assert any(np.any(x != before[name]) for name, x in variables(first).items())
+    check_train_applies_gradients(first, second, boundary_batch(first, action_spec, 0)[0])
 
 
-def test_the_learning_rate_follows_environment_steps() -> None:
-    steps = env_steps()
-    rate = linear_schedule(0.5, 0.0, num_steps=10)
-    agent = create(env_steps=steps, learning_rate=rate, optimizer=SGD, gradient_clip_norm=0.1)
-    batch = tensors(batch_of_transitions(agent, FOUR_ACTIONS))
-    train = tf.function(agent.train, autograph=False)
-    for count in (0, 4, 10):
-        steps.assign(count)
-        variables = agent.actor_critic.trainable_variables
-        before, (gradients, loss_info) = values_of(variables), agent.gradients(batch, tf.ones(ROWS))
-        norm = loss_info.extra["gradient_norm"].numpy()
-        assert norm > 0.1
-        train(batch, tf.ones(ROWS))
-        scale = 0.05 * (10 - count) * 0.1 / norm
-        expected = [w - scale * g for w, g in zip(before, gradients, strict=True)]
-        assert_close(values_of(variables), expected)
+def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:
+    check_steps(create, batch_of_transitions(create(), FOUR_ACTIONS))
 
 
 def test_the_policy_is_the_mode_of_what_collects(action_spec) -> None:

@@ -26,6 +26,7 @@ from numpy_references import (
     as_float64,
     assert_close,
     assert_same,
+    check_train_applies_gradients,
     dense_layers,
     env_steps,
     float64,
@@ -43,7 +44,6 @@ from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import Trajectory, restart
-from tiny_runs import variables
 
 from pipeline.agents.sac import SacAgent, create_sac_agent
 from pipeline.networks.sac_networks import CriticNetwork, SquashedGaussianHead, squashed_gaussian
@@ -246,8 +246,7 @@ def with_other_boundary_rows(batch: Trajectory) -> Trajectory:
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
-def test_boundary_rows_move_nothing(seed: int) -> None:
-    agent = untrained()
+def test_boundary_rows_move_nothing(agent: SacAgent, seed: int) -> None:
     batch = random_batch(seed)
     results = [
         agent.gradients(tensors(b), tf.ones(ROWS)) for b in (batch, with_other_boundary_rows(batch))
@@ -255,15 +254,6 @@ def test_boundary_rows_move_nothing(seed: int) -> None:
     assert_same(results[0][0], results[1][0])
     for name in agent.loss_names:
         assert_same(results[0][1].extra[name], results[1][1].extra[name])
-
-
-_AGENTS: list[SacAgent] = []
-
-
-def untrained() -> SacAgent:
-    if not _AGENTS:
-        _AGENTS.append(create())
-    return _AGENTS[0]
 
 
 def stock_agent() -> stock_sac.SacAgent:
@@ -478,15 +468,7 @@ def test_noise_depends_on_the_update_alone() -> None:
 
 def test_gradients_change_nothing_and_train_applies_them() -> None:
     first, second = create(), create()
-    batch = tensors(random_batch(0))
-    before = variables(first)
-    gradients, loss_info = first.gradients(batch, tf.ones(ROWS))
-    assert_same(variables(first), before)
-    first.apply(gradients)
-    other_info = second.train(batch, tf.ones(ROWS))
-    assert_same(variables(first), variables(second))
-    assert_same(loss_info, other_info)
-    assert first.train_step_counter == 1
+    check_train_applies_gradients(first, second, random_batch(0))
     trained = [*first.trained["critic_2"].variables, *first.gradient_variables()["actor"]]
     expected = [*second.trained["critic_2"].variables, *second.gradient_variables()["actor"]]
     assert_same(values_of(trained), values_of(expected))

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 from conftest import process_commands, run_binary, start_binary
 
+from pipeline.utils.jsonl import read_jsonl
+
 
 class Benchmark(NamedTuple):
     """Results of two experiments of the smoke suite, which is killed halfway and then finished."""
@@ -108,7 +110,7 @@ def test_killed_runs_went_on_from_their_checkpoints(benchmark):
         folder = benchmark.output_dir / "smoke" / name / "seed-1"
         (resumed_at,) = json.loads((folder / "run.json").read_text())["resumed_at_env_steps"]
         assert resumed_at > 0
-        logged = [record["env_steps"] for record in read_lines(folder / "metrics.jsonl")]
+        logged = [record["env_steps"] for record in read_jsonl(folder / "metrics.jsonl")]
         assert logged == sorted(set(logged))
         log = folder.with_name("seed-1.log").read_text()
         assert f"resuming {folder} at environment step {resumed_at:_}" in log
@@ -215,12 +217,8 @@ def test_mistakes(tmp_path, arguments, message):
     assert not output_dir.exists()
 
 
-def read_lines(path: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def read_records(output_dir: pathlib.Path) -> list[dict]:
-    return [record for path in output_dir.glob("*.jsonl") for record in read_lines(path)]
+    return [record for path in output_dir.glob("*.jsonl") for record in read_jsonl(path)]
 
 
 def test_throughput_of_a_run_is_a_line_a_stage():

@@ -13,6 +13,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 from conftest import ROOT, run_binary, start_binary
+from run_processes import files_of
 
 from pipeline import configuration
 from pipeline.checkpointing.checkpoints import Checkpoints
@@ -118,12 +119,8 @@ def read_video(path):
         return reader.get_meta_data(), list(reader.iter_data())
 
 
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
-    before = snapshot(finished_run.root_dir)
+    before = files_of(finished_run.root_dir)
     ended = evaluate(finished_run.root_dir, "--num_episodes=20")
     found = summary(ended)
     result = json.loads((finished_run.root_dir / "result.json").read_text())
@@ -137,7 +134,7 @@ def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
     assert all(line.startswith("evaluating: ") for line in lines[1:-1])
     assert lines[-2] == "evaluating: 20/20  100%"
     assert "\x1b" not in ended.stdout
-    assert snapshot(finished_run.root_dir) == before
+    assert files_of(finished_run.root_dir) == before
 
 
 def test_a_binding_lets_actions_be_sampled_and_the_seed_fixes_the_episodes(finished_run):

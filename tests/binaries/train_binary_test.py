@@ -8,18 +8,12 @@ import signal
 
 import pytest
 from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
+from run_processes import files_of
 
 from pipeline import cli
 from pipeline.configuration import list_configs
+from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import score_text
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def assert_refused(message, *flags, **kwargs):
@@ -86,7 +80,7 @@ def test_run_json(finished_run):
 
 
 def test_metrics_are_objects_with_rising_steps(finished_run):
-    records = read_lines(finished_run.root_dir / "metrics.jsonl")
+    records = read_jsonl(finished_run.root_dir / "metrics.jsonl")
     for record in records:
         assert list(record)[:7] == [
             "env_steps",
@@ -107,7 +101,7 @@ def test_metrics_are_objects_with_rising_steps(finished_run):
 
 
 def test_evaluations(finished_run):
-    records = read_lines(finished_run.root_dir / "eval.jsonl")
+    records = read_jsonl(finished_run.root_dir / "eval.jsonl")
     assert [record["env_steps"] // 400 for record in records] == [1, 2, 3]
     for record in records:
         assert record.keys() == {"env_steps", "return_mean", "return_std", "returns"}
@@ -117,7 +111,7 @@ def test_evaluations(finished_run):
 
 def test_result(finished_run):
     result = json.loads((finished_run.root_dir / "result.json").read_text())
-    last = read_lines(finished_run.root_dir / "metrics.jsonl")[-1]
+    last = read_jsonl(finished_run.root_dir / "metrics.jsonl")[-1]
     assert result.keys() == {
         "evaluation",
         "env_steps",
@@ -256,19 +250,19 @@ def test_explain_lists_bindings_with_their_places(tmp_path):
 
 
 def test_finished_run_is_told_and_left_alone(copied_run):
-    before = snapshot(copied_run)
+    before = files_of(copied_run)
     ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS)
     assert (ended.returncode, ended.stderr) == (0, "")
     evaluation = json.loads((copied_run / "result.json").read_text())["evaluation"]
     assert f"{copied_run} is already finished, after 1_20" in ended.stdout
     assert f"evaluation of the final weights: {evaluation['return_mean']:.1f} " in ended.stdout
-    assert snapshot(copied_run) == before
+    assert files_of(copied_run) == before
     other = "--gin_bindings=create_dqn_agent.discount = 0.5"
     ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS, other)
     assert ended.returncode == 2
     assert f"{copied_run} holds a finished run of another configuration:" in ended.stderr
     assert "  create_dqn_agent.discount: 0.99 there, 0.5 here\n" in ended.stderr
-    assert snapshot(copied_run) == before
+    assert files_of(copied_run) == before
 
 
 def test_more_steps_go_on_with_a_finished_run(copied_run):
@@ -283,14 +277,14 @@ def test_more_steps_go_on_with_a_finished_run(copied_run):
     assert "the configuration differs" in ended.stdout
     result = json.loads((copied_run / "result.json").read_text())
     assert 1_600 <= result["env_steps"] < 1_616
-    steps = [record["env_steps"] for record in read_lines(copied_run / "metrics.jsonl")]
+    steps = [record["env_steps"] for record in read_jsonl(copied_run / "metrics.jsonl")]
     assert [step // 200 for step in steps] == [2, 3, 4, 5, 6, 7, 8]
     (resumed_at,) = json.loads((copied_run / "run.json").read_text())["resumed_at_env_steps"]
     assert 1_200 <= resumed_at < 1_216
 
 
 def test_a_run_whose_description_was_deleted_writes_it_again(copied_run):
-    before, path = snapshot(copied_run), copied_run / "run.json"
+    before, path = files_of(copied_run), copied_run / "run.json"
     path.write_text("")
     ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS)
     assert ended.returncode == 2
@@ -301,12 +295,12 @@ def test_a_run_whose_description_was_deleted_writes_it_again(copied_run):
     ended = run_binary("train", f"--root_dir={copied_run}", *FINISHED_RUN_FLAGS)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert json.loads(path.read_text())["seed"] == 1
-    after = snapshot(copied_run)
+    after = files_of(copied_run)
     assert after.keys() == before.keys()
 
 
 def test_restart_moves_the_old_run_aside(copied_run):
-    before = snapshot(copied_run)
+    before = files_of(copied_run)
     ended = run_binary(
         "train",
         f"--root_dir={copied_run}",
@@ -319,19 +313,16 @@ def test_restart_moves_the_old_run_aside(copied_run):
     assert (ended.returncode, ended.stderr) == (0, "")
     aside = copied_run.with_name("copy.old-1")
     assert f"moved the old run to {aside}" in ended.stdout
-    moved = snapshot(aside)
-    assert {path.relative_to(aside): data for path, data in moved.items()} == {
-        path.relative_to(copied_run): data for path, data in before.items()
-    }
+    assert files_of(aside) == before
     begun_anew = json.loads((copied_run / "run.json").read_text())
     assert (begun_anew["seed"], begun_anew["execution"]) == (2, "eager")
 
 
 def test_run_that_is_there_is_guarded(finished_run):
-    before = snapshot(finished_run.root_dir)
+    before = files_of(finished_run.root_dir)
     flags = [f"--root_dir={finished_run.root_dir}", *FINISHED_RUN_FLAGS, "--seed=2"]
     assert_refused(".* was begun with --seed=1, not 2.*", *flags)
-    assert snapshot(finished_run.root_dir) == before
+    assert files_of(finished_run.root_dir) == before
 
 
 # User errors.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import pathlib
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import tensorflow as tf
-from damages import DAMAGES, flip
+from damages import DAMAGES, file_sizes_limited, flip, unreadable
 
 from pipeline.checkpointing import checkpoints as checkpoints_module
 from pipeline.checkpointing import manifest
@@ -136,28 +134,13 @@ def test_a_second_save_at_one_step_is_its_best(tmp_path: pathlib.Path) -> None:
     assert checkpoints.best() == (second, 5.5)
 
 
-@contextlib.contextmanager
-def unreadable(name: str, monkeypatch: pytest.MonkeyPatch, method: str) -> Iterator[None]:
-    """Makes a method of paths fail below one folder, as on a disk with bad sectors."""
-    work = getattr(pathlib.Path, method)
-
-    def failing(path: pathlib.Path, *arguments: object, **options: object) -> object:
-        if name in path.parts:
-            raise OSError(errno.EIO, "Input/output error")
-        return work(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, method, failing)
-        yield
-
-
 @pytest.mark.parametrize("method", ["read_bytes", "open"])  # for the manifest, for the part's file
 def test_a_checkpoint_that_cannot_be_read_now_is_neither_passed_over_nor_removed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: pathlib.Path, method: str
 ) -> None:
     checkpoints, number = numbered(tmp_path, 1, 2)
     said = "Cannot read .*2: .*Input/output error.\n.*move that folder away"
-    with unreadable("step-0000000002", monkeypatch, method), pytest.raises(UserError, match=said):
+    with unreadable(checkpoints.at(2), method), pytest.raises(UserError, match=said):
         checkpoints.restore()
     assert restore(checkpoints).env_steps == number.value == 2
 
@@ -176,23 +159,21 @@ def test_a_disk_that_is_full_during_a_restore_is_not_a_misfit(
 
 
 def test_a_folder_that_cannot_be_read_now_is_not_one_without_checkpoints(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
     checkpoints, _ = numbered(tmp_path / "checkpoints", 1)
     said = "Cannot read .*checkpoints: .*Input/output error"
-    with unreadable("checkpoints", monkeypatch, "iterdir"), pytest.raises(WriteError, match=said):
+    with unreadable(tmp_path / "checkpoints", "iterdir"), pytest.raises(WriteError, match=said):
         checkpoints.restore()
     assert restore(checkpoints).env_steps == 1
 
 
-def test_the_best_is_not_removed_because_it_cannot_be_read_now(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_is_not_removed_because_it_cannot_be_read_now(tmp_path: pathlib.Path) -> None:
     checkpoints, _ = numbered(tmp_path)
     best = checkpoints.save(1, 5.5)
     checkpoints.save(2)
     said = "Cannot read .*step-0000000001: .*Input/output"
-    with unreadable(best.name, monkeypatch, "read_bytes"), pytest.raises(WriteError, match=said):
+    with unreadable(best, "read_bytes"), pytest.raises(WriteError, match=said):
         checkpoints.save(3)
     checkpoints.save(4)
     assert checkpoints.best() == (best, 5.5)
@@ -226,26 +207,17 @@ def test_a_part_that_cannot_be_saved_leaves_the_others_as_they_were(
     assert number.value == 2
 
 
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Yields a function that limits the size of files, which resembles a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("limit", [0, 500, 20_000])
 def test_a_full_disk_leaves_the_previous_checkpoint_intact(
-    tmp_path: pathlib.Path, file_size_limit: Callable[[int], None], limit: int
+    tmp_path: pathlib.Path, limit: int
 ) -> None:
     weights = tf.Variable(tf.ones([10_000]))
     checkpoints = Checkpoints(tmp_path, {"agent": Variables(weights=weights)})
     checkpoints.save(1)
     weights.assign_add(tf.ones([10_000]))
-    file_size_limit(limit)
-    with pytest.raises(WriteError, match="step 2"):
+    with file_sizes_limited() as set_limit, pytest.raises(WriteError, match="step 2"):
+        set_limit(limit)
         checkpoints.save(2)
-    file_size_limit(resource.RLIM_INFINITY)
     assert names(tmp_path) == ["step-0000000001"]
     assert restore(checkpoints).warnings == []
     assert weights.numpy().max() == 1.0

@@ -6,28 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode
+from numpy_references import assert_same
+from scripted_environments import drawn_actions, run
 
 from pipeline.environments.atari import LifeLossAtariVector, atari_environment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.errors import UserError
 
 FIRST, MID, LAST = 0, 1, 2
-
-
-def run(env, actions):
-    """Returns arrays [T, N] of the fields of a reset's time step and those that follow."""
-    steps = [env.reset()] + [env.step(action) for action in actions]
-    return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
-
-
-def random_actions(num_steps, num_envs, seed=0, num_actions=4):
-    drawn = np.random.default_rng(seed).integers(0, num_actions, (num_steps, num_envs))
-    return tf.constant(drawn, tf.int32)
-
-
-def assert_equal(first, second):
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_specs_of_the_protocols():
@@ -42,7 +28,7 @@ def test_specs_of_the_protocols():
 
 
 def test_rows_depend_on_the_seed_and_not_on_threads_or_other_rows():
-    actions = random_actions(40, 3)
+    actions = np.random.default_rng(0).integers(0, 4, (40, 3)).astype(np.int32)
 
     def rows(seed, num_threads, num_envs=3):
         env = atari_environment(
@@ -51,8 +37,8 @@ def test_rows_depend_on_the_seed_and_not_on_threads_or_other_rows():
         return run(env, actions[:, :num_envs])
 
     threaded = rows(1, 2)
-    assert_equal(threaded, rows(1, 1))
-    assert_equal([row[:, :1] for row in threaded], rows(1, 1, num_envs=1))
+    assert_same(threaded, rows(1, 1))
+    assert_same([row[:, :1] for row in threaded], rows(1, 1, num_envs=1))
     observations, others = threaded[-1], rows(2, 2)[-1]
     assert not np.array_equal(observations, others)
     assert not np.array_equal(observations[:, 0], observations[:, 1])
@@ -151,7 +137,7 @@ def test_which_steps_count_as_a_lost_life():
 
 def test_rewards_are_not_clipped():
     env = atari_environment(1, game="space_invaders", num_envs=2)
-    _, reward, _, _ = run(env, random_actions(120, 2, num_actions=6))
+    _, reward, _, _ = run(env, drawn_actions(env, 120))
     assert reward.max() > 1
 
 
@@ -189,9 +175,8 @@ def test_continuous_actions():
 
 
 def test_stepping_in_a_graph_gives_what_eager_steps_give():
-    actions = random_actions(30, 2)
-    eager = run(atari_environment(1, game="breakout", num_envs=2), actions)
-    env = atari_environment(1, game="breakout", num_envs=2)
+    eager, env = (atari_environment(1, game="breakout", num_envs=2) for _ in range(2))
+    actions = tf.constant(drawn_actions(eager, 30))
     traces = []
 
     @tf.function(autograph=False)
@@ -205,7 +190,7 @@ def test_stepping_in_a_graph_gives_what_eager_steps_give():
         )[1]
 
     time_step = play(tf.constant(30))
-    assert_equal([row[-1] for row in eager], list(time_step))
+    assert_same([row[-1] for row in run(eager, actions)], list(time_step))
     assert time_step.observation.shape == (2, 4, 84, 84)
     play(tf.constant(2))
     assert len(traces) == 1

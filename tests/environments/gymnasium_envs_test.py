@@ -6,6 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy_references import assert_same
+from scripted_environments import drawn_actions, run
 
 from pipeline.configuration.explanation import explain_call_error
 from pipeline.environments.gymnasium_envs import gymnasium_environment
@@ -73,27 +75,12 @@ def corridor(tmp_path, monkeypatch):
     sys.modules.pop("corridor", None)
 
 
-def run(env, actions):
-    """Returns arrays [T, N] of the fields of a reset's time step and those that follow."""
-    steps = [env.reset()] + [env.step(action) for action in actions]
-    return [np.stack([getattr(step, field) for step in steps]) for field in steps[0]._fields]
-
-
-def assert_equal(first, second):
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def actions(num_steps, num_envs, seed=0):
-    drawn = np.random.default_rng(seed).integers(0, 2, (num_steps, num_envs))
-    return tf.constant(drawn, tf.int32)
-
-
 def test_equal_seeds_give_equal_rows_and_others_do_not():
     def rows(seed):
-        return run(gymnasium_environment(seed, name="CartPole-v1", num_envs=3), actions(60, 3))
+        env = gymnasium_environment(seed, name="CartPole-v1", num_envs=3)
+        return run(env, drawn_actions(env, 60))
 
-    assert_equal(rows(1), rows(1))
+    assert_same(rows(1), rows(1))
     assert not np.array_equal(rows(1)[-1], rows(2)[-1])
 
 
@@ -103,13 +90,13 @@ def test_windows_are_refused():
 
 
 def test_rows_are_independent():
-    given = actions(60, 3)
-    rows = run(gymnasium_environment(1, name="CartPole-v1", num_envs=3), given)
+    env, other_env = (gymnasium_environment(1, name="CartPole-v1", num_envs=3) for _ in range(2))
+    given, others = drawn_actions(env, 60), drawn_actions(env, 60, seed=1)
+    others[:, 0] = given[:, 0]
+    rows, beside_others = run(env, given), run(other_env, others)
     alone = run(gymnasium_environment(1, name="CartPole-v1", num_envs=1), given[:, :1])
-    others = tf.concat([given[:, :1], actions(60, 2, seed=1)], axis=1)
-    beside_others = run(gymnasium_environment(1, name="CartPole-v1", num_envs=3), others)
-    assert_equal([row[:, :1] for row in rows], alone)
-    assert_equal([row[:, :1] for row in beside_others], alone)
+    assert_same([row[:, :1] for row in rows], alone)
+    assert_same([row[:, :1] for row in beside_others], alone)
     assert not np.array_equal(rows[-1][:, 1], rows[-1][:, 0])
 
 
@@ -154,7 +141,7 @@ def test_async_gives_what_sync_gives():
         for mode in ("sync", "async")
     ]
     try:
-        assert_equal(*[run(env, actions(40, 2)) for env in environments])
+        assert_same(*[run(env, drawn_actions(env, 40)) for env in environments])
     finally:
         for env in environments:
             env.close()
@@ -318,8 +305,8 @@ def test_a_wrapper_that_raises_while_it_is_built_is_named(corridor, tmp_path):
 def test_rendering_gives_frames_and_leaves_the_rows_as_they_are():
     env = gymnasium_environment(1, name="CartPole-v1", num_envs=3, render=True)
     plain = gymnasium_environment(1, name="CartPole-v1", num_envs=1)
-    given = actions(20, 1)
-    assert_equal(run(env, given), run(plain, given))
+    given = drawn_actions(plain, 20)
+    assert_same(run(env, given), run(plain, given))
     frame = env.render()
     assert (frame.shape, frame.dtype) == ((400, 600, 3), np.uint8)
     assert frame.std() > 0

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from pipeline.environments.atari import atari_environment
-from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 
 LAST = 2
 
@@ -99,10 +98,3 @@ def test_an_emulator_that_leaves_the_game_is_noticed():
         env.episodes.vector.vector_env.ale.screen.act(0)
     with pytest.raises(RuntimeError, match="differs from the game"):
         env.step([0])
-
-
-def test_only_one_environment_can_be_rendered():
-    with pytest.raises(ValueError, match="only one"):
-        RenderingAtariVectorEnv(
-            "pong", 2, frameskip=4, repeat_action_probability=0.0, use_fire_reset=False
-        )

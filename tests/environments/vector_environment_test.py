@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted_environments import RaisingEnv, ScriptedEnv, environment, gymnasium_vector
+from scripted_environments import RaisingEnv, ScriptedEnv, environment, gymnasium_vector, run
 
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vectors import GymnasiumVector
@@ -14,14 +14,8 @@ from pipeline.utils.errors import UserError
 FIRST, MID, LAST = 0, 1, 2
 
 
-def rows(env, num_steps, action=0):
-    """Returns arrays [T, N] of step types, rewards, discounts and observations."""
-    actions = tf.fill([env.batch_size], action)
-    steps = [env.reset()] + [env.step(actions) for _ in range(num_steps)]
-    return tuple(
-        np.stack([getattr(step, field).numpy() for step in steps])
-        for field in ("step_type", "reward", "discount", "observation")
-    )
+def rows(env, num_steps):
+    return run(env, tf.zeros([num_steps, env.batch_size], tf.int32))
 
 
 @pytest.mark.parametrize("vector_class", [SyncVector, gymnasium_vector(SyncVectorEnv)])

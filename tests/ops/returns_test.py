@@ -22,7 +22,7 @@ from numpy_references import (
 from tf_agents.agents.ppo import ppo_clip_agent
 from tf_agents.networks import actor_distribution_network, value_network
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import TimeStep, time_step_spec, trajectory
+from tf_agents.trajectories import TimeStep, time_step_spec
 
 from pipeline.ops import returns
 
@@ -300,32 +300,6 @@ def test_take_rows_reads_the_named_row_of_each_sequence() -> None:
 
 
 # What TF-Agents gets wrong. -----------------------------------------------------------------------
-
-
-def stock_n_step_targets(rows: Rows, gamma: float) -> np.ndarray:
-    """Returns targets as DqnAgent computes them, multiplying by gamma once too often."""
-    rewards, discounts = float32(rows.rewards.T, rows.discounts.T)
-    step_types = tf.constant(rows.step_types.T)
-    observations = tf.constant(rows.values.T, tf.float32)
-    sequence = trajectory.Trajectory(
-        step_types, observations, (), (), tf.roll(step_types, -1, axis=1), rewards, discounts
-    )
-    following = trajectory.to_n_step_transition(sequence, gamma).next_time_step
-    return (following.reward + gamma * following.discount * following.observation).numpy()
-
-
-def test_stock_n_step_sum_leaks_across_truncation() -> None:
-    gamma = 0.9
-    within, truncated = column(*[GO_ON] * 5), column(GO_ON, TRUNCATE, GO_ON, GO_ON, GO_ON)
-    for rows, stock_is_right in ((within, True), (truncated, False)):
-        expected = [reference_n_step(rows.columns()[0], gamma, 4)]
-        np.testing.assert_allclose(our_n_step_targets(rows, gamma), expected, atol=1e-5)
-        stock = stock_n_step_targets(rows, gamma)
-        assert np.allclose(stock, expected, atol=1e-5) == stock_is_right
-    weights = gamma ** np.arange(4)
-    leaked = weights[2:] @ truncated.rewards[2:4, 0] + gamma**4 * truncated.values[4, 0]
-    own = weights[:2] @ truncated.rewards[:2, 0]
-    np.testing.assert_allclose(stock_n_step_targets(truncated, gamma), [own + leaked], atol=1e-5)
 
 
 @pytest.fixture(scope="module")

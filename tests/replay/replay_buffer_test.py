@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from graph_operations import stateful_draws, stateless_draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tf_agents.trajectories import trajectory
@@ -461,21 +462,10 @@ def test_is_traced_once_while_it_fills() -> None:
     assert run.experimental_get_tracing_count() == 1
 
 
-def operations(function: Any, *args: tf.Tensor) -> set[str]:
-    """Returns the types of all operations of a traced function and of the functions it calls."""
-    graph = function.get_concrete_function(*args).graph.as_graph_def()
-    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-    return {node.op for node in nodes}
-
-
-def random_operations(names: set[str]) -> set[str]:
-    return {n for n in names if "Random" in n or "Normal" in n or "Multinomial" in n}
-
-
 def test_randomness_is_stateless() -> None:
     buffer, stream = create(2, capacity=9), Stream(0, 2, 0)
-    drawn = random_operations(operations(iterations(buffer, stream), tf.constant(1)))
-    assert drawn and all(name.startswith("Stateless") for name in drawn)
+    graph = iterations(buffer, stream).get_concrete_function(tf.constant(1)).graph
+    assert stateless_draws(graph) and not stateful_draws(graph)
 
 
 def resident_bytes() -> int:

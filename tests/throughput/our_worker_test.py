@@ -6,17 +6,16 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from tiny_runs import assert_same, variables
 
 from benchmarks import machine_stages, our_worker, peer_environment
 from benchmarks.workers.workloads import WORKLOADS
 from pipeline import configuration
 from pipeline.benchmarks import throughput
 from pipeline.training import components
-from pipeline.training.iteration import Iterations
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
@@ -71,11 +70,6 @@ def test_a_variant_runs_as_many_actors_as_the_workload_has_environments(variant,
     parts = throughput.build_components()
     assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
     parts.runner.close()
-
-
-def iterations_of(parts):
-    assert isinstance(parts.runner, Iterations)
-    return parts.runner
 
 
 def measured(workload, output_dir):
@@ -140,7 +134,7 @@ def test_an_update_may_use_the_gradients_of_several_batches():
         our_worker.gin_files(workload), [*bindings, "create_ppo_agent.accumulate_updates = 4"]
     )
     parts = throughput.build_components()
-    answer = throughput.Stages(parts, iterations_of(parts)).update()(0.0)
+    answer = throughput.Stages(parts).update()(0.0)
     assert answer["count"] == 0.25  # of a batch
 
 
@@ -220,13 +214,12 @@ def test_timing_updates_leaves_the_agent_as_it_was():
     workload = WORKLOADS["dqn_cartpole"]
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
-    timed = throughput.Stages(parts, iterations_of(parts))
+    timed = throughput.Stages(parts)
     collect, update = timed.collect(), timed.update()
     collect(0.01)
-    before = [v.numpy() for v in parts.agent.variables]
+    before = variables(parts.agent)  # with the optimizer's moments
     assert update(0.05)["count"] > 0
-    for was, now in zip(before, parts.agent.variables, strict=True):
-        np.testing.assert_array_equal(was, now)
+    assert_same(variables(parts.agent), before)
 
 
 def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
@@ -241,7 +234,7 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
     )
     parts = throughput.build_components()
     training = throughput.Training(parts, 0, tmp_path)
-    environment = throughput.Stages(parts, iterations_of(parts)).environment()
+    environment = throughput.Stages(parts).environment()
     returns: list[float] = []
     while len(returns) < 4:
         environment(0.01)
@@ -260,20 +253,3 @@ def test_resident_memory_is_that_of_this_process():
     assert 0.15 < machine_stages.resident_gib() - before < 0.25
     assert machine_stages.resident_gib("VmHWM") >= before
     del block
-
-
-def test_timing_updates_leaves_weights_and_moments_as_they_were():
-    agent = tf.Module()
-    agent.weight = tf.Variable([1.0, 2.0])
-    agent.optimizer = tf.keras.optimizers.legacy.Adam(0.1)
-
-    def update():
-        agent.optimizer.apply_gradients([(tf.constant([3.0, 4.0]), agent.weight)])
-        return agent.weight.numpy()
-
-    update()
-    before = [v.numpy() for v in (agent.weight, *agent.optimizer.variables())]
-    inside = throughput.restored(agent, update)
-    assert (inside != before[0]).all()
-    for was, now in zip(before, (agent.weight, *agent.optimizer.variables()), strict=True):
-        np.testing.assert_array_equal(was, now)

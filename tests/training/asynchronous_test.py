@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from host_loops import PLAN, Run, actor_threads
+from host_loops import PLAN, Chunks, Run, actor_threads
 from tf_agents.trajectories import StepType
 from tiny_runs import (
     Walk,
@@ -24,13 +24,11 @@ from tiny_runs import (
     build_components,
     gin_files,
     saved,
-    variables,
 )
 
 from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics, merge_statistics
 from pipeline.checkpointing.exactness import Exactness
-from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.gymnasium_envs import gymnasium_environment
 from pipeline.ops.randomness import stream_key
 from pipeline.training import asynchronous, asynchronous_actors
@@ -45,32 +43,12 @@ THREADS: dict = {"asynchronous_runner__scheduler": "threads"}
 ONE: dict = {"asynchronous_runner__num_actors": 1}
 
 
-class Training:
-    """New actors, and the state that is passed between their chunks."""
+class Training(Chunks):
+    """Chunks of actors whose graphs are traced."""
 
     def __init__(self, algorithm="a3c", **overrides):
-        self.parts = build_components(algorithm, **overrides)
-        self.runner = self.parts.runner
-        self.state = self.runner.initial_state()
+        super().__init__(algorithm, **overrides)
         self.train(0, 0)
-
-    @property
-    def env_steps(self):
-        return int(self.state.carry.statistics.env_steps)
-
-    def train(self, max_iterations, until):
-        limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
-        self.state = self.runner.train(self.state, *limits)
-
-    def snapshot(self):
-        """Returns everything that a checkpoint holds, except wall time."""
-        state = self.state._replace(collect_seconds=tf.zeros([]))
-        return {
-            **variables(self.parts.agent),
-            **saved(self.parts.experience),
-            **saved(self.parts.environment),
-            **saved(Tensors(lambda: state, lambda _: None)),
-        }
 
 
 class Alone(NamedTuple):

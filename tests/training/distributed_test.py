@@ -12,10 +12,10 @@ import gin
 import numpy as np
 import pytest
 import tensorflow as tf
-from host_loops import PLAN, Run, check_streams
+from host_loops import PLAN, Run, check_streams, saved_components
 from run_processes import Records, without_times
 from tf_agents.trajectories import StepType, Trajectory
-from tiny_runs import assert_same, saved, variables
+from tiny_runs import assert_same, saved
 
 from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics
@@ -36,15 +36,6 @@ class Distributed(Run):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tiny_runs.gin_files", with_runner)
             return super().build(path, algorithm, **overrides)
-
-    def snapshot(self):
-        """Returns everything that a checkpoint holds, except times."""
-        parts = self.parts
-        return {
-            **variables(parts.agent),
-            **saved(parts.experience),
-            **saved(parts.environment),
-        }
 
 
 def with_runner(algorithm):
@@ -114,7 +105,7 @@ def assert_ends_as(resumed, twin):
     assert ended["evaluation"] == twin.result["evaluation"]
     assert resumed.evaluations == twin.run.evaluations
     assert list(map(without_times, resumed.metrics)) == list(map(without_times, twin.run.metrics))
-    assert_same(resumed.snapshot(), twin.run.snapshot())
+    assert_same(saved_components(resumed.parts), saved_components(twin.run.parts))
     resumed.close()
 
 
@@ -155,7 +146,7 @@ def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_plan
     assert sum(map(len, streams)) == len(set.union(*streams)) > 200
     # Three messages of each of two collectors are under way; one of them is being learnt from.
     assert 4 < run.metrics[-1]["staleness_mean"] <= 3 * 2 - 1
-    assert run.loop.observation.shape[0] == 4
+    assert run.loop.state.carry.time_step.observation.shape[0] == 4
     assert run.metrics[-1]["episodes"] > 10
 
 

@@ -17,19 +17,25 @@ def state_at(steps: int, collect_seconds: float) -> Any:
     return SimpleNamespace(carry=carry, collect_seconds=tf.constant(collect_seconds, tf.float64))
 
 
-def test_shares_are_of_the_calls_alone():
-    """An evaluation may step the environments of training."""
+def timed(environment_seconds: float, collect_seconds: float) -> tuple[GraphCalls, Any, Any]:
+    """Returns calls, their environment, and a chunk of one vector step that takes 20 ms."""
     environment: Any = SimpleNamespace(seconds=0.0)
     runner: Any = SimpleNamespace(collect_steps=1, at_once=1)
 
     def chunk(state, max_iterations, until):
         time.sleep(0.02)
-        environment.seconds += 0.005
+        environment.seconds += environment_seconds
         steps = int(state.carry.vector_steps[0]) + 1
-        return state_at(steps, 0.01 * steps)
+        return state_at(steps, collect_seconds * steps)
 
     calls = GraphCalls(runner, environment)
     calls.restart_timing(state_at(0, 0.0))
+    return calls, environment, chunk
+
+
+def test_shares_are_of_the_calls_alone():
+    """An evaluation may step the environments of training."""
+    calls, environment, chunk = timed(0.005, 0.01)
     environment.seconds += 100.0
     state = calls.run(chunk, state_at(0, 0.0), 100)
     environment.seconds += 100.0
@@ -40,15 +46,7 @@ def test_shares_are_of_the_calls_alone():
 
 
 def test_shares_of_environments_that_step_during_updates_add_up_to_one():
-    environment: Any = SimpleNamespace(seconds=0.0)
-    calls = GraphCalls(SimpleNamespace(collect_steps=1, at_once=1), environment)  # type: ignore[arg-type]
-
-    def chunk(state, max_iterations, until):
-        time.sleep(0.02)
-        environment.seconds += 1.0  # of several collectors
-        return state_at(1, 0.005)
-
-    calls.restart_timing(state_at(0, 0.0))
+    calls, _, chunk = timed(1.0, 0.005)  # several collectors
     shares = calls.shares(calls.run(chunk, state_at(0, 0.0), 100))
     assert 0 < shares["environment_share"] <= 0.25
     assert shares["policy_share"] == 0
@@ -58,15 +56,7 @@ def test_shares_of_environments_that_step_during_updates_add_up_to_one():
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_shares_are_possible_when_the_clock_is_set(hours):
     """Graphs read the time of day."""
-    environment: Any = SimpleNamespace(seconds=0.0)
-    calls = GraphCalls(SimpleNamespace(collect_steps=1, at_once=1), environment)  # type: ignore[arg-type]
-
-    def chunk(state, max_iterations, until):
-        time.sleep(0.02)
-        environment.seconds += 0.005
-        return state_at(1, 3600.0 * hours)
-
-    calls.restart_timing(state_at(0, 0.0))
+    calls, _, chunk = timed(0.005, 3600.0 * hours)
     shares = calls.shares(calls.run(chunk, state_at(0, 0.0), 100))
     assert all(0 <= share <= 1 for share in shares.values())
     assert sum(shares.values()) == pytest.approx(1.0)

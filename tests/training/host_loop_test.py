@@ -1,10 +1,8 @@
 import collections
 import contextlib
-import errno
 import itertools
 import math
 import pathlib
-import resource
 import shutil
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,7 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import TESTS
+from damages import file_sizes_limited, unreadable
 from host_loops import PLAN, WARM_UP, Run
+from run_processes import files_of
 from tf_agents.trajectories import StepType
 from tiny_runs import assert_same, saved, variables
 
@@ -86,10 +86,6 @@ def undisturbed(tmp_path_factory, begin):
 
 def steps_of(records):
     return [record["env_steps"] for record in records]
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def first_crossings(counts, interval, start):
@@ -285,7 +281,7 @@ def test_a_folder_that_was_moved_away_while_it_trained_is_waited_for(tmp_path, b
 def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path, begin):
     run = begin(tmp_path / "run")
     run.folder.open("resume", 1)
-    before: dict[pathlib.Path, bytes] = {}
+    before: dict[str, bytes] = {}
 
     def hook(record, phase):
         if not before:
@@ -293,7 +289,7 @@ def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path,
             another = RunFolder(run.folder.path)
             another.open("fail", 2)
             another.write_json("run.json", {"seed": 2})
-            before.update(contents(another.path))
+            before.update(files_of(another.path))
 
     run.progress.hook = hook
     with pytest.raises(UserError, match="another one has its name") as error:
@@ -305,7 +301,7 @@ def test_a_run_writes_nothing_into_another_that_took_its_folder_s_name(tmp_path,
     with pytest.raises(UserError, match="another one has its name"):
         HostLoop(run.parts, PLAN, run.folder, run.progress, run.stop)
     (run.folder.checkpoints / ".tmp-of another").rmdir()
-    assert contents(run.folder.path) == before
+    assert files_of(run.folder.path) == before
 
 
 def test_a_checkpoint_that_failed_is_tried_again_where_none_else_is_due(
@@ -389,21 +385,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert resumed.loop.train()["env_steps"] >= 300
 
 
-@contextlib.contextmanager
-def unreadable(path, method):
-    """Makes a method of paths fail for this path, as a bad disk does."""
-    work = getattr(pathlib.Path, method)
-
-    def failing(self, *args, **kwargs):
-        if self == path:
-            raise OSError(errno.EIO, "Input/output error")
-        return work(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pathlib.Path, method, failing)
-        yield
-
-
 def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
     run = begin(tmp_path / "run", PLAN._replace(eval_interval=0))
     with contextlib.ExitStack() as stack:
@@ -474,10 +455,10 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, begin):
     run = begin(tmp_path / "run")
     run.train()
     shutil.rmtree(run.folder.checkpoints)
-    before = contents(run.folder.path)
+    before = files_of(run.folder.path)
     with pytest.raises(UserError, match="run.json says that the run has a checkpoint, but"):
         begin(tmp_path / "run").train()
-    assert contents(run.folder.path) == before
+    assert files_of(run.folder.path) == before
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, begin):
@@ -615,20 +596,10 @@ def test_other_errors_of_the_graph_are_not_taken_for_the_environment_s(
         run.train()
 
 
-@contextlib.contextmanager
-def file_sizes_limited():
-    """Yields a function that limits the bytes of a file, as a full disk would."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    try:
-        yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit or hard, hard))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-
-
 def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path, begin):
     run = begin(tmp_path / "run")
     run.train_until(150)
-    before = contents(run.folder.checkpoints)
+    before = files_of(run.folder.checkpoints)
 
     gin.bind_parameter("Patience.give_up_after", 0)
     for limit in (1, 2000):  # bytes: no log fits, or no checkpoint
@@ -639,7 +610,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_harms_no_checkpoint(tmp_path, b
                 full.train()
             full.loop.close()
         assert "intact" in str(error.value)
-        assert contents(full.folder.checkpoints) == before
+        assert files_of(full.folder.checkpoints) == before
 
 
 @pytest.mark.parametrize("limit", [1, 2000])  # bytes: no log fits, or no checkpoint

@@ -4,56 +4,15 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 from graph_operations import STATELESS_DRAWS, draws_from_state, operations
+from host_loops import Chunks
 from tensorflow.python.eager import context
-from tiny_runs import assert_same, build_components, saved, variables
+from tiny_runs import assert_same
 
-from pipeline.checkpointing.saveables import Tensors
 from pipeline.training.iteration import clear_losses
 
 # Updates per batch: gradients of 5 batches are accumulated, or a batch is a whole rollout, which
 # makes one step of the policy and 2 epochs of 4 minibatches.
 ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trpo": 1 + 2 * 4}
-
-
-class Run:
-    """New components, and the state that is passed between chunks of iterations."""
-
-    def __init__(self, algorithm, **bound):
-        self.parts = build_components(algorithm, **bound)
-        self.iterations = self.parts.runner
-        self.state = self.iterations.initial_state()
-
-    @property
-    def env_steps(self):
-        return int(self.state.carry.statistics.env_steps)
-
-    @property
-    def updates(self):
-        return int(self.parts.agent.train_step_counter)
-
-    def call(self, chunk, max_iterations, until):
-        self.state = chunk(
-            self.state,
-            tf.constant(max_iterations, tf.int64),
-            tf.constant(until, tf.int64),
-        )
-
-    def collect(self, max_iterations, until):
-        self.call(self.iterations.collect_randomly, max_iterations, until)
-
-    def train(self, max_iterations, until):
-        self.call(self.iterations.train, max_iterations, until)
-
-    def snapshot(self):
-        """Returns everything that a checkpoint holds, except wall time."""
-        state = self.state._replace(collect_seconds=tf.zeros([]))
-        return {
-            **variables(self.parts.agent),
-            **saved(self.parts.experience),
-            **saved(self.parts.environment),
-            **saved(Tensors(lambda: state, lambda _: None)),
-            "env_steps": self.parts.env_steps.numpy(),
-        }
 
 
 # So many steps of a rollout are taken in a loop; a graph of single steps takes longer to build.
@@ -82,7 +41,7 @@ def repeatable(run):
     assert "MatMul" in {node.op for node in nodes}
     sums = {node.name: node.attr["N"].i for node in nodes if node.op == "AddN"}
     assert {name: inputs for name, inputs in sums.items() if inputs > 2} == {}
-    (concrete,) = run.iterations.train._list_all_concrete_functions()
+    (concrete,) = run.runner.train._list_all_concrete_functions()
     used = operations(concrete.graph)
     assert any(name.startswith("ResourceApply") for name in used)  # the agent's updates are there
     assert not set(filter(draws_from_state, used))
@@ -97,7 +56,7 @@ def repeatable(run):
     + [pytest.param(name, CONTINUOUS, marks=pytest.mark.crash) for name in ("a2c", "trpo")],
 )
 def test_training_is_repeatable(algorithm, bound):
-    run = Run(algorithm, **bound)
+    run = Chunks(algorithm, **bound)
     if run.parts.experience.keeps_rows:
         run.collect(10**6, 60)
     with repeatable(run):
@@ -112,7 +71,7 @@ def test_training_is_repeatable(algorithm, bound):
 def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that_is_not_finite(
     algorithm,
 ):
-    whole, cut = (Run(algorithm, **IN_A_LOOP.get(algorithm, {})) for _ in range(2))
+    whole, cut = (Chunks(algorithm, **IN_A_LOOP.get(algorithm, {})) for _ in range(2))
     if whole.parts.experience.keeps_rows:
         whole.collect(10**6, 60)
         while cut.env_steps < 60:
@@ -129,8 +88,8 @@ def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that
     whole.train(3, 10**6)
     assert int(whole.state.loss_count) == 3 * whole.parts.experience.num_batches
     for run in (whole, cut):
-        assert run.iterations.train.experimental_get_tracing_count() == 1
-        warm_up_traces = run.iterations.collect_randomly.experimental_get_tracing_count()
+        assert run.runner.train.experimental_get_tracing_count() == 1
+        warm_up_traces = run.runner.collect_randomly.experimental_get_tracing_count()
         assert warm_up_traces == run.parts.experience.keeps_rows
 
     batches = int(whole.state.loss_count)
@@ -143,7 +102,7 @@ def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that
 
 
 def test_stacks_of_frames_are_verified_in_the_warm_up():
-    run = Run("dqn")
+    run = Chunks("dqn")
     with mock.patch.object(run.parts.experience, "add", wraps=run.parts.experience.add) as add:
         run.collect(1, 10**6)
     assert {call.args[2:] for call in add.call_args_list} == {(True,)}
@@ -151,7 +110,8 @@ def test_stacks_of_frames_are_verified_in_the_warm_up():
 
 def test_a_chunk_ends_where_it_is_told_and_calls_python_once_a_vector_step():
     """Checks its end: the first iteration that reaches `until`, or after `max_iterations`."""
-    run = Run("dqn")  # 4 environment steps per update in 2 environments make iterations of 2 steps
+    run = Chunks("dqn")
+    # 4 environment steps per update in 2 environments make iterations of 2 steps.
     steps = run.parts.experience.collect_steps
     assert steps == 2
     run.collect(3, 1000)
@@ -171,7 +131,7 @@ def test_a_chunk_ends_where_it_is_told_and_calls_python_once_a_vector_step():
     environment = run.parts.environment
     step = environment.episodes.vector.step = mock.Mock(wraps=environment.episodes.vector.step)
     # Such a small number of steps is unrolled.
-    assert python_functions(run.iterations.train) == steps
+    assert python_functions(run.runner.train) == steps
     run.train(20, 10**6)
     assert step.call_count == 20 * steps
 
