@@ -166,14 +166,7 @@ class Checkpoints:
         Raises:
           UserError: If a manifest cannot be read now, or another version of the program wrote it.
         """
-        best: Best | None = None
-        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
-        for name in newest_of_step.values():
-            path = self._folder / str(name)
-            mean = return_mean_of(path)
-            if mean is not None and (best is None or mean > best.return_mean):
-                best = Best(path, mean)
-        return best
+        return self._best()
 
     def latest(self) -> pathlib.Path | None:
         """Returns the newest checkpoint that is not known to be damaged, or None."""
@@ -203,8 +196,8 @@ class Checkpoints:
           The restored checkpoint, or None if the folder contains no checkpoint.
 
         Raises:
-          UserError: If no checkpoint is intact, the given one is damaged, one cannot be read now,
-            or an intact one does not match the parts.
+          UserError: If no checkpoint is intact, the given one is damaged, one cannot be read (a
+            WriteError if that may pass), or an intact one does not match the parts.
         """
         wanted = None if self._writable else self._parts.keys()
         candidates = [path] if path else [self._folder / str(x) for x in reversed(self._list())]
@@ -222,7 +215,7 @@ class Checkpoints:
                 faults.append(f"{candidate.name} is damaged: {fault}")
                 continue
             except OSError as error:
-                raise UserError(
+                raise error_kind(error)(
                     f"Cannot read {candidate}: {error}.\n"
                     "If this persists, move that folder away to use the checkpoint before it."
                 ) from error
@@ -236,25 +229,46 @@ class Checkpoints:
 
     def _write(self, temporary: pathlib.Path, header: dict[str, Any]) -> None:
         make_folder(self._folder)  # it may have been deleted
+        if temporary.exists():  # An earlier try could not remove it.
+            shutil.rmtree(temporary)
         temporary.mkdir()
         earlier = self._newest if self._newest and self._newest.is_dir() else None
         Parts(self._parts).save(temporary, earlier)
         manifest.seal(temporary, {**header, "parts": list(self._parts)}, earlier)
+
+    def _best(self, unreadable: set[str] | None = None) -> Best | None:
+        """Implements `best`. If `unreadable` is given, names are added to it instead of raising."""
+        best: Best | None = None
+        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
+        for name in newest_of_step.values():
+            path = self._folder / str(name)
+            try:
+                mean = return_mean_of(path)
+            except UserError:
+                if unreadable is None:
+                    raise
+                unreadable.add(path.name)
+                continue
+            if mean is not None and (best is None or mean > best.return_mean):
+                best = Best(path, mean)
+        return best
 
     def _prune(self, saved: _Name) -> None:
         names = self._list()
         past = [x for x in names if x <= saved and str(x) not in self._damaged]
         newest_of_step = {x.env_steps: str(x) for x in past}
         keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
-        best = self.best()
+        best = self._best(unreadable=keep)  # What cannot be read now may be the best one.
         if best is not None:
             keep.add(best.path.name)
         superseded = {*map(str, past)} - keep
         for name in map(str, names):
             if name not in superseded | self._damaged:
                 continue
-            # Rename first, so that an interrupted removal leaves no damaged checkpoint.
-            _remove((self._folder / name).rename(self._folder / f"{UNFINISHED}removed-{name}"))
+            # Rename first, so that an interrupted removal leaves no damaged checkpoint. The next
+            # start deletes what cannot be removed now, such as files that others have open on NFS.
+            removed = (self._folder / name).rename(self._folder / f"{UNFINISHED}removed-{name}")
+            shutil.rmtree(removed, ignore_errors=True)
         self._damaged.clear()
 
     def _restore_parts(self, path: pathlib.Path, saved: list[str]) -> None:
@@ -269,7 +283,7 @@ class Checkpoints:
             except (ValueError, FileNotFoundError) as error:
                 raise self._misfit(path, f"part {name!r}: {error}") from error
             except OSError as error:
-                raise UserError(f"Cannot restore {path}: {error}.") from error
+                raise error_kind(error)(f"Cannot restore {path}: {error}.") from error
 
     def _misfit(self, path: pathlib.Path, why: str) -> UserError:
         message = (

@@ -61,7 +61,7 @@ def saved_traits(checkpoint: pathlib.Path) -> dict[str, str] | None:
     """Returns the `traits` of the machine that wrote a checkpoint; None if they are not known."""
     try:
         saved = files.read_object(checkpoint / "circumstances" / _FILE)
-    except ValueError:
+    except (ValueError, OSError):
         return None  # A resume examines the checkpoint, and reports what is damaged.
     return {name: str(saved.get(name)) for name in traits()}
 

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.replay import columns
+from pipeline.utils import files
 from pipeline.utils.execution import HOST, on_device
 
 _SEGMENT_BYTES = 32 * 2**20
@@ -98,6 +99,7 @@ def restore(folder: pathlib.Path, columns: Sequence[Column], positions: np.ndarr
 
     Raises:
       ValueError: If a file is missing or damaged, or holds other rows.
+      OSError: If a file cannot be read now.
     """
     _in_threads(lambda segment: _read(segment, folder), columns, positions)
 
@@ -167,12 +169,10 @@ def _write(segment: _Segment, folder: pathlib.Path) -> None:
 def _read(segment: _Segment, folder: pathlib.Path) -> None:
     path, variable = segment.path(folder), segment.column.variable
     shape = (segment.stop - segment.start, *variable.shape[1:])
-    try:
+    with files.damage_named(path):
         data = path.read_bytes()
         plain = _decompress(data, math.prod(shape)) if segment.is_compressed else data
         rows = np.frombuffer(plain, variable.dtype.as_numpy_dtype).reshape(shape)
-    except (OSError, zlib.error, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
     columns.scatter(variable, segment.keys, tf.constant(rows))
 
 

@@ -267,7 +267,7 @@ class ReplayBuffer:
         state = {name: variable.numpy().tolist() for name, variable in self._state().items()}
         (folder / _JSON).write_text(json.dumps(self._header() | state, indent=2))
         shared = None
-        with contextlib.suppress(ValueError):  # If `earlier` is damaged, write all rows again.
+        with contextlib.suppress(ValueError, OSError):  # Write all rows again if it is damaged.
             shared = (earlier, self._read_state(earlier)["positions"]) if earlier else None
         disk_segments.save(folder, self._rings(), self._positions.numpy(), shared)
 

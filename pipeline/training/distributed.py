@@ -49,7 +49,7 @@ def _check_length(num_steps: int, experience: Any) -> None:
     Raises:
       UserError: If they do not fit.
     """
-    rows = experience.longest_addition
+    rows = getattr(experience, "longest_addition", num_steps)  # a store of one's own may lack it
     if num_steps > rows:
         raise UserError(
             f"A message of {num_steps} vector steps does not fit into a replay buffer that keeps "

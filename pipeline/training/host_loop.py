@@ -106,7 +106,6 @@ class HostLoop:
         self._returned: tuple[int, float | None] | None = None
         with named_failures(components.environment):
             self.state = self._runner.initial_state()
-        stop.ends_at_once = False
 
     @property
     def env_steps(self) -> int:
@@ -134,6 +133,7 @@ class HostLoop:
             self._set_state(self._runner.begin_new_episodes(self.state))
         self._calls.restart_timing(self.state)
         self._clock = time.monotonic()
+        self._stop.ends_at_once = False  # From now on, something would be lost.
         return restored is not None
 
     def cut_logs(self) -> None:
@@ -236,6 +236,7 @@ class HostLoop:
 
     def _call(self, chunk: Chunk, until: int, phase: str) -> None:
         """Makes one graph call of `chunk`, which ends once the run has taken `until` steps."""
+        self._check_stop()
         if not self._calls.is_traced(chunk):
             if not tf.config.functions_run_eagerly():
                 self._progress.message(f"building the graph for {phase} ...")
@@ -261,7 +262,8 @@ class HostLoop:
                 self._set_state(halted.state)
                 self._check_losses()  # environments may reject actions of NaN weights
                 try:
-                    self._save()
+                    if self._host["checkpointed"] != self.env_steps:
+                        self._save()
                 except UserError as error:
                     self._progress.message(f"the other actors could not be saved: {error}")
                 environments = [driver.environment for driver in self._runner.drivers]

@@ -265,6 +265,8 @@ def _start_with(source: str, agent: Agent, progress: Progress) -> None:
     hint = f"--warm_start={source} needs a run with the same agent and networks."
     with hinting(lambda: hint):
         restored = start.restore(Variables(agent=agent))
+    for warning in restored.warnings:
+        progress.message(f"warning: {warning}")
     _begin_anew(agent)
     progress.message(
         f"starting with the agent that {start.path} has after {restored.env_steps:_} "

@@ -108,11 +108,10 @@ def read_object(path: pathlib.Path, *keys: str) -> dict[str, Any]:
 
     Raises:
       ValueError: If the file is missing or holds something else.
+      OSError: If it cannot be read now.
     """
-    try:
+    with damage_named(path):
         return parse_object(path.read_bytes(), *keys)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def parse_object(text: bytes, *keys: str) -> dict[str, Any]:
@@ -138,12 +137,24 @@ def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
 
     Raises:
       ValueError: If the file is missing or holds something else.
+      OSError: If it cannot be read now.
+    """
+    with damage_named(path), np.load(path, allow_pickle=False) as bundle:
+        return dict(bundle)
+
+
+@contextlib.contextmanager
+def damage_named(path: pathlib.Path) -> Iterator[None]:
+    """Converts what a missing or damaged file raises to a ValueError that names the file.
+
+    An OSError that may pass remains what it is, because nothing is wrong with the file.
     """
     try:
-        with np.load(path, allow_pickle=False) as bundle:
-            return dict(bundle)
+        yield
     # Damaged zip, zlib and NumPy headers raise many kinds of errors, and absurd sizes MemoryError.
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            raise
         raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 

@@ -140,22 +140,17 @@ def test_a_checkpoint_that_cannot_be_read_now_is_neither_passed_over_nor_removed
 ) -> None:
     checkpoints, number = numbered(tmp_path, 1, 2)
     said = "Cannot read .*2: .*Input/output error.\n.*move that folder away"
-    with unreadable(checkpoints.at(2), method), pytest.raises(UserError, match=said):
+    with unreadable(checkpoints.at(2), method), pytest.raises(WriteError, match=said):
         checkpoints.restore()
     assert restore(checkpoints).env_steps == number.value == 2
 
 
-def test_a_disk_that_is_full_during_a_restore_is_not_a_misfit(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoints, number = numbered(tmp_path, 1)
-
-    def restore(folder: pathlib.Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(number, "restore", restore)
-    with pytest.raises(UserError, match="^Cannot restore .*1: .*No space left on device"):
-        checkpoints.restore()
+def test_a_part_that_cannot_be_read_now_is_not_a_misfit(undamaged: pathlib.Path) -> None:
+    run = Run(undamaged)
+    path = run.checkpoints.at(2) / "state"
+    with unreadable(path, "read_bytes"), pytest.raises(WriteError) as error:
+        run.checkpoints.restore()
+    assert str(error.value) == f"Cannot restore {path.parent}: [Errno 5] Input/output error."
 
 
 def test_a_folder_that_cannot_be_read_now_is_not_one_without_checkpoints(
@@ -173,10 +168,33 @@ def test_the_best_is_not_removed_because_it_cannot_be_read_now(tmp_path: pathlib
     best = checkpoints.save(1, 5.5)
     checkpoints.save(2)
     said = "Cannot read .*step-0000000001: .*Input/output"
-    with unreadable(best, "read_bytes"), pytest.raises(WriteError, match=said):
-        checkpoints.save(3)
-    checkpoints.save(4)
+    with unreadable(best, "read_bytes"):
+        for step in (3, 4):
+            checkpoints.save(step)
+        with pytest.raises(WriteError, match=said):
+            checkpoints.best()
+    assert names(tmp_path) == [f"step-000000000{step}" for step in (1, 3, 4)]
     assert checkpoints.best() == (best, 5.5)
+
+
+def test_what_cannot_be_removed_now_stops_no_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, _ = numbered(tmp_path, 1, 2)
+    left = tmp_path / ".tmp-step-0000000003" / "number"
+    left.mkdir(parents=True)  # by an earlier try
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: path == left.parent)
+        with pytest.raises(WriteError, match="File exists"):
+            checkpoints.save(3)
+    checkpoints.save(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+        checkpoints.save(4)
+    kept = ["step-0000000003", "step-0000000004"]
+    assert names(tmp_path) == [".tmp-removed-step-0000000002", *kept]
+    Checkpoints(tmp_path, {})
+    assert names(tmp_path) == kept
 
 
 def test_only_the_writer_sweeps_what_a_killed_process_left(tmp_path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from damages import unreadable
 from graph_operations import stateful_draws, stateless_draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -272,6 +273,8 @@ def test_restore_refuses_a_cut_file_and_a_filled_buffer(tmp_path: pathlib.Path) 
     with pytest.raises(ValueError, match="holds 13 rows"):
         buffer.restore(tmp_path)
     file = tmp_path / "reward_0-0000-000000000.rows"
+    with unreadable(file, "read_bytes"), pytest.raises(OSError, match="Input/output error"):
+        create(capacity=40).restore(tmp_path)
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ValueError, match=f"{file.name} cannot be read"):
         create(capacity=40).restore(tmp_path)

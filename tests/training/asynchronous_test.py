@@ -374,7 +374,9 @@ def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, acc
 @pytest.mark.parametrize(
     "scheduler", ["threads", pytest.param("deterministic", marks=pytest.mark.crash)]
 )
-def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp_path, scheduler):
+def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(
+    tmp_path, monkeypatch, scheduler
+):
     chosen = {"asynchronous_runner__scheduler": scheduler}
     # Threads may leave all steps of a short run to the other actor.
     run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **chosen)
@@ -400,6 +402,12 @@ def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(tmp
     assert after.statistics.episode_length[0] == 0
     first, second = (driver.environment for driver in resumed.parts.runner.drivers)
     assert saved(first)["environment.json"]["rows"] is None  # it has no episode
+    if scheduler == "deterministic":  # a failure before the first step saves nothing
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="no such room"):
+            for environment in (first, second):
+                patch.setattr(environment.episodes.vector, "step", no_such_room)
+            resumed.loop.advance()
+        assert resumed.checkpoints[-1] == newest
     np.testing.assert_array_equal(second.episodes.current()[3], other.episodes.current()[3])
     result = resumed.loop.train()
     assert result["env_steps"] >= PLAN.num_env_steps

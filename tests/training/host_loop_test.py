@@ -380,7 +380,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert steps_of(run.metrics)[-1] < run.loop.env_steps
 
     resumed = begin_dqn(tmp_path / "run")
+    resumed.stop.ends_at_once = True
     assert resumed.loop.restore()
+    assert not resumed.stop.ends_at_once  # from here on, a stop writes a checkpoint
     assert resumed.loop.env_steps == int(newest.name.removeprefix("step-").split(".")[0]) >= 200
     assert resumed.loop.train()["env_steps"] >= 300
 

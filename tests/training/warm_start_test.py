@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 from conftest import any_threads
+from damages import DAMAGES
 from tiny_runs import bindings, build_components, gin_files
 
 from pipeline import configuration
@@ -82,6 +83,16 @@ def test_a_run_with_other_environments_starts_with_the_weights(trained, tmp_path
     assert 0 < begun["updates"] <= 100  # the counts are those of the new run alone
     unlike = build_components("dqn", **{**SHORT_OF["dqn"], **others})
     assert weights_sha256(unlike.agent.trained) != trained.result["weights_sha256"]
+
+
+def test_a_damaged_checkpoint_of_the_source_is_named(trained, tmp_path, capsys):
+    source = trained.copied(tmp_path / "source")
+    older, newest = sorted((source / "checkpoints").glob("step-*"))[-2:]
+    DAMAGES["truncated"](newest / "agent" / "variables.index")
+    run(tmp_path / "run", source)
+    told = capsys.readouterr().out
+    assert f"warning: {newest.name} is damaged: agent/variables.index has" in told
+    assert f"has after {int(older.name.split('-')[1]):_} environment steps" in told
 
 
 def test_a_warm_start_is_repeated_by_the_same_command_only_and_does_not_need_its_source_again(
