@@ -14,6 +14,7 @@ import os
 import pathlib
 import socket
 import sys
+from typing import IO
 
 from pipeline.checkpointing.exactness import traits
 from pipeline.runs import source_revision
@@ -27,9 +28,7 @@ def main(folder: str, file: str, lock: str, own: str) -> None:
     try:
         (shared / own).touch()
         with (shared / lock).open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        is_locked_out = True
+            is_locked_out = _is_locked_out(held)
     except OSError:
         sees_file = False
     probe = {
@@ -42,6 +41,15 @@ def main(folder: str, file: str, lock: str, own: str) -> None:
         "is_locked_out": is_locked_out,
     }
     print(json.dumps(probe))
+
+
+def _is_locked_out(file: IO[str]) -> bool:
+    """Returns True if a lock of another process is respected; a folder may not support locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.train_process import STOPPED, LocalProcess
 from pipeline.runs.run_folder import BUSY
+from pipeline.utils.errors import RETRY_CODE
 
 _POLL_SECONDS = 0.5
 _LOCK_SECONDS = 10.0  # between attempts to take over a run
@@ -162,11 +163,13 @@ class RayTrainProcess:
             pass  # The node may answer again; the errors below are final.
         except (RayActorError, ActorUnschedulableError) as error:
             self.is_lost = not getattr(error, "actor_init_failed", False)
-            self._end(-signal.SIGKILL if self.is_lost else 1, f"node {self._node_name} was lost")
-            if not self.is_lost:
-                self._error = f"the process cannot be started on {self._node_name}: {error}"
+            if self.is_lost:
+                self._end(-signal.SIGKILL, f"node {self._node_name} was lost")
+            else:  # The cause is the node or the shared folder, not the run.
+                why = f"the process cannot be started on {self._node_name}: {error}"
+                self._end(RETRY_CODE, why)
         except RayTaskError as error:
-            self._end(1, f"node {self._node_name}: {error}")
+            self._end(RETRY_CODE, f"node {self._node_name}: {error}")
         except RayError:
             pass  # Ray itself may recover; if the node is lost, one of the errors above follows.
         if self._code is not None:

@@ -54,7 +54,7 @@ import numpy as np
 from pipeline import configuration
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.checkpointing.exactness import machine
-from pipeline.configuration.statements import Binding
+from pipeline.configuration.statements import Binding, Macro
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import jsonl
 from pipeline.utils.errors import UserError
@@ -259,6 +259,11 @@ def _evaluation_policy(config: pathlib.Path) -> str:
     """Returns which policy played the final evaluation, according to the run's configuration."""
     statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
-    if (epsilon := values.get("Evaluator.epsilon")) is not None:
+    greedy, epsilon = (values.get(f"Evaluator.{name}") for name in ("greedy", "epsilon"))
+    while isinstance(greedy, Macro):
+        greedy = values[greedy.name]
+    while isinstance(epsilon, Macro):
+        epsilon = values[epsilon.name]
+    if epsilon is not None:
         return f"{epsilon}-greedy"
-    return "greedy" if values["Evaluator.greedy"] else "sampled"
+    return "greedy" if greedy else "sampled"

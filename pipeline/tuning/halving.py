@@ -3,7 +3,7 @@
 Trials are numbered from 0 and grouped in brackets of `reduction ** len(rungs)`. All trials of a
 bracket are trained up to the first rung. The best of them, 1 of every `reduction`, are trained up
 to the second rung, and so on (Jamieson & Talwalkar 2016, "Non-stochastic best arm identification
-and hyperparameter optimization"). The others are never continued.
+and hyperparameter optimization"). The others are not continued, unless a better one fails later.
 
 The parameters of a trial depend only on results that are known whichever runs finish first. These
 are the first-rung results of all trials whose numbers are lower by at least `num_concurrent`, and
@@ -92,8 +92,8 @@ def cohorts(search: Search, trials: Trials, of_bracket: Sequence[int]) -> list[l
         if not _are_over(trials, cohort, rung):
             break
         going_on = [number for number in cohort if trials[number].error is None]
-        best_first = sorted(going_on, key=lambda number: (-trials[number].value(rung), number))
-        cohort = sorted(best_first[: max(1, len(cohort) // search.reduction)])
+        best_first = sorted(going_on, key=lambda number: _order(trials[number], rung))
+        cohort = sorted(best_first[: _cohort_size(search, len(cohort))])
         known.append(cohort)
     return known
 
@@ -102,8 +102,18 @@ def cohort_sizes(search: Search, size: int) -> list[int]:
     """Returns how many trials of a bracket of `size` are trained up to each rung."""
     sizes = [size]
     for _ in search.rungs:
-        sizes.append(max(1, sizes[-1] // search.reduction))
+        sizes.append(_cohort_size(search, sizes[-1]))
     return sizes
+
+
+def _cohort_size(search: Search, size: int) -> int:
+    """Returns how many trials of a cohort of `size` are trained up to the next rung."""
+    return max(1, size // search.reduction)
+
+
+def _order(trial: Trial, rung: int) -> tuple[float, int]:
+    """Returns a sort key that ranks trials that have passed a rung."""
+    return -trial.value(rung), trial.number
 
 
 def planned_steps(search: Search, num_trials: int) -> int:
@@ -144,16 +154,27 @@ def told(search: Search, trials: Trials, number: int, num_trials: int) -> list[T
             visible.append(Told(trial.parameters, None, is_complete=False))
             continue
         of_trial = bracket(search, trial.number, num_trials)
-        if not _is_early(search, of_trial, number, num_trials):
-            num_rungs = 1
-        elif trial.error is not None:
-            num_rungs = 0  # It ranks below all others.
-        else:
-            # A search with fewer trials may have trained it longer, in a smaller bracket.
-            num_rungs = sum(trial.number in x for x in cohorts(search, trials, of_trial))
+        is_early = _is_early(search, of_trial, number, num_trials)
+        num_rungs = _num_told(search, trials, trial, of_trial) if is_early else 1
         means = [trial.value(rung) for rung in range(len(trial.returns))][:num_rungs]
         visible.append(Told(trial.parameters, means, len(means) == len(search.ends)))
     return visible
+
+
+def _num_told(search: Search, trials: Trials, trial: Trial, of_bracket: Sequence[int]) -> int:
+    """Returns how many returns of a trial are told; none if it failed and ranks below all others.
+
+    A search with fewer trials may have trained it longer, in a smaller bracket. What happened after
+    the rung at which the whole bracket leaves it behind is not told.
+    """
+    known = cohorts(search, trials, of_bracket)
+    if trial.error is None:
+        return sum(trial.number in cohort for cohort in known)
+    for rung in range(min(len(trial.returns), len(known) - 1)):
+        better = [n for n in known[rung + 1] if _order(trials[n], rung) < _order(trial, rung)]
+        if len(better) == _cohort_size(search, len(known[rung])):
+            return rung + 1
+    return 0
 
 
 def state_of(search: Search, trials: Trials, number: int, num_trials: int) -> str:

@@ -23,6 +23,7 @@ _FORMS = (
 )
 # The search itself decides about these.
 _NO_PARAMETERS = ("train.num_env_steps", "train.eval_interval", "train.num_final_episodes")
+_LARGEST = 1e300  # Optuna needs the difference of the bounds, too.
 _STARTUP_TRIALS = 10  # trials that TPE draws at random first, Optuna's default
 
 
@@ -304,8 +305,10 @@ def _wrong_with(distribution: Any) -> str:
         numbers = "whole numbers" if kind.endswith("int") else "numbers"
         return f"{kind} needs two {numbers}, low and high"
     _, low, high = distribution
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        return "low must be less than high, and both must be finite"
+    if not -_LARGEST < low < high < _LARGEST:  # A comparison with NaN is false.
+        return (
+            f"low must be less than high, and both must be between {-_LARGEST:g} and {_LARGEST:g}"
+        )
     return f"low must be greater than 0 for {kind}" if kind[:3] == "log" and low <= 0 else ""
 
 

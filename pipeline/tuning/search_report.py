@@ -162,7 +162,7 @@ def _savings(
         trained = trained_steps(search, ended)
         whole = search.num_env_steps * search.num_seeds * len(ended)
         text += (
-            f" {formatting.count(len(ended), 'trial')} ended without a failure and took "
+            f" {formatting.count(len(ended), 'trial')} ended without a failure and took about "
             f"{trained:,} environment steps; training all of them to the end would have taken "
             f"{whole:,}, so {1 - trained / whole:.0%} were saved."
         )

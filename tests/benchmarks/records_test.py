@@ -260,3 +260,7 @@ def test_a_chance_of_random_actions_in_evaluation_is_told(run):
     config = "import pipeline.agents.dqn\nEvaluator.epsilon = 0.05\nEvaluator.greedy = True\n"
     (run.folder / "operative_config.gin").write_text(config)
     assert records.finished(run, 1)["evaluation_policy"] == "0.05-greedy"
+    macros = "NONE = None\nEPSILON = %NONE\nGREEDY = False\n"
+    config = "Evaluator.epsilon = %EPSILON\nEvaluator.greedy = %GREEDY\n"
+    (run.folder / "operative_config.gin").write_text(macros + config)
+    assert records.finished(run, 1)["evaluation_policy"] == "sampled"

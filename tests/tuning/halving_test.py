@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_searches import make_search
 
@@ -12,9 +12,11 @@ from pipeline.tuning.halving import Job, Trial
 from pipeline.tuning.search import Search
 
 
-def simulate(search: Search, num_trials: int, workers: int, seed: int) -> dict[int, Trial]:
+def simulate(
+    search: Search, num_trials: int, workers: int, seed: int, begun: halving.Trials | None = None
+) -> dict[int, Trial]:
     """Runs a search in which jobs end in a random order, and some trials fail."""
-    trials: dict[int, Trial] = {}
+    trials = dict(begun or {})
     active: list[Job] = []
     order = random.Random(seed)
     while True:
@@ -33,7 +35,7 @@ def simulate(search: Search, num_trials: int, workers: int, seed: int) -> dict[i
         trial = trials[job.number]
         assert len(trial.returns) == job.rung
         value = trial.parameters["fake.quality"] + 0.1 * job.rung + job.number * 7 % 5 / 100
-        if job.number % 11 == 10 or (job.number % 13 == 2 and job.rung == 1):
+        if job.number % 11 == 10 or (job.number % 3 == 0 and job.rung == 1):
             trials[job.number] = trial._replace(error="it failed")
         else:
             trials[job.number] = trial._replace(returns=(*trial.returns, (value,)))
@@ -67,6 +69,20 @@ def test_every_bracket_trains_its_best_to_the_end(num_trials, workers, seed):
             lowest = min((values[n] for n in after), default=None)
             paused = [values[n] for n in values if n not in after and trials[n].error is None]
             assert lowest is None or all(value <= lowest for value in paused)
+
+
+@pytest.mark.parametrize("rungs", [(10,), (10, 30)])
+@settings(max_examples=20)
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 99))
+def test_a_search_with_fewer_trials_first_is_told_the_same(rungs, fewer, more, seed):
+    search = make_search(rungs=rungs, num_concurrent=2)
+    num_trials = fewer + more
+    whole = simulate(search, num_trials, 3, seed)
+    begun = simulate(search, fewer, 3, seed)
+    extended = simulate(search, num_trials, 3, seed, begun)
+    for number in range(num_trials):
+        expected = halving.told(search, whole, number, num_trials)
+        assert halving.told(search, extended, number, num_trials) == expected
 
 
 def test_a_search_is_as_long_as_planned():
