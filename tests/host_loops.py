@@ -183,8 +183,10 @@ def check_streams(buffer, min_truncated):
     next_batch = tf.function(buffer.next_batch, autograph=False)
     for _ in range(300):
         rows, _, _ = next_batch()
-        np.testing.assert_array_equal(rows.step_type[:, 1:], rows.next_step_type[:, :-1])
-        follows = rows.step_type[:, :-1] != StepType.LAST
+        follows = rows.step_type.numpy()[:, :-1] != StepType.LAST
+        after = rows.step_type.numpy()[:, 1:]
+        np.testing.assert_array_equal(after[follows], rows.next_step_type.numpy()[:, :-1][follows])
+        assert (after[~follows] != StepType.MID).all()
         episode, time, _ = np.moveaxis(rows.observation.numpy(), -1, 0)
         np.testing.assert_array_equal(time[:, 1:][follows], time[:, :-1][follows] + 1)
         lasts = rows.observation[rows.step_type == StepType.LAST].numpy()

@@ -420,8 +420,11 @@ class Collectors:
             for is_message in are_messages[number]:
                 arrived.append(next(messages) if is_message else None)
             divergence = self._restored(number, files_in(folder / str(number)))
-            newest = arrived[-1] if arrived else None
-            if divergence and newest is not None:
+            if divergence and not arrived:  # The newest row has been learnt from.
+                first = number * self._num_envs
+                streams = tf.range(first, first + self._num_envs, dtype=tf.int64)
+                self._updates.experience.truncate(streams)
+            elif divergence and (newest := arrived[-1]) is not None:
                 arrived[-1] = _truncated(newest)
             self.divergence = self.divergence or divergence
         self._known = [-1] * len(self._arrived)

@@ -16,6 +16,7 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    check_steps,
     env_steps,
     random_rollout,
     randomize,
@@ -57,9 +58,10 @@ def collected(agent: Any, action_spec=FOUR_ACTIONS, seed: int = 0) -> tuple[Traj
 
 @pytest.mark.parametrize("action_spec", [FOUR_ACTIONS, TWO_MOTORS])
 def test_with_the_weights_that_collected_it_is_a2c(action_spec) -> None:
-    agent = create(action_spec=action_spec, entropy_coefficient=0.0)
+    weights = {"value_coefficient": 0.7, "entropy_coefficient": 0.1}
+    agent = create(action_spec=action_spec, **weights)
     rows, final = collected(agent, action_spec)
-    a2c = create(create_a2c_agent, action_spec)
+    a2c = create(create_a2c_agent, action_spec, **weights)
     expected = a2c.prepare(rows, final)
     prepared = agent.prepare(rows, final)
     assert_close(prepared.policy_info.advantage, expected.policy_info.advantage)
@@ -67,6 +69,13 @@ def test_with_the_weights_that_collected_it_is_a2c(action_spec) -> None:
     batch = tf.nest.map_structure(lambda x: tf.reshape(x, [18, 1, *x.shape[2:]]), expected)
     ours, theirs = (x.gradients(batch, tf.ones(18))[0] for x in (agent, a2c))
     assert_same(ours, theirs)
+
+
+def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:
+    agent = create()
+    prepared = agent.prepare(*collected(agent))
+    batch = tf.nest.map_structure(lambda x: x.numpy().reshape(18, 1, *x.shape[2:]), prepared)
+    check_steps(create, batch)
 
 
 def test_ratios_and_values_are_those_of_the_current_weights() -> None:

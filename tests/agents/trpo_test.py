@@ -44,6 +44,8 @@ from pipeline.ops.natural_gradient import (
     flatten,
     unflatten,
 )
+from pipeline.ops.randomness import permutations, stateless_seed, stream_key
+from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
 
 ROWS = 40
@@ -355,6 +357,23 @@ def test_the_value_function_learns_by_minibatches() -> None:
     # Three epochs of 40 // 12 minibatches, and a step of the policy unless it is rejected.
     assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_every_epoch_fits_the_value_function_to_other_minibatches() -> None:
+    steps = env_steps(4)
+    settings: Any = {"value_epochs": 2, "value_minibatch_size": 12, "gradient_clip_norm": 0.01}
+    settings |= {"learning_rate": linear_schedule(0.5, 0.0, num_steps=10), "env_steps": steps}
+    agent, twin = create(**settings), create(**settings)
+    rows, _ = rollout(agent, FOUR_ACTIONS)
+    accepted = agent.train(tensors(rows), tf.ones(ROWS)).extra["accepted"]
+    seed = stateless_seed(stream_key(0, "trpo"), tf.cast(accepted, tf.int64))
+    for part in permutations(2, ROWS, seed).numpy()[:, :36].reshape(-1, 12):
+        batch = tensors(tf.nest.map_structure(lambda x, part=part: x[part], rows))
+        gradients, loss_info = twin.differentiate(batch, tf.ones(12))
+        scale = 0.3 * 0.01 / loss_info.extra["gradient_norm"]
+        for variable, gradient in zip(twin.gradient_variables(), gradients, strict=True):
+            variable.assign_sub(scale * gradient)
+    assert_close(values_of(agent.gradient_variables()), values_of(twin.gradient_variables()))
 
 
 def test_a_minibatch_of_all_rows_is_a_plain_gradient_step() -> None:

@@ -330,6 +330,18 @@ def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.n
     return np.maximum(np.einsum("byxcij,ijco->byxo", windows, kernel) + bias, 0)
 
 
+def test_the_small_cnn_equals_numpy() -> None:
+    encoder = create_encoder(tf.TensorSpec((8, 8, 3), tf.float32))
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    features = encoder(images)
+    weights = float64(encoder.trainable_weights)
+    for first in (0, 2):
+        padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)])
+        images = convolve(padded, weights[first : first + 2], 1)
+    expected = np.maximum(images.reshape(2, -1) @ weights[4] + weights[5], 0)
+    assert_close(features, expected, 1e-4)
+
+
 def test_the_network_of_2015_pads_its_first_convolution() -> None:
     spec = tf.TensorSpec((4, 84, 84), tf.uint8)
     with bound({"nature_cnn_encoder.first_padding": 1}):

@@ -266,6 +266,15 @@ def test_restore_names_what_differs(
         create(**({"num_envs": 2, "capacity": 40} | change)).restore(tmp_path)
 
 
+def test_another_seed_draws_other_rows() -> None:
+    keys = []
+    for seed in (1, 2):
+        buffer = create(capacity=90, seed=seed)
+        collect(buffer, [Stream(0, 0, 0)], [0], 60)
+        keys.append(buffer.next_batch()[2].numpy())
+    assert np.mean(keys[0] != keys[1]) > 0.9
+
+
 def test_restore_refuses_a_cut_file_and_a_filled_buffer(tmp_path: pathlib.Path) -> None:
     buffer, streams = create(capacity=40), [Stream(0, 0, 0)]
     collect(buffer, streams, [0], 13)

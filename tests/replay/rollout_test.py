@@ -35,7 +35,7 @@ def spec(*info: str) -> trajectory.Trajectory:
 def create(**kwargs: Any) -> Rollout:
     sizes = {"num_steps": NUM_STEPS, "minibatch_size": MINIBATCH, "num_epochs": EPOCHS}
     specs = {"training_spec": spec("logits", "advantage"), "sequence_length": 1}
-    return Rollout(spec("logits"), NUM_ENVS, seed=3, **(specs | sizes | kwargs))
+    return Rollout(spec("logits"), NUM_ENVS, **({"seed": 3} | specs | sizes | kwargs))
 
 
 def make_rows(seed: int = 0) -> trajectory.Trajectory:
@@ -79,6 +79,16 @@ def test_every_epoch_is_another_permutation() -> None:
         rollout.end(lambda rows: None)
     np.testing.assert_array_equal(np.sort(orders, axis=1), np.tile(np.arange(ROWS), [8, 1]))
     assert len({tuple(order) for order in orders}) == 2 * EPOCHS
+
+
+def test_another_seed_has_other_orders() -> None:
+    orders = []
+    for seed in (1, 2):
+        rollout = create(seed=seed)
+        collect(rollout, make_rows())
+        rollout.begin(prepare)
+        orders.append(all_keys(draw_all(rollout)))
+    assert (orders[0] != orders[1]).any()
 
 
 def test_every_order_is_equally_likely() -> None:

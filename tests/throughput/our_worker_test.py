@@ -222,6 +222,18 @@ def test_timing_updates_leaves_the_agent_as_it_was():
     assert_same(variables(parts.agent), before)
 
 
+def test_stages_count_environment_steps_and_batches(monkeypatch):
+    workload = WORKLOADS["dqn_cartpole"]
+    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
+    parts = throughput.build_components()
+    monkeypatch.setattr(throughput, "timed", lambda repeat, unit, **_: repeat)
+    stages, times = throughput.Stages(parts), tf.constant(2, tf.int64)
+    # An episode of CartPole has 8 steps at least, so none ends here.
+    assert stages.collect()(times) == 2 * parts.experience.collect_steps * 2 <= 16
+    assert stages.sample()(times) == 2
+    assert stages.environment()(times) == 4
+
+
 def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
     workload = WORKLOADS["a2c_cartpole"]
     configuration.load(

@@ -220,6 +220,20 @@ def test_factories_of_another_kind_are_named(part, factory, message):
         build(1, *factories.values())
 
 
+def test_the_seed_of_the_run_is_that_of_the_experience():
+    load("dqn")
+    create_environment, create_agent, create_experience = references()
+    seeds = []
+
+    def noting(*specs, seed, **others):
+        seeds.append(seed)
+        return create_experience(*specs, seed=seed, **others)
+
+    for seed in (1, 2):
+        build(seed, create_environment, create_agent, noting).close()
+    assert seeds[0] != seeds[1]
+
+
 def test_a_factory_of_environments_that_cannot_render_is_named():
     def create(seed: int) -> Any:
         raise AssertionError

@@ -150,25 +150,36 @@ def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_plan
     assert run.metrics[-1]["episodes"] > 10
 
 
+def test_a_message_makes_the_updates_that_its_rows_ask_for_and_all_rows_are_observed(trained):
+    twin = trained("dqn", **NORMALIZED)
+    rows = 2 * int(tf.reduce_sum(twin.run.loop.state.carry.vector_steps))  # 2 environments each
+    random_rows = 2 * 4 * sum(twin.are_random)
+    assert 4 * twin.result["updates"] == rows - random_rows > 0  # ReplayBuffer.env_steps_per_update
+    agent = twin.run.parts.agent
+    assert float(agent.normalizer.moments[0].count) == twin.result["env_steps"]
+
+
 def stored_observations(buffer):
     """Returns the stored observations [rows, 3] of each stream."""
     files = sorted(saved(buffer).items())
     return [rows.view(np.float32).reshape(-1, 3) for name, rows in files if "observation" in name]
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
 def test_an_environment_that_fails_ends_the_run_and_episodes_that_cannot_be_continued_begin_anew(
-    tmp_path,
+    tmp_path, in_flight
 ):
-    run = Distributed(tmp_path / "run")
+    run = Distributed(tmp_path / "run", distributed_runner__in_flight=in_flight)
     run.at(150, lambda: (tmp_path / "fail").touch())
     with pytest.raises(UserError, match="Walk-v0 raised KeyError.*no such room"):
         run.train()
     run.close()
     (tmp_path / "fail").unlink()
     (tmp_path / "drift").touch()
-    again = Distributed(tmp_path / "run")
+    again = Distributed(tmp_path / "run", distributed_runner__in_flight=in_flight)
     assert again.train()["env_steps"] >= 300
     assert "did not reach its saved state" in again.parts.environment.divergence
+    check_streams(again.parts.experience, min_truncated=1)
     again.close()
 
 
@@ -388,6 +399,13 @@ def test_a_replaced_collector_repeats_no_episode_and_explores_by_its_number(tmp_
     assert len({x.tobytes() for x in observations}) == 4
     epsilons = [float(agent.schedules["epsilon"](0)) for agent in built]
     np.testing.assert_allclose(epsilons, [0.4, 0.4**4.5, 0.4**8, 0.4**8], rtol=1e-6)
+
+    one = Collector(Identity(0, 0, 1, seed=1), *factories, 4)
+    sevens = [np.full(v.shape, 7, v.dtype.as_numpy_dtype) for v in collector.weights(built[-1])]
+    one.collect(collector.Order(sevens, 3, 10**9, is_random=False))
+    for variable, expected in zip(collector.weights(built[-1]), sevens, strict=True):
+        np.testing.assert_array_equal(variable, expected)
+    one.close()
 
 
 def message_of_stacks(padding):

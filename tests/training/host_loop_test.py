@@ -139,6 +139,13 @@ def check_finished(run, result):
     assert all(math.isfinite(record["loss"]) for record in run.metrics)
 
 
+def test_a_logged_loss_is_the_mean_since_the_last_log(tmp_path, begin):
+    loop = begin(tmp_path / "run").loop
+    sums = {name: tf.constant(6.0, tf.float64) for name in loop.state.loss_sums}
+    loop.state = loop.state._replace(loss_sums=sums, loss_count=tf.constant(4, tf.int64))
+    assert loop.record()["loss"] == 1.5
+
+
 def test_intervals_of_logs_and_checkpoints_may_change_and_the_final_episodes_know_no_interval(
     tmp_path, begin, undisturbed
 ):

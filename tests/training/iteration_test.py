@@ -6,6 +6,7 @@ import tensorflow as tf
 from graph_operations import STATELESS_DRAWS, draws_from_state, operations
 from host_loops import Chunks
 from tensorflow.python.eager import context
+from tf_agents.agents.tf_agent import LossInfo
 from tiny_runs import assert_same
 
 from pipeline.training.iteration import clear_losses
@@ -106,6 +107,26 @@ def test_stacks_of_frames_are_verified_in_the_warm_up():
     with mock.patch.object(run.parts.experience, "add", wraps=run.parts.experience.add) as add:
         run.collect(1, 10**6)
     assert {call.args[2:] for call in add.call_args_list} == {(True,)}
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "nstep_q"])
+def test_a_normaliser_is_shown_every_environment_step(algorithm):
+    overrides = {f"create_{algorithm}_agent__normalize_observations": True}
+    run = Chunks(algorithm, **overrides)
+    if run.parts.experience.keeps_rows:
+        run.collect(10**6, 60)
+    run.train(3, 10**6)
+    assert float(run.parts.agent.normalizer.moments[0].count) == run.env_steps > 0
+
+
+def test_losses_are_summed(monkeypatch):
+    run = Chunks("dqn")
+    run.collect(10**6, 60)
+    extra = {name: tf.constant(2.0) for name in run.state.loss_sums}
+    monkeypatch.setattr(run.parts.agent, "train", lambda *_: LossInfo(tf.constant(2.0), extra))
+    run.train(3, 10**6)
+    assert int(run.state.loss_count) == 3
+    assert {float(total) for total in run.state.loss_sums.values()} == {6.0}
 
 
 def test_a_chunk_ends_where_it_is_told_and_calls_python_once_a_vector_step():
