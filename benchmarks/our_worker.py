@@ -193,7 +193,7 @@ def main() -> None:
     if name.rpartition("_")[0] in workloads.WORKLOADS:
         facts, stages = _training(*workloads.parse(name), variant, output_dir)
     else:
-        import_tensorflow(onednn=True)
+        import_tensorflow(onednn=True, freeze=True)
         from benchmarks import machine_stages
 
         facts, stages = machine_stages.prepare(name, output_dir)
@@ -208,7 +208,7 @@ def _training(
     statements = configuration.read(
         gin_files(workload, variant), gin_bindings(workload, num_envs, variant)
     )
-    import_tensorflow(configuration.uses_onednn(statements))
+    import_tensorflow(configuration.uses_onednn(statements), freeze=True)
     from pipeline.benchmarks import throughput
     from pipeline.training.components import configure_tensorflow
 

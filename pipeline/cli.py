@@ -264,7 +264,7 @@ def load_tensorflow(statements: Sequence[Import | Binding]) -> None:
       UserError: If TensorFlow cannot be used; see `import_tensorflow`.
     """
     print("loading TensorFlow ...", flush=True)
-    import_tensorflow(configuration.uses_onednn(statements))
+    import_tensorflow(configuration.uses_onednn(statements), freeze=True)
 
 
 def python_command() -> str:

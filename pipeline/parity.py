@@ -52,7 +52,7 @@ def main(_: Sequence[str]) -> int:
 
 
 def _compare_runs(folder: str) -> None:
-    import_tensorflow()
+    import_tensorflow(freeze=True)
     from pipeline.benchmarks.eager_graph import paired_runs, report
 
     print(report.of_pairs(paired_runs.read_pairs(folder)))

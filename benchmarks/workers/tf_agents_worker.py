@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.utils.tensorflow_import import import_tensorflow
 
-import_tensorflow()  # Must be first, because the import of TF-Agents fails without it.
+import_tensorflow(freeze=True)  # Must be first, because the import of TF-Agents fails without it.
 
 import tensorflow as tf
 import workloads

@@ -6,6 +6,7 @@ import contextlib
 import graphlib
 import importlib
 import inspect
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -33,6 +34,7 @@ from pipeline.configuration.statements import (
 from pipeline.utils.errors import UserError
 
 _applied: list[Import | Binding] = []
+_preserving = threading.RLock()
 
 
 def find_config(name: str) -> Path:
@@ -119,7 +121,15 @@ def applied() -> list[Import | Binding]:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores gin's global config on exit, for a library inside a program that uses gin."""
+    """Restores gin's global config on exit, for a library inside a program that uses gin.
+
+    Threads wait for each other, because there is only one config.
+    """
+    with _preserving:
+        yield from _preserved()
+
+
+def _preserved() -> Iterator[None]:
     stores: list[Any] = [
         gin_config._CONFIG,
         gin_config._OPERATIVE_CONFIG,

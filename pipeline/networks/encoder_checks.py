@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from tf_agents.typing import types
 from pipeline.networks.initializers import check_unseeded
 from pipeline.utils.constraints import PositiveInt, check
 from pipeline.utils.errors import UserError
+
+_layers_of_encoders: weakref.WeakSet[tf.keras.layers.Layer] = weakref.WeakSet()
 
 
 def check_layers(
@@ -78,14 +81,21 @@ def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None
       layers: Layers that no encoder has called yet.
 
     Raises:
-      UserError: If a layer has weights already, because another encoder has it, or a seed.
+      UserError: If something is not a layer, another encoder has it, or it has a seed.
     """
-    if any(layer.weights for layer in layers):
-        raise UserError(
-            f"{name} returns a layer with weights that another encoder has. Networks would share "
-            "them, and a target network would be none. Create new layers in each call."
-        )
     for layer in layers:
+        if not isinstance(layer, tf.keras.layers.Layer):
+            raise UserError(
+                f"{name} returns {layer!r:.80}, which is not a Keras layer. Return a flat list of "
+                "layers, such as [tf.keras.layers.Dense(64)]; wrap functions in "
+                "tf.keras.layers.Lambda."
+            )
+        if layer in _layers_of_encoders:
+            raise UserError(
+                f"{name} returns a layer that another encoder has. Networks would share its "
+                "weights, and a target network would be none. Create new layers in each call."
+            )
+        _layers_of_encoders.add(layer)
         check_unseeded(getattr(layer, "kernel_initializer", None))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -43,8 +44,10 @@ def summarize(networks: Mapping[str, tf.Module], observation_spec: Any) -> str:
             if part:
                 rows.append(_Row(f"  {part}", "", ""))
                 indent = "    "
-            is_encoder = part.endswith("encoder") or name.endswith("encoder")
-            found = _run(layer, observation) if is_encoder else _weights(layer)
+            found = _weights(layer)
+            if part.endswith("encoder") or name.endswith("encoder"):
+                with contextlib.suppress(TypeError, ValueError):  # It may encode something else.
+                    found = _run(layer, observation)
             rows += [row._replace(name=indent + row.name) for row in found]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(

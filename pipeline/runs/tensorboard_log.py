@@ -53,7 +53,7 @@ class EventLog:
         values += [
             tf.compat.v1.Summary.Value(tag=prefix + key, histo=_histogram(value))
             for key, value in record.items()
-            if key.endswith("_counts") and sum(value)
+            if key.endswith("_counts") and isinstance(value, list) and sum(value)
         ]
         step = int(record["env_steps"])
         try:

@@ -15,6 +15,7 @@ from tf_agents.trajectories import TimeStep
 
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
+from pipeline.acting.episode_statistics import initial_statistics, metrics_record
 from pipeline.acting.evaluation import Evaluator
 from pipeline.agents.agent import Agent
 from pipeline.environments import TrainingEnvironment
@@ -185,10 +186,11 @@ def build_agent(
     """Builds the agent for the specs of `num_envs` training environments.
 
     Raises:
-      UserError: If `create_agent` takes other arguments or returns no agent.
+      UserError: If `create_agent` takes other arguments, or returns no agent, or one whose
+        normaliser is not in `trained` or whose losses have names of something else.
     """
-    with tf.device(accelerator()):
-        return _created(
+    with tf.device(accelerator()), _float32_layers():
+        agent = _created(
             "train.create_agent",
             Agent,
             create_agent,
@@ -198,6 +200,32 @@ def build_agent(
             seed=seed,
             env_steps=env_steps,
         )
+    variables = {id(v) for module in agent.trained.values() for v in module.variables}
+    if agent.normalizer and not variables.issuperset(map(id, agent.normalizer.variables)):
+        raise UserError(
+            f"{type(agent).__name__}.trained lacks the normaliser, so exports and collectors would "
+            "not have its statistics: add `| self.normalizers()`."
+        )
+    nothing = metrics_record(
+        initial_statistics(1), updates=0, wall_seconds=0.0, env_steps_per_second=0.0
+    )
+    if clashes := sorted({*nothing, *agent.schedules}.intersection(agent.loss_names)):
+        raise UserError(
+            f"{type(agent).__name__}.loss_names has {', '.join(clashes)}, which the records of "
+            "metrics.jsonl have already. Rename the loss."
+        )
+    return agent
+
+
+@contextlib.contextmanager
+def _float32_layers() -> Iterator[None]:
+    """Lets layers without a dtype of their own be float32, whatever the program has set."""
+    policy = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy("float32")
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(policy)
 
 
 @gin.configurable(denylist=["agent"])

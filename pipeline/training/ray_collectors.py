@@ -49,7 +49,7 @@ def _actor_class() -> Any:
             from pipeline import configuration
             from pipeline.utils.tensorflow_import import import_tensorflow
 
-            import_tensorflow(configuration.uses_onednn(statements))
+            import_tensorflow(configuration.uses_onednn(statements), freeze=True)
             from pipeline.training.collector import Collector, Identity
             from pipeline.training.components import configure_tensorflow
             from pipeline.training.train_loop import bound

@@ -37,7 +37,7 @@ NO_TF_AGENTS_MESSAGE = (
 )
 
 
-def import_tensorflow(onednn: bool | None = None) -> None:
+def import_tensorflow(onednn: bool | None = None, freeze: bool = False) -> None:
     """Imports TensorFlow, with Keras 2 as `tf.keras`, and all of TF-Agents.
 
     From then on, gradients are summed in a fixed order.
@@ -48,6 +48,9 @@ def import_tensorflow(onednn: bool | None = None) -> None:
     Args:
       onednn: Whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which
         depends on the kind of processor.
+      freeze: Whether later garbage collections skip all that the process holds after the import.
+        Visiting TensorFlow's modules again and again would take a quarter of the time of a short
+        training. A library must not freeze what belongs to its caller.
 
     Raises:
       UserError: If `tf.keras` is Keras 3, because the program imported TensorFlow before or the
@@ -73,6 +76,8 @@ def import_tensorflow(onednn: bool | None = None) -> None:
         _fix_order_of_gradient_sums()
         with _without_garbage_collection():
             _import_tf_agents()
+            if freeze:
+                gc.freeze()
 
 
 def _load_cusolver() -> None:
@@ -100,7 +105,9 @@ def _fix_order_of_gradient_sums() -> None:
     from tensorflow.python.eager import backprop
 
     def aggregate(gradients: list[Any]) -> Any:
-        if len(gradients) > 2 and all(isinstance(x, tf.Tensor) for x in gradients):
+        are_tensors = all(isinstance(x, tf.Tensor) for x in gradients)
+        # Those of a TensorArray are lists (tf.variant), which only AddN can add.
+        if len(gradients) > 2 and are_tensors and gradients[0].dtype.is_floating:
             return tf.reduce_sum(tf.stack(gradients), 0)
         return backprop._aggregate_grads(gradients)
 
@@ -128,17 +135,12 @@ def _import_tf_agents() -> None:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector, which takes a tenth of the time of a long import.
-
-    Later collections do not visit what the program holds at the end of the import. Visiting
-    TensorFlow's modules again and again would take a quarter of the time of a short training.
-    """
+    """Disables the garbage collector, which takes a tenth of the time of a long import."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -2,6 +2,8 @@ import inspect
 import itertools
 import shutil
 import textwrap
+import threading
+from concurrent import futures
 
 import gin
 import gymnasium
@@ -16,7 +18,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
 import pipeline
-from pipeline import configuration
+from pipeline import configuration, saved_policy
 from pipeline.acting.policies import RandomPolicy
 from pipeline.checkpointing import manifest
 from pipeline.runs.saved_run import SavedRun
@@ -212,6 +214,26 @@ def test_gin_is_left_as_it_was(finished_run):
     assert gin.config_is_locked()
     assert gin.config_str() == ""
     gin.clear_config()
+
+
+def test_threads_load_policies_one_after_the_other(monkeypatch):
+    loading = threading.Lock()
+    restore = saved_policy.restore_agent
+
+    def restore_alone(run):
+        assert loading.acquire(blocking=False)
+        try:
+            return restore(run)
+        finally:
+            loading.release()
+
+    monkeypatch.setattr(saved_policy, "restore_agent", restore_alone)
+    with futures.ThreadPoolExecutor(2) as pool:
+        names = ("pretrained:dqn_acrobot", "pretrained:ppo_cartpole")
+        observations = [np.zeros([6], np.float32), np.zeros([4], np.float32)]
+        policies = pool.map(pipeline.load_policy, names)
+        for policy, observation in zip(policies, observations, strict=True):
+            policy.predict(observation)
 
 
 def test_nothing_is_written(finished_run):

@@ -464,7 +464,10 @@ SHARED = tf.keras.layers.Dense(3)
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (lambda: [SHARED], "weights that another encoder has"),
+        (lambda: [SHARED], "a layer that another encoder has"),
+        (lambda: [tf.keras.layers.Flatten], "which is not a Keras layer"),
+        (lambda: [mlp_encoder()], "which is not a Keras layer"),
+        (lambda: [tf.nn.relu], "which is not a Keras layer"),
         (
             lambda: [tf.keras.layers.Dense(3, kernel_initializer=HeUniform(seed=3))],
             "seed of its own",
@@ -492,9 +495,21 @@ SHARED = tf.keras.layers.Dense(3)
     ],
 )
 def test_layers_that_agents_cannot_use_are_refused(layers, message):
-    SHARED(tf.zeros([1, 4]))
+    if "another" in message:
+        with bound({"create_encoder.layers": layers}):
+            create_encoder(tf.TensorSpec((4,), tf.float32))
     with bound({"create_encoder.layers": layers}), pytest.raises(UserError, match=message):
         create_encoder(tf.TensorSpec((4,), tf.float32))
+
+
+def test_a_new_layer_may_have_its_weights_already() -> None:
+    def layers() -> list[tf.keras.layers.Layer]:
+        inputs = tf.keras.Input([4])
+        return [tf.keras.Model(inputs, tf.keras.layers.Dense(3)(inputs))]
+
+    with bound({"create_encoder.layers": layers}):
+        first, second = (create_encoder(tf.TensorSpec((4,), tf.float32)) for _ in range(2))
+    assert first.trainable_variables[0] is not second.trainable_variables[0]
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,39 @@ def test_the_seed_of_the_run_is_that_of_the_experience():
     assert seeds[0] != seeds[1]
 
 
+def test_an_agent_of_ones_own_must_name_its_parts():
+    load("dqn")
+    create_environment, create_agent, create_experience = references()
+
+    def without_normalizer(*specs, **others):
+        agent = create_agent(*specs, normalize_observations=True, **others)
+        agent.trained = {"q_network": agent.trained["q_network"]}
+        return agent
+
+    def with_epsilon(*specs, **others):
+        agent = create_agent(*specs, **others)
+        agent.loss_names = ("loss", "epsilon", "episodes")
+        return agent
+
+    for create, message in (
+        (without_normalizer, r"trained lacks the normaliser.*self\.normalizers\(\)"),
+        (with_epsilon, "loss_names has episodes, epsilon, which the records"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build(1, create_environment, create, create_experience)
+
+
+def test_the_keras_policy_of_the_program_changes_no_network():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        agent = build_components("dqn").agent
+        assert tf.keras.mixed_precision.global_policy().name == "mixed_float16"
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    q_values = agent.trained["q_network"](tf.zeros([1, *agent.time_step_spec.observation.shape]))
+    assert q_values[0].dtype == tf.float32
+
+
 def test_a_factory_of_environments_that_cannot_render_is_named():
     def create(seed: int) -> Any:
         raise AssertionError

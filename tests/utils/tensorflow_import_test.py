@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import numpy as np
+import tensorflow as tf
 from conftest import ROOT, start_binary, user_environment
 
 from pipeline.utils.tensorflow_import import LEGACY_KERAS
@@ -55,6 +56,19 @@ def test_cusolver_is_loaded_before_tensorflow_looks_for_it(tmp_path):
     assert str(library) in run(code, PYTHONPATH=str(tmp_path)).stdout
     library.write_bytes(b"damaged")
     assert str(library) not in run(code, PYTHONPATH=str(tmp_path)).stdout
+
+
+def test_gradients_of_a_tensor_array_are_summed():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+
+    @tf.function(autograph=False)
+    def gradient():
+        with tf.GradientTape() as tape:
+            array = tf.TensorArray(tf.float32, 3).unstack(variable)
+            total = tf.add_n([array.read(t) ** 2 for t in range(3)])
+        return tape.gradient(total, variable)
+
+    assert gradient().numpy().tolist() == [2.0, 4.0, 6.0]
 
 
 def test_a_python_without_docstrings_is_refused():
