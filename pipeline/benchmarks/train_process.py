@@ -139,7 +139,11 @@ class TrainProcess(LocalProcess):
           run: The run to train or to resume.
           command: Command that accepts the flags of `pipeline.train`.
         """
-        super().__init__([*command, *run.arguments], run.log)
+        # `python -m` puts the current folder first, where the user may have another `pipeline`. A
+        # command such as pipeline-benchmark does not, and must train with the package that it has.
+        is_safe = sys.flags.safe_path or os.getcwd() not in sys.path
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"} if is_safe else None
+        super().__init__([*command, *run.arguments], run.log, environment)
         self.run = run
         self.started = time.monotonic()
 

@@ -181,3 +181,18 @@ def test_a_process_whose_log_was_deleted_tells_its_exit_code(tmp_path):
     assert process.error() == (
         f"exit code 3\n{tmp_path / 'log'} cannot be read: No such file or directory"
     )
+
+
+def test_a_command_that_does_not_search_the_current_folder_trains_with_its_own_package(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "json.py").write_text("raise SystemExit('the module of another project')")
+    monkeypatch.chdir(tmp_path)  # which is not in sys.path
+    planned = plan(make_suite(1), tmp_path)[0]
+    process = TrainProcess(planned, (sys.executable, "-m", "json.tool", "--help"))
+    process.wait()
+    assert process.poll() == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    process = TrainProcess(planned, (sys.executable, "-m", "json.tool", "--help"))
+    process.wait()
+    assert process.poll() == 1 and "the module of another project" in process.error()
