@@ -201,7 +201,8 @@ def build_agent(
             env_steps=env_steps,
         )
     variables = {id(v) for module in agent.trained.values() for v in module.variables}
-    if agent.normalizer and not variables.issuperset(map(id, agent.normalizer.variables)):
+    own = () if agent.normalizer is None else agent.normalizer.variables
+    if not variables.issuperset(map(id, own)):
         raise UserError(
             f"{type(agent).__name__}.trained lacks the normaliser, so exports and collectors would "
             "not have its statistics: add `| self.normalizers()`."
