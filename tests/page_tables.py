@@ -16,7 +16,7 @@ from benchmarks import tables
 from benchmarks.measurements import Results
 from pipeline.benchmarks.markdown import code, table
 from pipeline.configuration import loading, registry
-from pipeline.configuration.statements import Binding, Macro
+from pipeline.configuration.statements import Binding, value_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -131,8 +131,7 @@ def _bound(config: str) -> dict[str, dict[str, str]]:
     macros = {binding.name: binding.value for binding in bindings if not binding.parameter}
     bound: dict[str, dict[str, str]] = {}
     for binding in bindings:
-        value = binding.value
-        text = code(repr(macros[value.name] if isinstance(value, Macro) else value))
+        text = code(repr(value_of(binding.value, macros)))
         scoped = f"{code(binding.scope + '/')} {text}" if binding.scope else text
         bound.setdefault(binding._replace(scope="").short_name, {})[binding.scope] = scoped
     return bound

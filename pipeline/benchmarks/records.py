@@ -54,7 +54,7 @@ import numpy as np
 from pipeline import configuration
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.checkpointing.exactness import machine
-from pipeline.configuration.statements import Binding, Macro
+from pipeline.configuration.statements import Binding, value_of
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import jsonl
 from pipeline.utils.errors import UserError
@@ -259,11 +259,6 @@ def _evaluation_policy(config: pathlib.Path) -> str:
     """Returns which policy played the final evaluation, according to the run's configuration."""
     statements = configuration.read([str(config)], allow_imports=True)
     values = {s.name: s.value for s in statements if isinstance(s, Binding)}
-    greedy, epsilon = (values.get(f"Evaluator.{name}") for name in ("greedy", "epsilon"))
-    while isinstance(greedy, Macro):
-        greedy = values[greedy.name]
-    while isinstance(epsilon, Macro):
-        epsilon = values[epsilon.name]
-    if epsilon is not None:
+    if (epsilon := value_of(values.get("Evaluator.epsilon"), values)) is not None:
         return f"{epsilon}-greedy"
-    return "greedy" if greedy else "sampled"
+    return "greedy" if value_of(values["Evaluator.greedy"], values) else "sampled"

@@ -8,7 +8,7 @@ from typing import Any
 
 from gin import config as gin_config
 
-from pipeline.configuration.statements import Binding, Macro, Reference, suggest
+from pipeline.configuration.statements import Binding, Reference, suggest, value_of
 from pipeline.utils.errors import UserError
 
 #: Prefix of the selectors of TF-Agents' own configurables. Importing TF-Agents registers them, and
@@ -71,9 +71,7 @@ def check_parameter(
     """
     name = binding.parameter
     known = parameters(configurable)
-    value = binding.value
-    while isinstance(value, Macro) and value.name in macros:
-        value = macros[value.name]
+    value = value_of(binding.value, macros)
     if name == "create_environment" and isinstance(value, Reference) and "/" in value.name:
         raise UserError(
             f"{binding.origin}: {binding.name} = {binding.value!r}: this scope would replace the "

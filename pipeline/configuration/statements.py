@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,13 @@ class Macro:
 
     def __repr__(self) -> str:
         return f"%{self.name}"
+
+
+def value_of(value: Any, macros: Mapping[str, Any]) -> Any:
+    """Returns what a macro stands for, also if that is a macro; any other value as it is."""
+    while isinstance(value, Macro) and value.name in macros:
+        value = macros[value.name]
+    return value
 
 
 class Import(NamedTuple):

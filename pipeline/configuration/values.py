@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from gin import config as gin_config
 
 from pipeline.configuration.registry import registered, signature
-from pipeline.configuration.statements import Binding, Macro, Reference
+from pipeline.configuration.statements import Binding, Macro, Reference, value_of
 from pipeline.utils.constraints import is_callable, resolved, union_members
 from pipeline.utils.errors import UserError
 
@@ -82,12 +82,12 @@ def checked(
 
 
 def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
+    value = value_of(value, macros)
     if isinstance(value, Reference):
         fits = _gives_callable if value.evaluate else _makes
         return not kind.is_called or fits(value, kind)
-    if isinstance(value, Macro):
-        others = {macro: x for macro, x in macros.items() if macro != value.name}
-        return value.name not in macros or _fits(macros[value.name], kind, others)
+    if isinstance(value, Macro):  # a constant of gin
+        return True
     if isinstance(value, tuple | list) and kind.items and type(value) in kind.types:
         return all(_fits(item, kind.items, macros) for item in value)
     return type(value) in kind.types or _stands_for_int(value, kind)

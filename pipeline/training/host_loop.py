@@ -112,6 +112,11 @@ class HostLoop:
         """Returns the number of environment steps taken so far, over all processes of the run."""
         return int(self.state.carry.statistics.env_steps)
 
+    @property
+    def _is_saved(self) -> bool:
+        """Returns True if a checkpoint has the current state."""
+        return self._host["checkpointed"] == self.env_steps
+
     def restore(self) -> bool:
         """Restores the newest intact checkpoint.
 
@@ -262,7 +267,7 @@ class HostLoop:
                 self._set_state(halted.state)
                 self._check_losses()  # environments may reject actions of NaN weights
                 try:
-                    if self._host["checkpointed"] != self.env_steps:
+                    if not self._is_saved:
                         self._save()
                 except UserError as error:
                     self._progress.message(f"the other actors could not be saved: {error}")
@@ -357,13 +362,13 @@ class HostLoop:
 
     def _check_stop(self) -> None:
         if self._stop.requested:
-            if self._host["checkpointed"] != self.env_steps:
+            if not self._is_saved:
                 self._save()
             raise Stopped
 
     def _finish(self) -> dict[str, Any]:
         self._log_patience.insist(self._flush)
-        if self._host["checkpointed"] != self.env_steps:
+        if not self._is_saved:
             self._save_patience.insist(self._save)
         evaluation = self._play(self._plan.num_final_episodes, _FINAL_EVALUATION)
         result = {

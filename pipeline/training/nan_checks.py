@@ -50,7 +50,7 @@ def check_losses(
       agent: Agent that the losses belong to.
       experience: Rows that the agent learns from.
       env_steps: Environment steps that the run has taken.
-      source: Class of the environments and its file, or "" if they are not known.
+      source: Classes of the environments and of their wrappers; see `Description.source`.
 
     Raises:
       UserError: If a loss is NaN or infinite. The message lists the causes before the losses.

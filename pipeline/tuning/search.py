@@ -306,9 +306,7 @@ def _wrong_with(distribution: Any) -> str:
         return f"{kind} needs two {numbers}, low and high"
     _, low, high = distribution
     if not -_LARGEST < low < high < _LARGEST:  # A comparison with NaN is false.
-        return (
-            f"low must be less than high, and both must be between {-_LARGEST:g} and {_LARGEST:g}"
-        )
+        return f"low must be less than high, and both between {-_LARGEST:g} and {_LARGEST:g}"
     return f"low must be greater than 0 for {kind}" if kind[:3] == "log" and low <= 0 else ""
 
 
