@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -21,10 +22,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from pipeline.utils import files
 from pipeline.utils.tensorflow_import import import_tensorflow
-
-import_tensorflow()
-importlib.import_module("pipeline.training")  # registers what gin can bind
-importlib.import_module("pipeline.utils.execution").configure_gpu(True)
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
@@ -55,6 +52,18 @@ LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
     *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution", "tutorials"),
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        return  # This process only distributes the tests.
+    import_tensorflow()
+    importlib.import_module("pipeline.training")  # registers what gin can bind
+    importlib.import_module("pipeline.utils.execution").configure_gpu(True)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # or each collection would visit millions of objects of modules and tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from pipeline.utils import die_with_parent
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import read_json, write_json
 
-TRAIN = (sys.executable, "-m", "pipeline.train")
 _MAX_ERROR_LINES = 20
 _TAIL_BYTES = 65_536
 _MOST_LOSSES = 3  # without a new checkpoint between them
@@ -132,18 +130,15 @@ class TrainProcess(LocalProcess):
 
     is_lost = False
 
-    def __init__(self, run: Run, command: Sequence[str] = TRAIN) -> None:
+    def __init__(self, run: Run, command: Sequence[str] | None = None) -> None:
         """Starts the process.
 
         Args:
           run: The run to train or to resume.
-          command: Command that accepts the flags of `pipeline.train`.
+          command: Command that accepts the flags of `pipeline.train`; None for that program.
         """
-        # `python -m` puts the current folder first, where the user may have another `pipeline`. A
-        # command such as pipeline-benchmark does not, and must train with the package that it has.
-        is_safe = sys.flags.safe_path or os.getcwd() not in sys.path
-        environment = {**os.environ, "PYTHONSAFEPATH": "1"} if is_safe else None
-        super().__init__([*command, *run.arguments], run.log, environment)
+        command = command or [*die_with_parent.python(), "-m", "pipeline.train"]
+        super().__init__([*command, *run.arguments], run.log)
         self.run = run
         self.started = time.monotonic()
 

@@ -160,13 +160,30 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
         return path
 
-    def best(self) -> Best | None:
+    def best(self, unreadable: set[str] | None = None) -> Best | None:
         """Returns the best checkpoint, or None if no checkpoint holds evaluated weights.
+
+        Args:
+          unreadable: If given, the names of checkpoints whose manifests cannot be read are added to
+            it, and these checkpoints are passed over.
 
         Raises:
           UserError: If a manifest cannot be read now, or another version of the program wrote it.
         """
-        return self._best()
+        best: Best | None = None
+        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
+        for name in newest_of_step.values():
+            path = self._folder / str(name)
+            try:
+                mean = return_mean_of(path)
+            except UserError:
+                if unreadable is None:
+                    raise
+                unreadable.add(path.name)
+                continue
+            if mean is not None and (best is None or mean > best.return_mean):
+                best = Best(path, mean)
+        return best
 
     def latest(self) -> pathlib.Path | None:
         """Returns the newest checkpoint that is not known to be damaged, or None."""
@@ -236,29 +253,12 @@ class Checkpoints:
         Parts(self._parts).save(temporary, earlier)
         manifest.seal(temporary, {**header, "parts": list(self._parts)}, earlier)
 
-    def _best(self, unreadable: set[str] | None = None) -> Best | None:
-        """Implements `best`. If `unreadable` is given, names are added to it instead of raising."""
-        best: Best | None = None
-        newest_of_step = {x.env_steps: x for x in self._list() if str(x) not in self._damaged}
-        for name in newest_of_step.values():
-            path = self._folder / str(name)
-            try:
-                mean = return_mean_of(path)
-            except UserError:
-                if unreadable is None:
-                    raise
-                unreadable.add(path.name)
-                continue
-            if mean is not None and (best is None or mean > best.return_mean):
-                best = Best(path, mean)
-        return best
-
     def _prune(self, saved: _Name) -> None:
         names = self._list()
         past = [x for x in names if x <= saved and str(x) not in self._damaged]
         newest_of_step = {x.env_steps: str(x) for x in past}
         keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
-        best = self._best(unreadable=keep)  # What cannot be read now may be the best one.
+        best = self.best(unreadable=keep)  # What cannot be read now may be the best one.
         if best is not None:
             keep.add(best.path.name)
         superseded = {*map(str, past)} - keep

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import re
 import tempfile
@@ -71,7 +72,8 @@ class Variables:
 
         Raises:
           ValueError: If a name, dtype or shape differs, before any variable is assigned, or if the
-            files cannot be read.
+            files are missing or damaged.
+          OSError: If they cannot be read now.
         """
         built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
         try:
@@ -82,6 +84,9 @@ class Variables:
                 status.assert_consumed()
                 status.assert_existing_objects_matched()
         except (tf.errors.OpError, AssertionError, IndexError) as error:
+            for number in files.PASSING:
+                if os.strerror(number) in str(error):  # TensorFlow tells the number as text only.
+                    raise OSError(number, str(error)) from error
             raise ValueError(f"the variables cannot be read: {error}") from error
         for variable, value in built:
             variable.assign(value)
@@ -118,8 +123,8 @@ class HostState(dict[str, Any]):
         """Replaces all values with the saved ones.
 
         Raises:
-          ValueError: If the keys differ or the file cannot be read. In this case no value is
-            replaced.
+          ValueError: If the keys differ or the file is damaged. In this case no value is replaced.
+          OSError: If it cannot be read now.
         """
         values = files.read_object(folder / "state.json")
         _check_specs(saved=dict.fromkeys(values, ""), expected=dict.fromkeys(self, ""))
@@ -161,7 +166,8 @@ class Tensors:
         A leaf is restored as a tensor if the current leaf is one, otherwise as a NumPy array.
 
         Raises:
-          ValueError: If the structure, a shape or a dtype differs, or the file cannot be read.
+          ValueError: If the structure, a shape or a dtype differs, or the file is damaged.
+          OSError: If it cannot be read now.
         """
         saved = files.read_arrays(folder / "tensors.npz")
         expected = self._arrays()

@@ -74,14 +74,14 @@ def check_sizes(
 
 
 def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-    """Checks that layers were created for one encoder, with weights that `--seed` decides.
+    """Checks that layers are layers, with weights that `--seed` decides.
 
     Args:
       name: Name of the layers, for error messages.
       layers: Layers that no encoder has called yet.
 
     Raises:
-      UserError: If something is not a layer, another encoder has it, or it has a seed.
+      UserError: If something is not a layer, or has a seed.
     """
     for layer in layers:
         if not isinstance(layer, tf.keras.layers.Layer):
@@ -90,12 +90,6 @@ def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None
                 "layers, such as [tf.keras.layers.Dense(64)]; wrap functions in "
                 "tf.keras.layers.Lambda."
             )
-        if layer in _layers_of_encoders:
-            raise UserError(
-                f"{name} returns a layer that another encoder has. Networks would share its "
-                "weights, and a target network would be none. Create new layers in each call."
-            )
-        _layers_of_encoders.add(layer)
         check_unseeded(getattr(layer, "kernel_initializer", None))
 
 
@@ -111,11 +105,19 @@ def check_features(
 
     Raises:
       UserError: If the features are not one vector for each observation, depend on the other
-        observations of the batch or not on the weights, if a call changes variables, or if there
-        are regularizers.
+        observations of the batch or not on the weights, if a call changes variables, if another
+        encoder has a layer with weights, or if there are regularizers.
     """
     first, second = _observation(observation_spec, 0.25), _observation(observation_spec, 100.0)
     features = encoder(first)
+    parts = (x for x in encoder.submodules if isinstance(x, tf.keras.layers.Layer))
+    with_weights = {part for part in parts if part.weights}
+    if not with_weights.isdisjoint(_layers_of_encoders):
+        raise UserError(
+            f"{name} returns a layer that another encoder has. Networks would share its "
+            "weights, and a target network would be none. Create new layers in each call."
+        )
+    _layers_of_encoders.update(with_weights)
     if features.shape.rank != 2:
         raise UserError(
             f"create_encoder.layers turns an observation into features of shape "

@@ -46,7 +46,7 @@ def summarize(networks: Mapping[str, tf.Module], observation_spec: Any) -> str:
                 indent = "    "
             found = _weights(layer)
             if part.endswith("encoder") or name.endswith("encoder"):
-                with contextlib.suppress(TypeError, ValueError):  # It may encode something else.
+                with contextlib.suppress(Exception):  # It may encode something else.
                     found = _run(layer, observation)
             rows += [row._replace(name=indent + row.name) for row in found]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

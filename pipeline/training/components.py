@@ -15,7 +15,6 @@ from tf_agents.trajectories import TimeStep
 
 from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
-from pipeline.acting.episode_statistics import initial_statistics, metrics_record
 from pipeline.acting.evaluation import Evaluator
 from pipeline.agents.agent import Agent
 from pipeline.environments import TrainingEnvironment
@@ -187,7 +186,7 @@ def build_agent(
 
     Raises:
       UserError: If `create_agent` takes other arguments, or returns no agent, or one whose
-        normaliser is not in `trained` or whose losses have names of something else.
+        normaliser is not in `trained`.
     """
     with tf.device(accelerator()), _float32_layers():
         agent = _created(
@@ -207,14 +206,6 @@ def build_agent(
             f"{type(agent).__name__}.trained lacks the normaliser, so exports and collectors would "
             "not have its statistics: add `| self.normalizers()`."
         )
-    nothing = metrics_record(
-        initial_statistics(1), updates=0, wall_seconds=0.0, env_steps_per_second=0.0
-    )
-    if clashes := sorted({*nothing, *agent.schedules}.intersection(agent.loss_names)):
-        raise UserError(
-            f"{type(agent).__name__}.loss_names has {', '.join(clashes)}, which the records of "
-            "metrics.jsonl have already. Rename the loss."
-        )
     return agent
 
 
@@ -222,11 +213,16 @@ def build_agent(
 def _float32_layers() -> Iterator[None]:
     """Lets layers without a dtype of their own be float32, whatever the program has set."""
     policy = tf.keras.mixed_precision.global_policy()
+    if policy.name == "float32":
+        yield
+        return
     tf.keras.mixed_precision.set_global_policy("float32")
     try:
         yield
     finally:
-        tf.keras.mixed_precision.set_global_policy(policy)
+        # Without a policy, Keras follows `floatx`, and must go on to do so.
+        is_set = policy.name != tf.keras.backend.floatx()
+        tf.keras.mixed_precision.set_global_policy(policy if is_set else None)
 
 
 @gin.configurable(denylist=["agent"])

@@ -9,6 +9,8 @@ import tensorflow as tf
 from pipeline.environments import TrainingEnvironment
 from pipeline.training.iteration import Chunk, LoopState, Runner
 
+#: Names of the shares of time in the records of metrics.jsonl.
+SHARES = ("environment_share", "policy_share", "update_share")
 SECONDS_PER_CALL = 0.5  # the progress line and Ctrl-C wait for a call's end
 
 
@@ -92,11 +94,7 @@ class GraphCalls:
         collect = max((float(state.collect_seconds) - self._collect_seconds) / seconds, 0.0)
         collect = min(collect, 1.0)
         environment = min(self._environment_seconds / seconds, collect)
-        return {
-            "environment_share": environment,
-            "policy_share": collect - environment,
-            "update_share": 1.0 - collect,
-        }
+        return dict(zip(SHARES, (environment, collect - environment, 1.0 - collect), strict=True))
 
 
 def _total(vector_steps: tf.Tensor) -> int:

@@ -312,8 +312,8 @@ class HostLoop:
         self._save_patience.attempt(lambda: self._save_if_best(mean))
 
     def _save_if_best(self, return_mean: float | None) -> None:
-        with hinting(self._resume_hint):
-            best = self._checkpoints.best()
+        # If the best one cannot be read now, another is saved rather than none.
+        best = self._checkpoints.best(unreadable=set())
         is_best = return_mean is not None and (best is None or return_mean > best.return_mean)
         if is_best or self._save_patience.is_failing:  # Also retry an earlier failed save.
             self._save()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import tree
 from tf_agents.utils.common import Periodically
 
 from pipeline import configuration
+from pipeline.acting.episode_statistics import initial_statistics, metrics_record
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Checkpoints
 from pipeline.checkpointing.exactness import (
@@ -37,6 +39,7 @@ from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow
+from pipeline.training.graph_calls import SHARES
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import (
     Plan,
@@ -141,6 +144,7 @@ def train(
         check_store(warm_up, components.experience)
         _call_what_training_calls()
         _check_schedules(components.agent, num_env_steps)
+        _check_names(components)
         if dry_run:
             agent = components.agent
             return {"networks": summarize(agent.trained, agent.time_step_spec.observation)}
@@ -195,6 +199,25 @@ def _check_schedules(agent: Agent, num_env_steps: int) -> None:
                     f"the schedule of the {name} is {value:g} after {count:_} environment steps: "
                     f"must be {'in [0, 1]' if name == 'epsilon' else 'finite and at least 0'}."
                 )
+
+
+def _check_names(components: Components) -> None:
+    """Checks that losses and schedules have names of their own in the records of metrics.jsonl.
+
+    Raises:
+      UserError: If one has not.
+    """
+    agent = components.agent
+    record = metrics_record(
+        initial_statistics(1), updates=0, wall_seconds=0.0, env_steps_per_second=0.0
+    )
+    others = [*record, *SHARES, *components.runner.measurements()]
+    counts = Counter([*agent.loss_names, *agent.schedules, *others])
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UserError(
+            f"{type(agent).__name__}: the records of metrics.jsonl have more than one value named "
+            f"{', '.join(twice)}. Give the loss (loss_names) or the schedule another name."
+        )
 
 
 def _call_what_training_calls() -> None:

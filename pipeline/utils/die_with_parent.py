@@ -18,9 +18,18 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def python() -> list[str]:
+    """Returns the command of this Python, which searches the current folder if this process does.
+
+    `python -m` searches it first, and the user may have another `pipeline` there. A command such as
+    pipeline-benchmark does not search it.
+    """
+    return [sys.executable, *([] if {"", os.getcwd()}.intersection(sys.path) else ["-P"])]
+
+
 def command(program: Sequence[str]) -> list[str]:
     """Returns the command that runs `program` so that it ends with the current process."""
-    return [sys.executable, "-m", "pipeline.utils.die_with_parent", str(os.getpid()), *program]
+    return [*python(), "-m", "pipeline.utils.die_with_parent", str(os.getpid()), *program]
 
 
 def bind(parent: int) -> bool:

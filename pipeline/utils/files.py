@@ -1,8 +1,9 @@
 """Reads, writes and locks the small files of a run safely.
 
 Writers leave either the complete old file or the complete new one, even after a crash or a power
-failure. Readers raise only ValueError or UserError, whatever a damaged file holds: JSON and npz
-files can be damaged in more ways than their own readers document.
+failure. Readers raise ValueError or UserError, whatever a damaged file holds: JSON and npz files
+can be damaged in more ways than their own readers document. They raise OSError only if the file
+cannot be read now.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from pipeline.utils.errors import RetryableError, UserError, WriteError
 
 # Errors of a disk or a file server that may pass; others are mistakes, such as a wrong path.
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 #: Prefix of the names of files and folders that are being written or removed. A killed process
 #: leaves them behind.
@@ -153,7 +154,7 @@ def damage_named(path: pathlib.Path) -> Iterator[None]:
         yield
     # Damaged zip, zlib and NumPy headers raise many kinds of errors, and absurd sizes MemoryError.
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _PASSING:
+        if isinstance(error, OSError) and error.errno in PASSING:
             raise
         raise ValueError(f"{path.name} cannot be read: {error}") from error
 
@@ -273,7 +274,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
 
 def error_kind(error: OSError) -> type[UserError]:
     """Returns WriteError for an error that may pass, such as a full disk, and else UserError."""
-    return WriteError if error.errno in _PASSING else UserError
+    return WriteError if error.errno in PASSING else UserError
 
 
 @contextlib.contextmanager

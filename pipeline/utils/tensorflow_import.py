@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow's switch: "1" makes tf.keras 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # Lines that TensorFlow's libraries print while loading, before they read TF_CPP_MIN_LOG_LEVEL.
 _START_UP_LINES = r"^(WARNING: All log messages before absl::InitializeLog|[IWE]0000 )"
+
+_importing = threading.Lock()
 
 KERAS_3_MESSAGE = (
     "TF-Agents needs Keras 2, and tf.keras is Keras 3 in this process. Set the environment "
@@ -44,6 +47,7 @@ def import_tensorflow(onednn: bool | None = None, freeze: bool = False) -> None:
 
     Call it before importing any module of this package that uses TensorFlow. Environment variables
     that the user has set take precedence. After a successful call, further calls change nothing.
+    Threads wait for each other.
 
     Args:
       onednn: Whether TensorFlow uses oneDNN's kernels. None leaves the choice to TensorFlow, which
@@ -56,28 +60,29 @@ def import_tensorflow(onednn: bool | None = None, freeze: bool = False) -> None:
       UserError: If `tf.keras` is Keras 3, because the program imported TensorFlow before or the
         environment asks for it, if TF-Agents is not installed, or if Python drops docstrings.
     """
-    if sys.flags.optimize >= 2:
-        raise UserError(NO_DOCSTRINGS_MESSAGE)
-    if importlib.util.find_spec("tf_agents") is None:
-        raise UserError(NO_TF_AGENTS_MESSAGE)
-    _load_cusolver()
-    if "tensorflow" not in sys.modules:
-        os.environ.setdefault(LEGACY_KERAS, "1")
-        if onednn is not None:
-            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
-        with _without_start_up_lines(), _without_garbage_collection():
-            import tensorflow  # noqa: F401
-    import tensorflow as tf
-    import tf_keras
+    with _importing:
+        if sys.flags.optimize >= 2:
+            raise UserError(NO_DOCSTRINGS_MESSAGE)
+        if importlib.util.find_spec("tf_agents") is None:
+            raise UserError(NO_TF_AGENTS_MESSAGE)
+        _load_cusolver()
+        if "tensorflow" not in sys.modules:
+            os.environ.setdefault(LEGACY_KERAS, "1")
+            if onednn is not None:
+                os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
+            with _without_start_up_lines(), _without_garbage_collection():
+                import tensorflow  # noqa: F401
+        import tensorflow as tf
+        import tf_keras
 
-    if tf.keras.Model is not tf_keras.Model:
-        raise UserError(KERAS_3_MESSAGE)
-    if "tf_agents" not in sys.modules:
-        _fix_order_of_gradient_sums()
-        with _without_garbage_collection():
-            _import_tf_agents()
-            if freeze:
-                gc.freeze()
+        if tf.keras.Model is not tf_keras.Model:
+            raise UserError(KERAS_3_MESSAGE)
+        if "tf_agents" not in sys.modules:
+            _fix_order_of_gradient_sums()
+            with _without_garbage_collection():
+                _import_tf_agents()
+                if freeze:
+                    gc.freeze()
 
 
 def _load_cusolver() -> None:

@@ -8,6 +8,7 @@ import types
 
 import preloaded
 import pytest
+from conftest import user_environment
 from tiny_benchmarks import FAKE, PATIENCE, is_alive, make_suite, recorded, run, waiting_processes
 
 from pipeline.benchmarks import runner, train_process
@@ -183,16 +184,18 @@ def test_a_process_whose_log_was_deleted_tells_its_exit_code(tmp_path):
     )
 
 
-def test_a_command_that_does_not_search_the_current_folder_trains_with_its_own_package(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "json.py").write_text("raise SystemExit('the module of another project')")
-    monkeypatch.chdir(tmp_path)  # which is not in sys.path
-    planned = plan(make_suite(1), tmp_path)[0]
-    process = TrainProcess(planned, (sys.executable, "-m", "json.tool", "--help"))
-    process.wait()
-    assert process.poll() == 0
-    monkeypatch.syspath_prepend(tmp_path)
-    process = TrainProcess(planned, (sys.executable, "-m", "json.tool", "--help"))
-    process.wait()
-    assert process.poll() == 1 and "the module of another project" in process.error()
+@pytest.mark.parametrize("flags", [[], ["-P"]])
+def test_a_run_finds_modules_in_the_current_folder_if_the_program_does(tmp_path, flags):
+    (tmp_path / "mine.py").write_text("print('of the current folder')")
+    code = """
+import subprocess
+from pipeline.utils import die_with_parent
+
+subprocess.run(die_with_parent.command([*die_with_parent.python(), "-m", "mine"]))
+subprocess.run(die_with_parent.command(["/usr/bin/env"]))
+"""
+    output = subprocess.check_output(
+        [sys.executable, *flags, "-c", code], cwd=tmp_path, env=user_environment(), text=True
+    )
+    assert output.count("of the current folder") == (not flags)
+    assert "PYTHONSAFEPATH" not in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import pathlib
 from collections.abc import Callable
@@ -58,6 +59,17 @@ def test_other_variables_are_refused_and_none_is_assigned(
     with pytest.raises(ValueError, match=message):
         Variables(**variables).restore(tmp_path)
     assert not any(x.numpy().any() for x in variables.values())
+
+
+def test_variables_that_cannot_be_read_now_are_not_of_another_run(tmp_path: pathlib.Path) -> None:
+    part = Variables(a=tf.Variable([1.0, 1.0]))
+    part.save(tmp_path)
+    (data,) = tmp_path.glob("variables.data*")
+    data.unlink()
+    data.symlink_to("/proc/self/mem")  # Nothing is mapped at its start.
+    with pytest.raises(OSError, match="Input/output error") as error:
+        part.restore(tmp_path)
+    assert error.value.errno == errno.EIO
 
 
 def test_variables_that_are_created_later_are_refused(tmp_path: pathlib.Path) -> None:

@@ -461,10 +461,24 @@ class Counting(tf.keras.layers.Layer):
 SHARED = tf.keras.layers.Dense(3)
 
 
+class Wrapper(tf.keras.layers.Layer):
+    """New layer around one that all instances share."""
+
+    inner = tf.keras.layers.Dense(3)
+
+    def __init__(self):
+        super().__init__()
+        self.shared = self.inner
+
+    def call(self, inputs):
+        return self.shared(inputs)
+
+
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
         (lambda: [SHARED], "a layer that another encoder has"),
+        (lambda: [Wrapper()], "a layer that another encoder has"),
         (lambda: [tf.keras.layers.Flatten], "which is not a Keras layer"),
         (lambda: [mlp_encoder()], "which is not a Keras layer"),
         (lambda: [tf.nn.relu], "which is not a Keras layer"),
@@ -523,9 +537,12 @@ def test_a_new_layer_may_have_its_weights_already() -> None:
 )
 def test_usual_layers_of_ones_own_are_accepted(spec):
     def layers():
+        twice = tf.keras.layers.ReLU()
         return [
             tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(8, "relu"),
+            twice,
+            tf.keras.layers.Dense(8),
+            twice,
             tf.keras.layers.LayerNormalization(),
             tf.keras.layers.Dense(8, "tanh", kernel_initializer="orthogonal"),
         ]

@@ -243,26 +243,22 @@ def test_an_agent_of_ones_own_must_name_its_parts():
         agent.trained = {"q_network": agent.trained["q_network"]}
         return agent
 
-    def with_epsilon(*specs, **others):
-        agent = create_agent(*specs, **others)
-        agent.loss_names = ("loss", "epsilon", "episodes")
-        return agent
-
-    for create, message in (
-        (without_normalizer, r"trained lacks the normaliser.*self\.normalizers\(\)"),
-        (with_epsilon, "loss_names has episodes, epsilon, which the records"),
-    ):
-        with pytest.raises(UserError, match=message):
-            build(1, create_environment, create, create_experience)
+    with pytest.raises(UserError, match=r"trained lacks the normaliser.*self\.normalizers\(\)"):
+        build(1, create_environment, without_normalizer, create_experience)
 
 
-def test_the_keras_policy_of_the_program_changes_no_network():
-    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+@pytest.mark.parametrize("policy", ["mixed_float16", None])
+def test_the_keras_policy_of_the_program_changes_no_network(policy):
+    tf.keras.mixed_precision.set_global_policy(policy)
+    tf.keras.backend.set_floatx("float64")
     try:
         agent = build_components("dqn").agent
-        assert tf.keras.mixed_precision.global_policy().name == "mixed_float16"
+        assert tf.keras.mixed_precision.global_policy().name == (policy or "float64")
+        tf.keras.backend.set_floatx("float32")
+        assert tf.keras.mixed_precision.global_policy().name == (policy or "float32")
     finally:
-        tf.keras.mixed_precision.set_global_policy("float32")
+        tf.keras.backend.set_floatx("float32")
+        tf.keras.mixed_precision.set_global_policy(None)
     q_values = agent.trained["q_network"](tf.zeros([1, *agent.time_step_spec.observation.shape]))
     assert q_values[0].dtype == tf.float32
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tiny_runs import bindings, build_components, gin_files
 
 from pipeline import configuration
+from pipeline.agents.dqn import DqnAgent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
@@ -64,6 +65,15 @@ def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
     assert "train.num_env_steps = 100 includes the warm-up" in said
     assert f"initialize_replay_buffer.num_env_steps = {warm_up} leaves nothing to train" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("any_config")
+def test_losses_need_names_of_their_own(tmp_path, monkeypatch):
+    names = ("loss", "epsilon", "episodes", "policy_share", "q_mean")
+    monkeypatch.setattr(DqnAgent, "loss_names", names)
+    configuration.load(gin_files("dqn"), bindings("dqn"))
+    said = message_of(train, str(tmp_path), 1, "resume", StopSignal(), True)
+    assert "more than one value named epsilon, episodes, policy_share. Give the loss" in said
 
 
 @pytest.mark.parametrize(
