@@ -67,7 +67,8 @@ def import_tensorflow(onednn: bool | None = None, freeze: bool = False) -> None:
             raise UserError(NO_TF_AGENTS_MESSAGE)
         _load_cusolver()
         if "tensorflow" not in sys.modules:
-            os.environ.setdefault(LEGACY_KERAS, "1")
+            if os.environ.setdefault(LEGACY_KERAS, "1") not in ("1", "true", "True"):
+                raise UserError(KERAS_3_MESSAGE)
             if onednn is not None:
                 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
             with _without_start_up_lines(), _without_garbage_collection():

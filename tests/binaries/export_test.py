@@ -168,7 +168,8 @@ def test_an_operation_that_a_format_lacks_is_named(tmp_path):
 
 
 PROGRAM = """
-import sys
+import gc, sys
+gc.disable()  # The import takes less time.
 import numpy as np
 import tensorflow as tf
 act = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
@@ -195,6 +196,20 @@ def test_the_program_exports_what_tensorflow_alone_can_run(finished_run, tmp_pat
     again = run_binary("export", *flags)
     assert again.returncode == 2
     assert f"error: {output} exists already. Delete it" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["tflite", "onnx"])
+def test_the_program_exports_the_other_formats(finished_run, name, tmp_path):
+    output = tmp_path / "policy"
+    flags = f"--root_dir={finished_run.root_dir}", f"--output={output}", f"--format={name}"
+    ended = run_binary("export", *flags)
+    assert ended.returncode == 0, ended.stderr
+    assert "input   observation: float32 (batch, 4)" in ended.stdout
+    assert "output  action: int64 (batch)" in ended.stdout
+    observation = np.random.default_rng(0).normal(0, 1, (50, 4)).astype(np.float32)
+    actions = RUNTIMES[name][1](output)(observation=observation)["action"]
+    expected = pipeline.load_policy(finished_run.root_dir).predict(observation)
+    np.testing.assert_array_equal(actions, expected)
 
 
 @pytest.mark.parametrize("name", ["tflite", "onnx"])

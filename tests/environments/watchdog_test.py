@@ -39,7 +39,7 @@ def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
     run = tmp_path / "run"
     binding = f"gymnasium_environment.vectorization_mode = '{mode}'"
     (tmp_path / "slow").touch()
-    process = train(run, tmp_path, binding, "Watchdog.timeout = 2.0")
+    process = train(run, tmp_path, binding, "Watchdog.timeout = 1.0")
     try:
         while not read_jsonl(run / "metrics.jsonl"):
             assert process.poll() is None
@@ -50,7 +50,7 @@ def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
         process.kill()
     assert process.returncode == 2
     assert "error: environment tiny_runs:Walk-v0 has not returned from a step" in errors
-    assert "for 2 s (Watchdog.timeout)" in errors
+    assert "for 1 s (Watchdog.timeout)" in errors
     assert "is intact" in errors
     assert "Traceback" not in errors
     # The place is known only if the environment is in this process.
@@ -137,7 +137,7 @@ def test_a_negative_timeout_is_refused():
 def test_a_timeout_of_0_waits_for_ever(environment, ended, monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK", 0.05)
     dog = Watchdog([environment.episodes], lambda: "", StopSignal(), timeout=0.0)
-    environment.episodes.cross(ended.wait, 1.0)
+    environment.episodes.cross(ended.wait, 0.4)
     assert not ended.is_set()
     dog.close()
 
@@ -145,10 +145,10 @@ def test_a_timeout_of_0_waits_for_ever(environment, ended, monkeypatch):
 @pytest.mark.parametrize("timeout", [0.0, 300.0])
 def test_after_a_signal_a_call_may_take_some_seconds(environment, ended, monkeypatch, timeout):
     monkeypatch.setattr(watchdog, "_TICK", 0.05)
-    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.5)
+    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.2)
     stop = StopSignal()
     dog = Watchdog([environment.episodes], lambda: "", stop, timeout=timeout)
-    environment.episodes.cross(ended.wait, 1.0)
+    environment.episodes.cross(ended.wait, 0.4)
     assert not ended.is_set()
     stop.requested, stop.signal = True, signal.SIGINT
     environment.episodes.cross(ended.wait, 10.0)

@@ -19,6 +19,10 @@ ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trp
 # So many steps of a rollout are taken in a loop; a graph of single steps takes longer to build.
 IN_A_LOOP = {"ppo": {"Rollout__num_steps": 16}}
 RARELY_CUT = ("sac", "a2c", "nstep_q", "trpo")
+NORMALIZED = {
+    name: {f"create_{name}_agent__normalize_observations": True}
+    for name in ("dqn", "sac", "nstep_q")
+}
 CONTINUOUS = {"gymnasium_environment__name": "Pendulum-v1", "gymnasium_environment__kwargs": {}}
 
 
@@ -52,7 +56,7 @@ def repeatable(run):
 # The next test checks the others.
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
-    [(name, {}) for name in RARELY_CUT]
+    [(name, NORMALIZED.get(name, {})) for name in RARELY_CUT]
     + [("ppo", CONTINUOUS | IN_A_LOOP["ppo"])]
     + [pytest.param(name, CONTINUOUS, marks=pytest.mark.crash) for name in ("a2c", "trpo")],
 )
@@ -63,6 +67,8 @@ def test_training_is_repeatable(algorithm, bound):
     with repeatable(run):
         run.train(10**6, 100)
     assert run.updates > 0
+    if algorithm in NORMALIZED:
+        assert float(run.parts.agent.normalizer.moments[0].count) == run.env_steps
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,8 @@ def test_training_is_repeatable(algorithm, bound):
 def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that_is_not_finite(
     algorithm,
 ):
-    whole, cut = (Chunks(algorithm, **IN_A_LOOP.get(algorithm, {})) for _ in range(2))
+    bound = IN_A_LOOP.get(algorithm, {}) | NORMALIZED.get(algorithm, {})
+    whole, cut = (Chunks(algorithm, **bound) for _ in range(2))
     if whole.parts.experience.keeps_rows:
         whole.collect(10**6, 60)
         while cut.env_steps < 60:
@@ -82,6 +89,8 @@ def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that
     while cut.env_steps < 150:
         cut.train(1, 150)
     assert_same(whole.snapshot(), cut.snapshot())
+    if algorithm in NORMALIZED:
+        assert float(whole.parts.agent.normalizer.moments[0].count) == whole.env_steps
     assert whole.updates == round(int(whole.state.loss_count) * ALGORITHMS[algorithm]) >= 3
 
     # A log in between restarts the sums and traces nothing again.
@@ -107,16 +116,6 @@ def test_stacks_of_frames_are_verified_in_the_warm_up():
     with mock.patch.object(run.parts.experience, "add", wraps=run.parts.experience.add) as add:
         run.collect(1, 10**6)
     assert {call.args[2:] for call in add.call_args_list} == {(True,)}
-
-
-@pytest.mark.parametrize("algorithm", ["dqn", "sac", "nstep_q"])
-def test_a_normaliser_is_shown_every_environment_step(algorithm):
-    overrides = {f"create_{algorithm}_agent__normalize_observations": True}
-    run = Chunks(algorithm, **overrides)
-    if run.parts.experience.keeps_rows:
-        run.collect(10**6, 60)
-    run.train(3, 10**6)
-    assert float(run.parts.agent.normalizer.moments[0].count) == run.env_steps > 0
 
 
 def test_losses_are_summed(monkeypatch):
