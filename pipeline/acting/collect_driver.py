@@ -117,20 +117,15 @@ class CollectDriver:
           The new carry, and the rows [num_steps, N, ...] with clipped rewards.
         """
         with tf.device(HOST):
-            return self._run(policy, carry, num_steps)
-
-    def _run(
-        self, policy: tf_policy.TFPolicy, carry: Carry, num_steps: int
-    ) -> tuple[Carry, Trajectory]:
-        loop_vars = (self._first(carry.time_step), carry.policy_state, carry.vector_steps)
-        collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
-        (time_step, policy_state, vector_steps), rows = collect(policy, loop_vars, num_steps)
-        statistics = update_statistics(
-            carry.statistics, rows.step_type, rows.next_step_type, rows.reward
-        )
-        if self._reward_range is not None:
-            rows = rows.replace(reward=tf.clip_by_value(rows.reward, *self._reward_range))
-        return Carry(time_step, policy_state, vector_steps, statistics), rows
+            loop_vars = (self._first(carry.time_step), carry.policy_state, carry.vector_steps)
+            collect = self._unrolled_steps if num_steps <= _MAX_UNROLLED_STEPS else self._steps
+            (time_step, policy_state, vector_steps), rows = collect(policy, loop_vars, num_steps)
+            statistics = update_statistics(
+                carry.statistics, rows.step_type, rows.next_step_type, rows.reward
+            )
+            if self._reward_range is not None:
+                rows = rows.replace(reward=tf.clip_by_value(rows.reward, *self._reward_range))
+            return Carry(time_step, policy_state, vector_steps, statistics), rows
 
     def _first(self, time_step: TimeStep) -> TimeStep:
         if not self._ends_with_episode:

@@ -148,16 +148,12 @@ def merge_statistics(
       before: Statistics whose window holds the episodes finished earlier; only the window is used.
         The episodes of `actors` are appended to it, oldest first, one of each actor in turn.
     """
-
-    def together(values: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat(values, axis=0)
-
     # The windows are filled from the end, so episodes at the same place are of similar age.
     lengths = tf.reshape(tf.stack([actor.last_lengths for actor in actors], axis=1), [-1])
     returns = tf.reshape(tf.stack([actor.last_returns for actor in actors], axis=1), [-1])
     return EpisodeStatistics(
-        episode_return=together([actor.episode_return for actor in actors]),
-        episode_length=together([actor.episode_length for actor in actors]),
+        episode_return=tf.concat([actor.episode_return for actor in actors], axis=0),
+        episode_length=tf.concat([actor.episode_length for actor in actors], axis=0),
         last_returns=_append(before.last_returns, returns[lengths > 0]),
         last_lengths=_append(before.last_lengths, lengths[lengths > 0]),
         episodes=ordered_sum([actor.episodes for actor in actors]),

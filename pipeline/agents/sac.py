@@ -147,7 +147,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
         }
 
     def _act(self, features: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        mean, log_std = self.actor_network.head.mean_and_log_std(features)
+        mean, log_std = self.actor_network.head(features)
         return squashed_gaussian(mean, log_std, noise)
 
     def _noise(self, batch_size: tf.Tensor) -> tf.Tensor:

@@ -153,7 +153,7 @@ def finished(run: Run, workers: int) -> Record:
     folder = RunFolder(run.folder)
     result, start = folder.read_json("result.json"), folder.read_json("run.json")
     metrics = jsonl.read_jsonl(folder.metrics)
-    config = run.folder / "operative_config.gin"
+    config = folder.config
     try:
         return _identity(run, FINISHED, None) | {
             **{name: result[name] for name in _FROM_RESULT},

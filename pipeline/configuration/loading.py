@@ -25,7 +25,6 @@ from pipeline.configuration.statements import (
     Reference,
     Source,
     find_file,
-    last_switch,
     leaves,
     scan,
     shipped_folder,
@@ -86,8 +85,22 @@ def read(
 
 
 def uses_onednn(statements: Iterable[Import | Binding]) -> bool:
-    """Returns `configure_tensorflow.onednn`, which TensorFlow reads when it is imported."""
-    return last_switch(statements, "configure_tensorflow.onednn", True)
+    """Returns `configure_tensorflow.onednn`, which TensorFlow reads when it is imported.
+
+    The value is that of the last binding, before anything that the bindings may need is imported.
+
+    Raises:
+      UserError: If it is neither True nor False.
+    """
+    name = "configure_tensorflow.onednn"
+    last = [x for x in statements if isinstance(x, Binding) and x.short_name == name][-1:]
+    for binding in last:
+        if not isinstance(binding.value, bool):
+            raise UserError(
+                f"{binding.origin}: {name} = {binding.value!r}: must be a literal True or "
+                "False, because it is read before anything else."
+            )
+    return last[0].value if last else True
 
 
 def apply(statements: Sequence[Import | Binding]) -> None:
@@ -125,11 +138,6 @@ def preserved() -> Iterator[None]:
 
     Threads wait for each other, because there is only one config.
     """
-    with _preserving:
-        yield from _preserved()
-
-
-def _preserved() -> Iterator[None]:
     stores: list[Any] = [
         gin_config._CONFIG,
         gin_config._OPERATIVE_CONFIG,
@@ -137,17 +145,18 @@ def _preserved() -> Iterator[None]:
         gin_config._IMPORTS,
         explanation.origins,
     ]
-    before, applied_before = [store.copy() for store in stores], list(_applied)
-    was_locked = gin.config_is_locked()
-    gin_config._set_config_is_locked(False)
-    try:
-        yield
-    finally:
-        for store, content in zip(stores, before, strict=True):
-            store.clear()
-            store.update(content)
-        _applied[:] = applied_before
-        gin_config._set_config_is_locked(was_locked)
+    with _preserving:
+        before, applied_before = [store.copy() for store in stores], list(_applied)
+        was_locked = gin.config_is_locked()
+        gin_config._set_config_is_locked(False)
+        try:
+            yield
+        finally:
+            for store, content in zip(stores, before, strict=True):
+                store.clear()
+                store.update(content)
+            _applied[:] = applied_before
+            gin_config._set_config_is_locked(was_locked)
 
 
 def defaults(selector: str) -> dict[str, Any]:

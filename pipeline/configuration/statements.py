@@ -80,24 +80,6 @@ def _first_comment(path: Path) -> str:
     return next((line.lstrip("# ") for line in lines if line.startswith("#")), "")
 
 
-def last_switch(statements: Iterable[Import | Binding], name: str, default: bool) -> bool:
-    """Returns the value of the last binding of `name`, or `default` if there is none.
-
-    It works before anything that the bindings may need is imported.
-
-    Raises:
-      UserError: If the value is neither True nor False.
-    """
-    last = [s for s in statements if isinstance(s, Binding) and s.short_name == name][-1:]
-    for binding in last:
-        if not isinstance(binding.value, bool):
-            raise UserError(
-                f"{binding.origin}: {name} = {binding.value!r}: must be a literal True or "
-                "False, because it is read before anything else."
-            )
-    return last[0].value if last else default
-
-
 def suggest(name: str, names: Iterable[str]) -> str:
     """Returns ' Nearest: a, b.', or an empty string if no name is near."""
     known = sorted(set(names))
@@ -201,19 +183,20 @@ class Source(NamedTuple):
         return [self.path.parent if self.path else Path(), shipped_folder()]
 
 
-def scan(source: Source, allow_imports: bool = False) -> Iterator[Import | Binding]:
+def scan(
+    source: Source, allow_imports: bool = False, above: tuple[Path | None, ...] = ()
+) -> Iterator[Import | Binding]:
     """Yields the statements of `source` in order, with those of included files in place.
+
+    Args:
+      source: Text to read.
+      allow_imports: Whether modules from outside this package may be imported.
+      above: Files that include `source`, directly or indirectly.
 
     Raises:
       UserError: If there is bad syntax, a missing or circular include, dynamic registration, or an
         import from outside this package while `allow_imports` is False.
     """
-    yield from _scan(source, allow_imports, ())
-
-
-def _scan(
-    source: Source, allow_imports: bool, above: tuple[Path | None, ...]
-) -> Iterator[Import | Binding]:
     for statement in _parse(source):
         origin = source.at(statement.location.line_num)
         if isinstance(statement, config_parser.ImportStatement):
@@ -228,7 +211,7 @@ def _scan(
             included = _included(statement.filename, source, origin)
             if included.path in (source.path, *above):
                 raise UserError(f"{origin}: {statement.filename!r} includes itself.")
-            yield from _scan(included, allow_imports, (source.path, *above))
+            yield from scan(included, allow_imports, (source.path, *above))
 
 
 def _included(name: str, source: Source, origin: str) -> Source:

@@ -39,7 +39,6 @@ from pipeline.networks.layers import (
     Apply,
     ColourFramesToChannels,
     EncodeArrays,
-    FramesToChannels,
     ToFloat,
     to_float,
 )
@@ -122,7 +121,8 @@ def nature_cnn_encoder(
         check_sizes("nature_cnn_encoder", filters, [n + 2 * first_padding for n in sides])
     padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
-        FramesToChannels(),
+        # Convolutions on the CPU need NHWC. Transposing uint8 values would take twice as long.
+        tf.keras.layers.Permute((2, 3, 1)),
         *(padding if first_padding else []),
         *_convolutions(filters, activation, kernel_initializer),
         *mlp_encoder(units, activation, kernel_initializer),
@@ -229,7 +229,7 @@ def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | Non
     if is_colour_stack(spec):
         return [ColourFramesToChannels(), *small_cnn_encoder(max(spec.shape[1:3]))]
     if is_channels_first(spec):
-        return [FramesToChannels(), *small_cnn_encoder(max(spec.shape[1:]))]
+        return [tf.keras.layers.Permute((2, 3, 1)), *small_cnn_encoder(max(spec.shape[1:]))]
     if is_image(spec):
         return small_cnn_encoder(max(spec.shape[:2]))
     return None

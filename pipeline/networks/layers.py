@@ -11,17 +11,6 @@ import tensorflow as tf
 from pipeline.ops.observations import CategoricalSpec, is_of_bytes, num_categories
 
 
-class FramesToChannels(tf.keras.layers.Layer):
-    """Transposes [B, frames, height, width] to [B, height, width, frames].
-
-    Convolutions on the CPU need NHWC. The layer transposes float32 values: transposing the original
-    uint8 values takes twice as long, although they are four times smaller.
-    """
-
-    def call(self, frames: tf.Tensor) -> tf.Tensor:
-        return tf.transpose(frames, [0, 2, 3, 1])
-
-
 class ColourFramesToChannels(tf.keras.layers.Layer):
     """Turns [B, frames, height, width, channels] into [B, height, width, frames * channels]."""
 

@@ -52,7 +52,7 @@ class SquashedGaussianHead(tf.keras.layers.Layer):
             2 * self.action_size, **layer_initializers(kernel_initializer)
         )
 
-    def mean_and_log_std(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def call(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the mean and log standard deviation before squashing, each [B, action size]."""
         mean, log_std = tf.split(self.parameters(self.hidden(features)), 2, -1)
         return mean, tf.clip_by_value(log_std, *LOG_STD_RANGE)
@@ -62,9 +62,6 @@ class SquashedGaussianHead(tf.keras.layers.Layer):
         low, high = self._spec.minimum, self._spec.maximum
         squashed = (action - low) / (high - low) * 2.0 - 1.0
         return tf.reshape(squashed, [-1, self.action_size])
-
-    def call(self, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.mean_and_log_std(features)
 
     def distribution(self, mean: tf.Tensor, log_std: tf.Tensor) -> SquashedGaussian:
         """Returns the distribution of actions [B, *action] within the bounds of the action spec."""

@@ -39,12 +39,6 @@ def describe_columns(spec: trajectory.Trajectory) -> list[list]:
     return [[name, leaf.dtype.name, leaf.shape.as_list()] for name, leaf in leaves]
 
 
-def newest_frame_spec(spec: trajectory.Trajectory) -> trajectory.Trajectory:
-    """Returns `spec` with its stack of frames replaced by a single frame."""
-    frames = spec.observation
-    return spec._replace(observation=tf.TensorSpec(frames.shape[1:], frames.dtype))
-
-
 def create_column(spec: tf.TensorSpec, num_rows: int) -> tf.Variable:
     """Creates an uninitialized variable [num_rows, *spec.shape] in main memory.
 

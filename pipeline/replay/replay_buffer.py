@@ -92,7 +92,8 @@ class ReplayBuffer:
         self._stack = frames.shape[0] if stacked else 1
         self._batch_size = batch_size
         self._spec = data_spec
-        self._stored_spec = columns.newest_frame_spec(data_spec) if self._stack > 1 else data_spec
+        newest = tf.TensorSpec(frames.shape[1:], frames.dtype) if self._stack > 1 else frames
+        self._stored_spec = data_spec._replace(observation=newest)
         self._names = columns.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
         self.collect_steps, self.num_batches = iteration_sizes(env_steps_per_update, num_envs)

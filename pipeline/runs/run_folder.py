@@ -65,6 +65,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "eval.jsonl"
+        self.config = self.path / "operative_config.gin"
         self._held: Lock | None = None
 
     def open(self, restart_behavior: str, seed: int) -> list[str]:
@@ -122,7 +123,7 @@ class RunFolder:
         with named_errors(self.path):
             has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
             # A user may have deleted a damaged run.json.
-            files = (self.path / name for name in ("run.json", "operative_config.gin"))
+            files = self.path / "run.json", self.config
             return any(file.exists() for file in files) or has_checkpoints
 
     def _reopen(self, restart_behavior: str, seed: int) -> list[str]:
@@ -239,7 +240,7 @@ class RunFolder:
             )
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
-        path = self.path / "operative_config.gin"
+        path = self.config
         before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else text
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
         aside = path.with_name(f"operative_config.until-{env_steps}.gin")

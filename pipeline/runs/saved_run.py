@@ -40,7 +40,7 @@ class SavedRun:
           UserError: If there is no such run or checkpoint.
         """
         self._folder = RunFolder(pretrained.find(root_dir))
-        if not self._config_path.is_file():
+        if not self._folder.config.is_file():
             raise UserError(_no_run(self._folder.path))
         self._description = self._folder.read_json("run.json")
         self.seed, self.num_envs = int(self._described("seed")), int(self._described("num_envs"))
@@ -64,7 +64,7 @@ class SavedRun:
     @property
     def config(self) -> str:
         """Returns the text of operative_config.gin."""
-        return self._config_path.read_text(encoding="utf-8")
+        return self._folder.config.read_text(encoding="utf-8")
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -80,10 +80,6 @@ class SavedRun:
         """Returns the folder of the run."""
         return self._folder.path
 
-    @property
-    def _config_path(self) -> pathlib.Path:
-        return self._folder.path / "operative_config.gin"
-
     def read_config(
         self, gin_bindings: list[str], allow_imports: bool = False
     ) -> list[Import | Binding]:
@@ -92,7 +88,7 @@ class SavedRun:
         Raises:
           UserError: If a statement cannot be read; see `configuration.read`.
         """
-        return configuration.read([str(self._config_path)], gin_bindings, allow_imports)
+        return configuration.read([str(self._folder.config)], gin_bindings, allow_imports)
 
     def restore(self, agent: Part, networks: Part | None = None) -> Restored:
         """Restores the agent, or its networks if the run has nothing else.

@@ -8,7 +8,7 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,8 @@ def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps:
     temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
     is_older = False
     with tf.io.TFRecordWriter(str(temporary)) as writer:
-        for record in _records(path):
+        # The loader leaves out a last record that a killed process left incomplete.
+        for record in RawEventFileLoader(str(path)).Load():
             event = tf.compat.v1.Event.FromString(record)
             last = env_steps
             for value in event.summary.value[:1]:
@@ -166,8 +167,3 @@ def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps:
                 is_older |= event.HasField("session_log")
     files.replace(temporary, path)
     return is_older
-
-
-def _records(path: pathlib.Path) -> Iterator[bytes]:
-    """Returns the complete records, without a last one that a killed process left incomplete."""
-    return RawEventFileLoader(str(path)).Load()

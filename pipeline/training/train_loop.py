@@ -55,7 +55,6 @@ from pipeline.utils.retry import Patience
 from pipeline.utils.shutdown import StopSignal
 
 _CHECKED_COUNTS = 21  # of a schedule
-_CONFIG = "operative_config.gin"
 _LARGE = 1_000.0  # Observations with larger values cause a note.
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
@@ -267,7 +266,7 @@ def _finished(
         for name in ("execution", "warm_start")
         if before.get(name) != flags.get(name)
     ]
-    differences += configured_otherwise(folder.path / _CONFIG)
+    differences += configured_otherwise(folder.config)
     if differences:
         lines = "\n  ".join(differences)
         raise UserError(
@@ -295,7 +294,7 @@ def _start_with(source: str, agent: Agent, progress: Progress) -> None:
         f"starting with the agent that {start.path} has after {restored.env_steps:_} "
         "environment steps"
     )
-    if differences := configured_otherwise(start.path / _CONFIG):
+    if differences := configured_otherwise(RunFolder(start.path).config):
         lines = "\n  ".join(differences)
         progress.message(f"note: that run has another configuration:\n  {lines}")
 

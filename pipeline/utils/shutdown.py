@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-import types
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -81,7 +80,8 @@ class StopSignal:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # as nohup asks for
-            self._previous[number] = signal.signal(number, _wake_up)
+            # Python writes to the wakeup descriptor only if a handler exists.
+            self._previous[number] = signal.signal(number, lambda *_: None)
             # Restart system calls, because C libraries may not expect them to be interrupted.
             signal.siginterrupt(number, False)
         self._thread = threading.Thread(target=self._watch, name="stop-signal", daemon=True)
@@ -123,10 +123,6 @@ class StopSignal:
             self._announcer.start()
         elif number != signal.SIGHUP and time.monotonic() - self._since > ECHO_SECONDS:
             exit_at_once(128 + number)
-
-
-def _wake_up(number: int, frame: types.FrameType | None) -> None:
-    """Does nothing. Python writes to the wakeup descriptor only if a handler exists."""
 
 
 def _announce(message: str) -> None:

@@ -345,7 +345,7 @@ def test_policies_stay_within_bounds_and_have_their_density(agent: SacAgent) -> 
     assert np.all(abs(np.mean(actions > greedy, axis=0) - 0.5) < 0.03)
     distribution = agent.collect_policy.distribution(time_step).action
     head = agent.actor_network.head
-    mean, log_std = head.mean_and_log_std(tf.constant(observation))
+    mean, log_std = head(tf.constant(observation))
     noise = tf.constant(as_float32(rng.normal(size=(5000, 2))))
     squashed, log_prob = squashed_gaussian(mean, log_std, noise)
     stretched = log_prob - np.log(2.0 * 0.25)  # half the ranges of the two motors

@@ -201,22 +201,21 @@ def test_files_in_order_then_bindings_and_the_last_wins(shipped):
 
 
 def test_a_value_can_be_looked_up_before_anything_is_imported(shipped):
-    parsed = configuration.read(
-        ["dqn_cartpole"], ["make_fruit.core = True", "x/make_fruit.core = False"]
-    )
-    assert statements.last_switch(parsed, "make_fruit.core", False) is True
-    assert statements.last_switch(parsed, "make_fruit.stone", False) is False
-    configuration.apply(parsed)
-    assert make_fruit()[-1] is True
-    by_module = configuration.read([], ["trees.make_fruit.core = False"])
-    assert statements.last_switch(by_module, "make_fruit.core", True) is False
+    name = "configure_tensorflow.onednn"
+    for bindings, expected in (
+        ([], True),
+        ([f"{name} = True", f"{name} = False", f"x/{name} = True"], False),
+        ([f"{name} = False", f"pipeline.training.components.{name} = True"], True),
+        ([f"components.{name} = False", "make_fruit.onednn = True"], False),
+    ):
+        assert configuration.uses_onednn(configuration.read([], bindings)) is expected
 
 
 @pytest.mark.parametrize("value", ["1", "'off'", "None", "%fast", "@make_fruit"])
 def test_what_is_looked_up_early_is_written_out(shipped, value):
-    parsed = configuration.read([], [f"make_fruit.core = {value}"])
-    with pytest.raises(UserError, match=r"make_fruit.core = .*True or False"):
-        statements.last_switch(parsed, "make_fruit.core", True)
+    parsed = configuration.read([], [f"configure_tensorflow.onednn = {value}"])
+    with pytest.raises(UserError, match=r"configure_tensorflow.onednn = .*True or False"):
+        configuration.uses_onednn(parsed)
 
 
 def test_loading_again_forgets_the_first(shipped):

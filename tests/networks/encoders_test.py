@@ -41,7 +41,7 @@ from pipeline.networks.initializers import (
     TorchUniform,
     layer_initializers,
 )
-from pipeline.networks.layers import ColourFramesToChannels, FramesToChannels, ToFloat
+from pipeline.networks.layers import ColourFramesToChannels, ToFloat
 from pipeline.networks.sac_networks import SquashedGaussianHead
 from pipeline.utils.errors import UserError
 
@@ -213,12 +213,6 @@ def test_colour_frames_become_channels() -> None:
     assert channels.shape == [3, 5, 6, 6]
     np.testing.assert_array_equal(channels[..., :3], frames[:, 0])
     np.testing.assert_array_equal(channels[..., 3:], frames[:, 1])
-
-
-def test_frames_become_channels() -> None:
-    frames = some_observations(tf.TensorSpec((4, 5, 6), tf.uint8))
-    channels = FramesToChannels()(frames)
-    np.testing.assert_array_equal(channels, np.moveaxis(frames.numpy(), 1, -1))
 
 
 def test_mlp_equals_numpy() -> None:

@@ -88,6 +88,6 @@ def _check_configurations(runs: list[RunFolder]) -> None:
 
 def _configuration(run: RunFolder) -> str:
     try:
-        return (run.path / "operative_config.gin").read_text()
+        return run.config.read_text()
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
