@@ -74,11 +74,11 @@ def check_sizes(
 
 
 def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-    """Checks that layers are layers, with weights that `--seed` decides.
+    """Checks that the items are Keras layers whose weights `--seed` decides.
 
     Args:
       name: Name of the layers, for error messages.
-      layers: Layers that no encoder has called yet.
+      layers: Layers of a new encoder.
 
     Raises:
       UserError: If something is not a layer, or has a seed.
@@ -106,7 +106,7 @@ def check_features(
     Raises:
       UserError: If the features are not one vector for each observation, depend on the other
         observations of the batch or not on the weights, if a call changes variables, if another
-        encoder has a layer with weights, or if there are regularizers.
+        encoder has one of its layers with weights, or if there are regularizers.
     """
     first, second = _observation(observation_spec, 0.25), _observation(observation_spec, 100.0)
     features = encoder(first)

@@ -8,7 +8,7 @@ import types
 
 import preloaded
 import pytest
-from conftest import user_environment
+from conftest import ROOT
 from tiny_benchmarks import FAKE, PATIENCE, is_alive, make_suite, recorded, run, waiting_processes
 
 from pipeline.benchmarks import runner, train_process
@@ -184,18 +184,14 @@ def test_a_process_whose_log_was_deleted_tells_its_exit_code(tmp_path):
     )
 
 
-@pytest.mark.parametrize("flags", [[], ["-P"]])
-def test_a_run_finds_modules_in_the_current_folder_if_the_program_does(tmp_path, flags):
-    (tmp_path / "mine.py").write_text("print('of the current folder')")
-    code = """
-import subprocess
-from pipeline.utils import die_with_parent
-
-subprocess.run(die_with_parent.command([*die_with_parent.python(), "-m", "mine"]))
-subprocess.run(die_with_parent.command(["/usr/bin/env"]))
-"""
-    output = subprocess.check_output(
-        [sys.executable, *flags, "-c", code], cwd=tmp_path, env=user_environment(), text=True
-    )
-    assert output.count("of the current folder") == (not flags)
-    assert "PYTHONSAFEPATH" not in output
+def test_training_finds_modules_in_the_current_folder_if_the_program_does(tmp_path, monkeypatch):
+    (tmp_path / "pipeline.py").write_text("raise SystemExit('the module of another project')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    others = [folder for folder in sys.path if folder]
+    for path, is_found in ((others, False), (["", *others], True), ([str(tmp_path)], True)):
+        monkeypatch.setattr(sys, "path", path)
+        process = TrainProcess(plan(make_suite(1), tmp_path)[0])
+        process.wait()
+        assert ("the module of another project" in process.error()) == is_found
+        assert "error: " in process.error() or is_found  # the program's own
