@@ -25,7 +25,7 @@ from absl import app, flags
 
 from pipeline import configuration
 from pipeline.configuration.statements import Binding, Import
-from pipeline.utils import errors
+from pipeline.utils import errors, files
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 flags.disclaim_key_flags()  # `define_path` defines flags of the binary, not of this module.
@@ -240,6 +240,8 @@ class _PathParser(flags.ArgumentParser):
         except (FileNotFoundError, NotADirectoryError):
             return path
         except OSError as error:
+            if error.errno in files.PASSING:
+                return path
             raise ValueError(error.strerror) from error
         if is_folder and not os.access(path, os.X_OK):  # Its files cannot be accessed.
             raise ValueError(os.strerror(errno.EACCES))

@@ -23,7 +23,7 @@ from pipeline.acting.policies import EpsilonGreedyPolicy
 from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.files import error_kind, replacing
 
 T = TypeVar("T")
@@ -332,13 +332,16 @@ def record_video(
     unrecorded = environment.episodes.unrecorded(0, max_episode_steps)
     try:
         with replacing(path) as temporary, unrecorded, named_failures(environment):
+            temporary.touch()  # ffmpeg would not say why it cannot be written
             episode_return = _film(environment, policy, temporary, seed, on_progress)
             if episode_return is None:
                 temporary.unlink()
             elif environment.episodes.own_returns:
                 _, episode_return = environment.episodes.own_returns[-1]
     except OSError as error:
-        raise error_kind(error)(f"cannot write {path}: {error.strerror or error}") from error
+        if error.errno is None:  # imageio's, with the command line of ffmpeg
+            raise WriteError(f"cannot write {path}: ffmpeg ended; is the disk full?") from error
+        raise error_kind(error)(f"cannot write {path}: {error.strerror}") from error
     return episode_return
 
 

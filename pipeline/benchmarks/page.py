@@ -1,12 +1,19 @@
-"""Renders a report's Markdown as one HTML page without scripts, fonts or external links."""
+"""Renders a report's Markdown as one HTML page without scripts, fonts or external links.
+
+It also writes the files of a report.
+"""
 
 from __future__ import annotations
 
 import html
 import importlib.resources
+import pathlib
 import re
+from collections.abc import Mapping
 
 from markdown_it import MarkdownIt
+
+from pipeline.utils.files import named_errors, replacing
 
 _RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
 
@@ -32,3 +39,17 @@ def render(markdown: str) -> str:
         .replace("{{ contents }}", "".join(links) if len(links) > 1 else "")
         .replace("{{ body }}", body)
     )
+
+
+def write_files(output_dir: pathlib.Path, texts: Mapping[str, str]) -> list[pathlib.Path]:
+    """Writes the files of a report, each in one step, and returns their paths.
+
+    Raises:
+      UserError: If one cannot be written; a WriteError if that may pass.
+    """
+    paths = [output_dir / name for name in texts]
+    with named_errors(output_dir, "--output_dir"):
+        for path, text in zip(paths, texts.values(), strict=True):
+            with replacing(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    return paths

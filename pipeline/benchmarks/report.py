@@ -27,7 +27,6 @@ from pipeline.benchmarks.records import Record
 from pipeline.benchmarks.results import Group, Pair
 from pipeline.benchmarks.suite_folder import Plan
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import write_text
 
 _HTML, _MARKDOWN = "report.html", "report.md"
 
@@ -107,13 +106,11 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
             f"--output_dir={output_dir}"
         )
     blocks = list(_blocks(suites))
-    written = {
+    texts = {
         _MARKDOWN: _joined(blocks, _in_words),
         _HTML: page.render(_joined(blocks, figures.inline)),
     }
-    for name, text in written.items():
-        write_text(output_dir / name, text)
-    return [output_dir / name for name in written]
+    return page.write_files(output_dir, texts)
 
 
 class _SuiteRecords(NamedTuple):

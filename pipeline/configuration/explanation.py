@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ origins: dict[tuple[str, str, str], list[str]] = {}
 _OURS = ("pipeline.", "tf_keras.")
 
 # A call without all of its arguments, in the words of Python and then of gin.
+_GIN_CALL = "gin_wrapper"  # the function that gin calls around each configurable
 _LACKS = re.compile(
     r"missing \d+ required [\w-]+ arguments?: (?P<parameters>.*)\n"
     r"(?:  (?!In call).*\n)*  In call to configurable '(?P<name>\w+)'"
@@ -215,14 +217,24 @@ def explain_call_error(error: BaseException) -> str | None:
     gin appends "In call to configurable ..." to an exception for each call that it passes. The
     message of a `UserError` is returned without this text. For a missing REQUIRED parameter, the
     message names the flag that binds it, or the shipped files that bind it to a function. If a call
-    lacks an argument, as that of `@f()` where `@f` is meant, the message names the parameter.
+    lacks an argument, as that of `@f()` where `@f` is meant, the message names the parameter. If
+    references call each other in a circle, it names what they call.
     """
     message = str(error).split("\n  In call to configurable ")[0]
     if isinstance(error, UserError):
         return message
+    if isinstance(error, RecursionError):
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        counts = Counter(x.f_locals["selector"] for x in frames if x.f_code.co_name == _GIN_CALL)
+        repeated = (x for x, count in counts.items() if count > 1 and x != "gin.macro")
+        if names := sorted(map(gin_config._REGISTRY.minimal_selector, repeated)):
+            return (
+                f"the call of {' and '.join(names)} needs its own result, because a parameter is "
+                "bound to a reference (@...) that calls it again. Correct that binding."
+            )
     if lacks := _LACKS.search(str(error)):
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        if frame.name == "gin_wrapper":  # The call failed, not something inside the function.
+        if frame.name == _GIN_CALL:  # The call failed, not something inside the function.
             name, parameters = lacks["name"], lacks["parameters"]
             return (
                 f"{name} was called without {parameters}. Bind this parameter, or write @{name} "

@@ -305,6 +305,10 @@ def _with_quotes(line: str, source: Source) -> str | None:
         return None
     if re.fullmatch(r"[\d_. ]+", value):  # such as 007, a number that Python does not read
         return None
+    if re.fullmatch(r"[\d_.]+ */ *[\d_.]+", value):
+        return f"{key} = {value}: write a decimal number, such as 0.5."
+    if value.lower() in ("inf", "nan"):
+        return f"{key} = {value}: use a finite number, or None where there may be no limit."
     literal = _OTHER_LANGUAGES.get(value.lower())
     quoted = literal or repr(value)
     text = f"{key} = {quoted}" if source.path else f'{COMMAND_LINE}="{key}={quoted}"'

@@ -23,6 +23,7 @@ class _Kind(NamedTuple):
       wanted: Name of these types in a message.
       items: Requirements on the items if the value is a sequence.
       is_called: True if the value is a function or a class that will be called.
+      may_be_called: True if it may be one.
       result: The type of the result of the call, if that is known to be a class.
     """
 
@@ -30,6 +31,7 @@ class _Kind(NamedTuple):
     wanted: str
     items: _Kind | None = None
     is_called: bool = False
+    may_be_called: bool = False
     result: type | None = None
 
 
@@ -73,7 +75,7 @@ def checked(
         return binding
     if not _fits(value, kind, macros):
         must = f"must be {kind.wanted}"
-        if isinstance(value, Reference) and value.evaluate:
+        if isinstance(value, Reference) and value.evaluate and kind.is_called:
             must = f"drop the parentheses: write @{value.name}"
         elif isinstance(value, Reference) and kind.result:
             must = f"must return an object of the class {kind.result.__name__}"
@@ -84,8 +86,9 @@ def checked(
 def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
     value = value_of(value, macros)
     if isinstance(value, Reference):
-        fits = _gives_callable if value.evaluate else _makes
-        return not kind.is_called or fits(value, kind)
+        if kind.is_called:
+            return _gives_callable(value, kind) if value.evaluate else _makes(value, kind)
+        return kind.may_be_called or (value.evaluate and not _gives_only_callables(value))
     if isinstance(value, Macro):  # a constant of gin
         return True
     if isinstance(value, tuple | list) and kind.items and type(value) in kind.types:
@@ -132,6 +135,12 @@ def _gives_callable(reference: Reference, kind: _Kind) -> bool:
     return any(member in (Any, None) or is_callable(member) for member in members)
 
 
+def _gives_only_callables(reference: Reference) -> bool:
+    """Returns True if the result of `@name()` can only be a function, such as a schedule."""
+    target = _target(reference)
+    return not inspect.isclass(target) and all(map(is_callable, union_members(_returned(target))))
+
+
 def _with_ints(value: Any, kind: _Kind) -> Any:
     if isinstance(value, tuple | list) and kind.items:
         return type(value)(_with_ints(item, kind.items) for item in value)
@@ -162,7 +171,7 @@ def _kind(annotation: Any) -> _Kind | None:
     if len(named) > 1 or not all(map(is_callable, others)):
         return None
     if named:
-        kind = _KINDS[named.pop()]
+        kind = _KINDS[named.pop()]._replace(may_be_called=any(map(is_callable, members)))
     elif any(map(is_callable, members)):
         results = [get_args(member)[1:] for member in members if is_callable(member)]
         result = results[0][0] if results[0] and inspect.isclass(results[0][0]) else None

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -204,7 +204,13 @@ class SingleEnv:
             if seed and refused:
                 raise self._fault(f"reset() does not accept {refused[1]}=...; {_RESET}") from error
             raise
-        if not (isinstance(results, tuple) and len(results) == 2):
+        except ValueError as error:  # A wrapper of gymnasium cannot take the result apart.
+            if _is_raised_by_gymnasium(error) and "to unpack (expected 2" in str(error):
+                raise self._fault(f"reset() returned no info; {_RESET}") from error
+            raise
+        is_pair = isinstance(results, tuple) and len(results) == 2
+        # Wrappers of gymnasium take an observation of two numbers apart, too.
+        if not is_pair or not isinstance(results[1], Mapping | None):
             raise self._fault(f"reset() returned no info; {_RESET}")
         self._store(results[0], observation)
         self._is_over = False
@@ -287,9 +293,10 @@ def describe(error: BaseException) -> str:
     """
     if isinstance(error, RemoteError):
         return str(error)
-    innermost: BaseException = error
-    while innermost.__cause__ and innermost.__cause__.__traceback__:
-        innermost = innermost.__cause__
+    innermost, seen = error, {id(error)}
+    while (cause := innermost.__cause__) and cause.__traceback__ and id(cause) not in seen:
+        seen.add(id(cause))  # `raise error from error` makes an error its own cause
+        innermost = cause
     frames = traceback.extract_tb(innermost.__traceback__)
     frame = next((x for x in reversed(frames) if not is_pythons_own(x.filename)), frames[-1])
     message = str(error).split("\n  In call to configurable ")[0]  # gin appends the rest

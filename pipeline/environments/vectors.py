@@ -86,12 +86,15 @@ def store(leaf: specs.Leaf, received: Any, array: np.ndarray) -> str:
     Returns:
       Why the value does not fit, or "" if it does.
     """
-    if np.shape(received) != array.shape:
+    try:
+        given = np.asarray(received)
+    except ValueError:  # Its parts have different shapes.
+        return f"{leaf.name} is {received!r:.80}, not an array; its space is {leaf.space}"
+    if given.shape != array.shape:
         return (
-            f"{leaf.name} has the shape {np.shape(received)} instead of {array.shape}; its space "
-            f"is {leaf.space}"
+            f"{leaf.name} has the shape {given.shape} instead of {array.shape}; its space is "
+            f"{leaf.space}"
         )
-    given = np.asarray(received)
     if given.dtype == array.dtype or (array.dtype.kind == "f" and given.dtype.kind in "uibf"):
         array[...] = given  # as float64 is rounded to float32
         return ""

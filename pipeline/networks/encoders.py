@@ -247,7 +247,7 @@ def _encoder_of(
         check_new_layers(name, made)
         encoder = tf.keras.Sequential([*first, *made, ToFloat()])
         check_features(name, encoder, observation_spec)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+    except (TypeError, ValueError, tf.errors.OpError) as error:
         raise UserError(
             f"{name} cannot encode {observation_spec}: {type(error).__name__}: {error}"
         ) from error

@@ -64,7 +64,7 @@ def as_schedule(value: Schedule | float) -> Schedule:
         return lambda counter: tf.constant(value, tf.float32)
     try:
         first = value(tf.constant(0, tf.int64))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever the user's function raises
         makes_schedules = getattr(value, "__name__", "") == linear_schedule.__name__
         if isinstance(error, RuntimeError) and not makes_schedules:
             raise  # gin raised it because a parameter of the schedule is not bound

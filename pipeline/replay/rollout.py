@@ -72,9 +72,9 @@ class Rollout:
         self._num_envs, self.collect_steps, self._num_epochs = num_envs, num_steps, num_epochs
         self._num_rows = num_steps * num_envs
         minibatch_size = self._num_rows if minibatch_size is None else minibatch_size
-        check_minibatches(num_steps, num_envs, minibatch_size)
         vector_step = num_envs * columns.row_bytes((data_spec, training_spec))
         check_memory("Rollout.num_steps", num_steps, vector_step)
+        check_minibatches(num_steps, num_envs, minibatch_size)
         self.num_batches = num_epochs * (self._num_rows // minibatch_size)
         self._data_spec, self._training_spec = data_spec, training_spec
         self._key = stream_key(seed, "rollout")

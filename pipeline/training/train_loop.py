@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gin
@@ -59,12 +59,26 @@ _LARGE = 1_000.0  # Observations with larger values cause a note.
 BUILDERS = ("create_environment", "create_agent", "create_experience")
 
 
+@contextlib.contextmanager
+def _out_of_memory_named() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"the memory of the device does not suffice ({reason}). Make ReplayBuffer.batch_size, "
+            "Rollout.minibatch_size or the networks smaller, or accumulate gradients over several "
+            "batches."
+        ) from error
+
+
 @gin.configurable(
     denylist=[
         *("root_dir", "seed", "restart_behavior", "stop", "dry_run", "exactness", "execution"),
         "warm_start",
     ]
 )
+@_out_of_memory_named()
 def train(
     root_dir: str,
     seed: int,
@@ -187,12 +201,18 @@ def _check_schedules(agent: Agent, num_env_steps: int) -> None:
     """Checks values of the schedules at counts from 0 to `num_env_steps`.
 
     Raises:
-      UserError: If one is negative or not finite, or an epsilon above 1.
+      UserError: If one raises, is negative or not finite, or an epsilon above 1.
     """
     for name, schedule in agent.schedules.items():
         highest = 1.0 if name == "epsilon" else float(np.finfo(np.float32).max)
         for count in np.linspace(0, num_env_steps, _CHECKED_COUNTS).astype(np.int64):
-            value = float(schedule(tf.constant(count)))
+            try:
+                value = float(schedule(tf.constant(count)))
+            except Exception as error:  # whatever the user's function raises
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                raise UserError(
+                    f"the schedule of the {name} raised after {count:_} environment steps: {reason}"
+                ) from error
             if not 0.0 <= value <= highest:
                 raise UserError(
                     f"the schedule of the {name} is {value:g} after {count:_} environment steps: "

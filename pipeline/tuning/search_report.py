@@ -27,7 +27,6 @@ from pipeline.tuning.halving import (
 from pipeline.tuning.search import Search, Told
 from pipeline.tuning.search_folder import read_search, read_trials
 from pipeline.utils.errors import UserError, last_line
-from pipeline.utils.files import write_text
 from pipeline.utils.progress import score_text
 
 _HTML, _MARKDOWN, _BEST = "report.html", "report.md", "best.gin"
@@ -67,14 +66,12 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
             "reaches its first rung."
         )
     figures = list(_figures(search, trials))
-    written = {
+    texts = {
         _MARKDOWN: _text(search, trials, best, ""),
         _HTML: page.render(_text(search, trials, best, inline(figures))),
         _BEST: _best_gin(search, best, _count(trials), output_dir),
     }
-    for name, text in written.items():
-        write_text(output_dir / name, text)
-    return [output_dir / name for name in written]
+    return page.write_files(output_dir, texts)
 
 
 def _count(trials: Mapping[int, Trial]) -> str:

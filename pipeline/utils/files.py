@@ -302,14 +302,14 @@ def read_json(
       fix: What to do with a damaged file, for the message.
 
     Raises:
-      UserError: If the file is damaged or cannot be read.
+      UserError: If the file is damaged or cannot be read; a WriteError if that may pass.
     """
     try:
         value = parse_object(path.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise error_kind(error)(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {fix}.") from error
     wrong = [k for k, kind in kinds.items() if not isinstance(value.get(k, kind()), kind)]

@@ -41,14 +41,15 @@ def read_jsonl(path: pathlib.Path, *keys: str) -> list[dict[str, Any]]:
     it, or was killed.
 
     Raises:
-      UserError: If a line is not a JSON object with these keys, or the file cannot be read.
+      UserError: If a line is not a JSON object with these keys, or the file cannot be read; a
+        WriteError if that may pass.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise errors.UserError(f"cannot read {path}: {error.strerror}") from error
+        raise files.error_kind(error)(f"cannot read {path}: {error.strerror}") from error
     return [_parse(path, number, line, keys) for number, line in enumerate(lines, start=1)]
 
 

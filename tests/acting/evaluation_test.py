@@ -13,7 +13,7 @@ from tf_agents.trajectories import policy_step
 
 from pipeline.acting.evaluation import EpisodeTally, Evaluator, record_video, summarize
 from pipeline.acting.policies import RandomPolicy
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, WriteError
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -433,6 +433,17 @@ def test_a_video_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/no/x.mp4"):
         record_video(env, random_policy(env), tmp_path / "no" / "x.mp4", seed=1)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_video_for_which_ffmpeg_fails_can_be_written_later(tmp_path, monkeypatch):
+    def fail(self, frame):
+        raise OSError("[Errno 32] Broken pipe\n\nFFMPEG COMMAND:\nffmpeg -y -f rawvideo")
+
+    env = environment(VisibleEnv([(5, "terminated")]))
+    monkeypatch.setattr("imageio.core.format.Format.Writer.append_data", fail)
+    with pytest.raises(WriteError, match="^cannot write .*: ffmpeg ended; is the disk full?"):
+        record_video(env, random_policy(env), tmp_path / "episode.mp4", seed=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_environment_without_frames_is_refused(tmp_path):

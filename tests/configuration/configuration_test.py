@@ -332,7 +332,8 @@ def test_a_value_of_the_wrong_kind_is_refused_where_it_is_bound(parameter, good,
     for value in bad:
         message = message_of(f"make_crate.{parameter} = {value}")
         assert f"make_crate.{parameter} = {value}: must be {wanted}" in message
-    configuration.load([], [f"make_crate.{parameter} = @make_fruit"])
+    is_called = wanted == "a configurable reference"
+    configuration.load([], [f"make_crate.{parameter} = @make_fruit{'' if is_called else '()'}"])
 
 
 @pytest.mark.parametrize(
@@ -357,8 +358,8 @@ def test_what_may_stand_for_a_whole_number_is_left_alone():
     bindings = ["N = 7", "make_crate.slots = %N", "make_crate.limit = None"]
     configuration.load([], [*bindings, "make_crate.price = 2.0"])
     assert [repr(value) for value in make_crate()] == ["7", "1", "None", "2.0"]
-    configuration.load([], ["make_crate.layers = @make_fruit"])
-    assert callable(make_crate()[1])
+    configuration.load([], ["make_crate.layers = @make_pear()"])
+    assert make_crate()[1] == 1
 
 
 def test_whole_numbers_in_a_tuple_may_be_written_as_floats_too():
@@ -380,6 +381,13 @@ def test_what_is_to_be_called_is_not_called_where_it_is_bound(parameter, maker):
 @pytest.mark.parametrize("maker", ["make_filler", "make_fruit", "Filler"])
 def test_what_returns_what_is_to_be_called_may_be_called(maker):
     configuration.load([], [f"make_crate.fill = @{maker}()", f"make_crate.wrap = @{maker}()"])
+
+
+def test_a_function_is_refused_where_a_value_is_needed():
+    for value in ("@make_pear", "@make_filler()"):
+        assert message_of(f"make_crate.price = {value}").endswith(": must be a number.")
+        assert message_of(f"make_crate.sizes = ({value},)").endswith("as in (64,).")
+    configuration.load([], ["make_crate.price = @make_fruit()"])  # It does not say what it returns.
 
 
 def test_an_initializer_can_be_called_but_only_to_draw():
@@ -453,6 +461,15 @@ def test_a_string_without_quotes_on_the_command_line(value):
     assert f"--gin_bindings=\"make_fruit.name='{value}'\"" in message
     is_name = value == "x"
     assert message.endswith("If it names a function or a class, write @x") is is_name
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("inf", "use a finite number, or None"), ("nan", "finite"), ("1/3", "a decimal number")],
+)
+def test_numbers_that_gin_cannot_read_need_no_quotes(value, told):
+    message = message_of(f"make_crate.price = {value}")
+    assert told in message and "strings need quotes" not in message
 
 
 def test_a_string_without_quotes_in_a_file(tmp_path):
@@ -763,6 +780,21 @@ def test_a_reference_that_is_called_too_early_is_told():
     )
 
 
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["make_basket.size = @a/make_basket()"],
+        ["make_basket.size = @b/make_basket()", "b/make_basket.size = %M", "M = @make_basket()"],
+    ],
+)
+def test_references_that_call_each_other_are_told(bindings):
+    configuration.load([], bindings)
+    with gin.config_scope("a"), pytest.raises(RecursionError) as caught:
+        make_basket()
+    message = configuration.explain_call_error(caught.value) or ""
+    assert message.startswith("the call of make_basket needs its own result, because a parameter")
+
+
 def test_an_error_inside_a_function_is_not_explained_away():
     configuration.load()
     careless = gin.external_configurable(
@@ -784,6 +816,7 @@ def test_a_user_error_loses_what_gin_added():
 
 def test_other_errors_are_not_explained_away():
     assert configuration.explain_call_error(RuntimeError("out of memory")) is None
+    assert configuration.explain_call_error(RecursionError("too deep")) is None
 
 
 def test_a_binding_that_is_not_utf_8_is_named():

@@ -154,7 +154,13 @@ def test_an_exception_names_the_line_of_the_environment(vector_class):
             "truncated = {",
         ),
         ("step", lambda self: exit(3), "step() called sys.exit()"),
+        (
+            "step",
+            lambda self: ((self.observe(), {}), 1.0, False, False, {}),
+            "not an array; its space is",
+        ),
         ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no info"),
+        ("reset", lambda self: (self.observe(), 0.0), "reset() returned no info"),
     ],
 )
 def test_another_interface_is_refused_by_name(vector_class, method, result, message):
@@ -165,6 +171,36 @@ def test_another_interface_is_refused_by_name(vector_class, method, result, mess
     with pytest.raises(UserError, match=re.escape(message)) as error:
         run(vector_class([OddEnv] * 2))
     assert "OddEnv" in str(error.value) and __file__ in str(error.value)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_reset_without_info_is_named_also_if_gymnasium_takes_it_apart(size):
+    class OldEnv(PlainEnv):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(size, np.float32)
+
+    with pytest.raises(UserError, match=r"reset\(\) returned no info") as error:
+        run(
+            SyncVector(
+                [
+                    lambda: gymnasium.wrappers.RescaleObservation(
+                        OldEnv(), np.float32(0), np.float32(1)
+                    )
+                ]
+            )
+        )
+    assert "OldEnv" in str(error.value)
+
+
+def test_an_error_that_is_its_own_cause_is_described():
+    with pytest.raises(ValueError, match="lost") as error:
+        try:
+            raise ValueError("lost")
+        except ValueError as lost:
+            raise lost from lost
+    assert describe(error.value).startswith("ValueError: lost (")
 
 
 @pytest.mark.parametrize("flag", [np.True_, 1, np.int8(1), 1.0, np.ones(1), np.array(True)])

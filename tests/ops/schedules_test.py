@@ -76,7 +76,10 @@ def test_a_schedule_of_ones_own_needs_none() -> None:
 
 
 def test_a_function_without_a_number_is_no_schedule() -> None:
-    for other in (tf.keras.optimizers.Adam, lambda counter: tf.zeros([2]), str):
+    def failing(counter: tf.Tensor) -> tf.Tensor:
+        raise KeyError(counter)
+
+    for other in (tf.keras.optimizers.Adam, lambda counter: tf.zeros([2]), str, failing):
         with pytest.raises(UserError, match="is not a schedule"):
             as_schedule(other)
 

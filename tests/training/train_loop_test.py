@@ -8,6 +8,7 @@ from tiny_runs import bindings, build_components, gin_files
 from pipeline import configuration
 from pipeline.agents.dqn import DqnAgent
 from pipeline.environments.vector_environment import VectorEnvironment
+from pipeline.training import train_loop
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
@@ -65,6 +66,29 @@ def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
     assert "train.num_env_steps = 100 includes the warm-up" in said
     assert f"initialize_replay_buffer.num_env_steps = {warm_up} leaves nothing to train" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("any_config")
+def test_memory_that_does_not_suffice_is_named(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9]\n in node")
+
+    monkeypatch.setattr(train_loop.HostLoop, "train", fail)
+    configuration.load(gin_files("ppo"), bindings("ppo"))
+    said = message_of(train, str(tmp_path), 1, "resume", StopSignal())
+    assert "does not suffice (OOM when allocating [9]). Make ReplayBuffer.batch_size" in said
+
+
+@pytest.mark.usefixtures("any_config")
+def test_a_schedule_that_fails_later_is_named(tmp_path):
+    def table(counter):
+        return tf.gather([0.1, 0.2], counter // 100)
+
+    configuration.load(gin_files("dqn"), bindings("dqn", train__num_env_steps=200))
+    with gin.unlock_config():
+        gin.bind_parameter("create_dqn_agent.epsilon", table)
+    said = message_of(train, str(tmp_path), 1, "resume", StopSignal(), True)
+    assert "the schedule of the epsilon raised after 200 environment steps: InvalidArg" in said
 
 
 @pytest.mark.usefixtures("any_config")
