@@ -233,7 +233,11 @@ def _mean_evaluations(members: Sequence[Run]) -> np.ndarray:
     due = min((member.evaluated_at for member in members), key=len)
     if not len(due):
         return np.empty((0, 3))
-    nearest = [np.abs(member.evaluated_at[:, np.newaxis] - due).argmin(0) for member in members]
+    places = (
+        np.interp(due, member.evaluated_at, np.arange(len(member.evaluated_at)))
+        for member in members
+    )
+    nearest = [place.round().astype(int) for place in places]
     pairs = list(zip(members, nearest, strict=True))
     steps = np.stack([member.evaluated_at[places] for member, places in pairs])
     x, means = np.stack([member.evaluations[places, :2] for member, places in pairs]).T

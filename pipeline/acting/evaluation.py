@@ -166,7 +166,7 @@ class Evaluator:
         """Plays until the tally is complete; returns False if interrupted."""
         with named_failures(self.environment):
             carry = initial_carry(self.environment, self.policy)
-        carry = carry._replace(vector_steps=tf.constant(index << 32, tf.int64))
+        carry = carry._replace(vector_steps=tf.constant(np.int64(index << 32)))
         while not tally.complete:
             if on_progress(tally.done):
                 return False

@@ -31,6 +31,7 @@ from pipeline.utils.ray_connection import connect
 
 _PROBE_SECONDS = 120.0  # a worker's start and its imports
 _RETRY_SECONDS = 10.0  # between checks of a node on which a run was lost
+_REFUSED_SECONDS = 300.0  # until a node that was refused is checked again
 _REMIND_SECONDS = 60.0
 _EXAMINE_SECONDS = 1.0  # between checks of the nodes, which every waiting run asks for
 _TRAIN = ("-m", "pipeline.train")
@@ -141,7 +142,7 @@ class Cluster:
         self._allow_inexact_resume = allow_inexact_resume
         self._nodes: dict[str, Node] = {}  # that can train
         self._probes: dict[str, tuple[Any, float]] = {}  # under way, with their start
-        self._refused: set[str] = set()
+        self._refused: dict[str, tuple[str, float]] = {}  # why, and when they are examined again
         self._running: list[RayTrainProcess] = []
         self._reminded: dict[pathlib.Path, float] = {}
         self._examined_at = 0.0
@@ -199,9 +200,10 @@ class Cluster:
         free = [node for node in usable if self._room_of(node) > used[node.id]]
         if not free:
             return None
-        free = [node for node in free if self._suits(node, run)]
+        traits = self._needed_traits(run)
+        free = [node for node in free if traits in (None, node.traits)]
         if not free:
-            if not any(self._suits(node, run) for node in self._nodes.values()):
+            if not any(node.traits == traits for node in self._nodes.values()):
                 self._remind(run)
             return None
         node = max(free, key=lambda node: (self._room_of(node) - used[node.id], node.name))
@@ -221,11 +223,12 @@ class Cluster:
         # A fraction of a GPU cannot span two GPUs.
         return min(room, int(node.gpus) * int(1 / gpus) if gpus < 1 else int(node.gpus // gpus))
 
-    def _suits(self, node: Node, run: Run) -> bool:
-        """Returns True if a run continues bit for bit on a node."""
+    def _needed_traits(self, run: Run) -> dict[str, Any] | None:
+        """Returns the traits of nodes on which a run continues bit for bit; None for any node."""
+        if self._allow_inexact_resume:
+            return None
         checkpoints = sorted((run.folder / "checkpoints").glob("step-*"))
-        known = saved_traits(checkpoints[-1]) if checkpoints else None
-        return self._allow_inexact_resume or known is None or known == node.traits
+        return saved_traits(checkpoints[-1]) if checkpoints else None
 
     def _remind(self, run: Run) -> None:
         if time.monotonic() - self._reminded.get(run.folder, -_REMIND_SECONDS) >= _REMIND_SECONDS:
@@ -242,12 +245,10 @@ class Cluster:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for node_id in self._nodes.keys() - alive.keys():
             self._say(f"node {self._nodes.pop(node_id).name} has left the cluster")
-        known = self._nodes.keys() | self._probes.keys() | self._refused
-        for node_id in alive.keys() - known:
-            if not alive[node_id]["Resources"].get("CPU"):  # a head that only manages
-                self._refused.add(node_id)
-                continue
-            self._examine(node_id)
+        waiting = {x for x, (_, until) in self._refused.items() if until > self._examined_at}
+        for node_id in alive.keys() - self._nodes.keys() - self._probes.keys() - waiting:
+            if alive[node_id]["Resources"].get("CPU"):  # A head may only manage.
+                self._examine(node_id)
         for node_id, (probe, since) in list(self._probes.items()):
             has_ended, has_left = bool(ray.wait([probe], timeout=0)[0]), node_id not in alive
             limit = _RETRY_SECONDS if has_ended else _PROBE_SECONDS
@@ -302,6 +303,7 @@ class Cluster:
             self._refuse(node_id, name, why)
         elif not known:
             self._nodes[node_id] = found
+            self._refused.pop(node_id, None)
             self._say(f"node {name}: {found.resources}; parallel runs: {self._room_of(found)}")
             if answer.niceness > 0:
                 self._say(
@@ -347,9 +349,12 @@ class Cluster:
             )
 
     def _refuse(self, node_id: str, name: str, why: str) -> None:
+        """Leaves a node out for some minutes, because what is wrong may be mended or pass."""
         self._nodes.pop(node_id, None)
-        self._refused.add(node_id)
-        self._say(f"node {name} is not used: {why}")
+        before, _ = self._refused.get(node_id, ("", 0.0))
+        self._refused[node_id] = why, time.monotonic() + _REFUSED_SECONDS
+        if why != before:
+            self._say(f"node {name} is not used: {why}")
 
 
 def thread_bindings(cpus_per_run: int) -> list[str]:

@@ -147,15 +147,19 @@ class RayTrainProcess:
         self._actor = actor.remote(arguments, str(run.log.absolute()), folder, has_gpu)
         self._answer = self._actor.poll.remote()
         self._has_answered = False
+        self._is_read = False  # whether `_answer` has been read
 
     def poll(self) -> int | None:
         """Returns the exit code; see `Process.poll`. It does not wait for the node."""
+        if self._is_read and time.monotonic() - self._asked < _POLL_SECONDS:
+            return self._code
         if self._code is None and ray.wait([self._answer], timeout=0)[0]:
             self._read_answer()
         return self._code
 
     def _read_answer(self) -> None:
         code, why = None, ""
+        self._is_read = True
         try:
             code, why = ray.get(self._answer)
             self._has_answered = True
@@ -187,6 +191,7 @@ class RayTrainProcess:
             if self._is_stopping:
                 self._actor.stop.remote()  # again, because a node that was away has missed it
             self._answer = self._actor.poll.remote()
+            self._is_read = False
 
     def _end(self, code: int, error: str) -> None:
         self._code, self._error = code, error

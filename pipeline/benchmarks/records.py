@@ -153,6 +153,7 @@ def finished(run: Run, workers: int) -> Record:
     folder = RunFolder(run.folder)
     result, start = folder.read_json("result.json"), folder.read_json("run.json")
     metrics = jsonl.read_jsonl(folder.metrics)
+    evaluations = _columns(jsonl.read_jsonl(folder.evaluations), "return_mean")
     config = folder.config
     try:
         return _identity(run, FINISHED, None) | {
@@ -163,7 +164,7 @@ def finished(run: Run, workers: int) -> Record:
             "evaluation_policy": _evaluation_policy(config),
             "curve": thinned(_columns(metrics, "return_mean_100"), run.suite.budgets),
             "iterations": _iterations(run, metrics),
-            "evaluations": _columns(jsonl.read_jsonl(folder.evaluations), "return_mean"),
+            "evaluations": thinned(evaluations, run.suite.budgets),
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
             **{name: start[name] for name in (*_FROM_START, *_PROCESSOR)},

@@ -41,17 +41,28 @@ class ActionLog:
         self.anchors = np.zeros(num_envs, np.int64)
         self.numbers = np.zeros(num_envs, np.int64)
         self.states: list[State] = []
-        self._actions: list[np.ndarray] = []
         self._oldest = 0
+        self._rows = np.zeros(0)  # the actions of a step in each row, with room for more
+        self._first = 0  # row of the first action that is kept
 
     @property
     def length(self) -> int:
         """Returns the number of steps since the oldest anchor."""
         return self.steps - self._oldest
 
+    @property
+    def _kept(self) -> np.ndarray:
+        return self._rows[self._first : self._first + self.length]
+
     def append(self, action: np.ndarray) -> None:
         """Appends the actions [N, ...] of one step."""
-        self._actions.append(action.copy())
+        end = self._first + self.length
+        if end == len(self._rows):
+            rows = np.empty([max(64, 2 * self.length), *action.shape], action.dtype)
+            if self.length:
+                rows[: self.length] = self._kept
+            self._rows, self._first, end = rows, 0, self.length
+        self._rows[end] = action
         self.steps += 1
 
     def anchor(self, environments: np.ndarray) -> None:
@@ -65,7 +76,7 @@ class ActionLog:
         oldest = int(np.min(self.anchors))
         if oldest > self._oldest:
             self.states = []
-        del self._actions[: oldest - self._oldest]
+        self._first += oldest - self._oldest
         self._oldest = oldest
 
     def anchor_at(self, states: list[State]) -> None:
@@ -74,14 +85,14 @@ class ActionLog:
         Args:
           states: State of each environment before the next action.
         """
+        self._first += self.length
         self.anchors[:] = self._oldest = self.steps
         self.states = states
-        self._actions = []
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the log to a file in `folder`."""
         arrays: dict[str, Any] = {
-            "actions": np.stack(self._actions) if self._actions else np.zeros(0),
+            "actions": self._kept,
             "anchors": self.anchors,
             "numbers": self.numbers,
             "steps": np.int64(self.steps),
@@ -103,11 +114,11 @@ class ActionLog:
         anchors, numbers = (
             files.counts(saved[name], *self.anchors.shape) for name in ("anchors", "numbers")
         )
-        actions, oldest = list(np.atleast_1d(saved["actions"])), int(anchors.min())
+        actions, oldest = np.atleast_1d(saved["actions"]), int(anchors.min())
         if len(actions) != steps - oldest:
             raise ValueError(f"{_FILE} has {len(actions)} actions, but must have {steps - oldest}")
         self.steps, self.anchors, self.numbers = steps, anchors, numbers
-        self._actions, self._oldest = actions, oldest
+        self._rows, self._first, self._oldest = actions, 0, oldest
         prefixes = [f"{_STATE}{index}/" for index in range(anchors.size)]
         states = [
             {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
@@ -122,5 +133,5 @@ class ActionLog:
           Actions [N, ...] of a vector step; bool [N], the environments that take them, because
           their anchors lie before the step; bool [N], the environments to reset after the step.
         """
-        for step, action in enumerate(self._actions, self._oldest + 1):
+        for step, action in enumerate(self._kept, self._oldest + 1):
             yield action, self.anchors < step, self.anchors == step

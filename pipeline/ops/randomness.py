@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -28,7 +29,8 @@ def stateless_seed(key: int, counter: tf.Tensor) -> tf.Tensor:
     The seed is the sum of key and counter. Keys are 63 random bits and counters start at 0, so the
     seeds of two streams practically never coincide.
     """
-    return tf.bitcast(tf.constant(key, tf.int64) + tf.cast(counter, tf.int64), tf.int32)
+    # TensorFlow keeps each Python number that it has converted, but no NumPy number.
+    return tf.bitcast(tf.constant(np.int64(key)) + tf.cast(counter, tf.int64), tf.int32)
 
 
 def permutations(count: int, size: int, seed: tf.Tensor) -> tf.Tensor:

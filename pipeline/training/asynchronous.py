@@ -215,7 +215,7 @@ def _attempt(
       The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
       off, and the error.
     """
-    limits = tf.constant(max_iterations, tf.int64), tf.constant(until, tf.int64)
+    limits = tf.constant(np.int64(max_iterations)), tf.constant(np.int64(until))
     try:
         return actor.train(state, *limits), None
     except Exception as error:

@@ -171,9 +171,11 @@ class Collectors:
         rows = _joined([message.rows for message in messages], axis=1)
         time_step = _joined([message.time_step for message in messages], axis=0)
         statistics = [message.statistics for message in messages]
-        first = tf.constant(min(by_number) * self._num_envs, tf.int64)
+        first = tf.constant(np.int64(min(by_number) * self._num_envs))
         before = int(state.carry.statistics.env_steps)
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, (rows, time_step, statistics))
+        # TensorFlow would keep each Python number, such as a float64 of NumPy, for ever.
+        arrays = tf.nest.map_structure(np.asarray, (rows, time_step, statistics))
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         state = self._learn[is_random](state, first, *tensors)
         self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
         if not is_random:

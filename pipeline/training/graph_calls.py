@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.environments import TrainingEnvironment
@@ -56,11 +57,9 @@ class GraphCalls:
         before = _total(state.carry.vector_steps)
         environment_seconds = self._environment.seconds
         started = time.perf_counter()
-        state = chunk(
-            state,
-            tf.constant(self._iterations_per_call, tf.int64),
-            tf.constant(until, tf.int64),
-        )
+        # TensorFlow keeps each Python number that it has converted, but no NumPy number.
+        limits = tf.constant(np.int64(self._iterations_per_call)), tf.constant(np.int64(until))
+        state = chunk(state, *limits)
         vector_steps = _total(state.carry.vector_steps)
         seconds = time.perf_counter() - started
         self._seconds += seconds

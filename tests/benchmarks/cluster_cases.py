@@ -371,6 +371,11 @@ def test_a_node_that_answers_after_a_loss_that_it_has_changed_is_refused(fake):
         process.lose()
         assert not stand_in.starts(nodes, 5)
     assert "is not used: locks in" in said[-1]
+    lines = len(said)
+    assert not stand_in.starts(nodes, 600) and len(said) == lines  # refused again
+    stand_in.answer = stand_in.succeed
+    assert stand_in.starts(nodes, 300)
+    assert "parallel runs: 8" in said[-1]
 
 
 def test_memory_that_other_runs_use_is_no_reason_to_refuse_a_node_after_a_loss(fake):

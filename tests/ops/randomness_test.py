@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -257,3 +258,16 @@ def test_neighbouring_counters_and_streams_are_uncorrelated() -> None:
     assert abs(np.mean(correlations**2) - 1 / 49) < 2e-3
     across = np.corrcoef(table.T)[~np.eye(50, dtype=bool)]
     assert np.abs(across).max() < 0.4
+
+
+def test_new_keys_take_no_memory() -> None:
+    """Checks that TensorFlow keeps no copy of each key, which would be 0.7 KB."""
+
+    def draw(count: int) -> int:
+        for number in range(count):
+            stateless_seed(stream_key(1, number), tf.constant(0))
+        status = pathlib.Path("/proc/self/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])  # type: ignore[index]
+
+    before = draw(100)
+    assert draw(20_000) - before < 5_000
