@@ -59,7 +59,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             return 128 + signal.SIGINT
         except Exception as error:
             message = configuration.explain_call_error(error)
-            cause = _unusable_folder(error) if message is None else errors.UserError(message)
+            cause = _outer_cause(error) if message is None else errors.UserError(message)
             if cause is None:
                 raise
             _fail(str(cause), cause.exit_code)
@@ -84,8 +84,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     raise AssertionError("app.run does not return")
 
 
-def _unusable_folder(error: Exception) -> errors.UserError | None:
-    """Returns an error about the working or the temporary folder, if it may explain `error`."""
+def _outer_cause(error: Exception) -> errors.UserError | None:
+    """Returns an error about a folder or a disk, if that may explain `error`."""
+    if isinstance(error, OSError) and error.errno in files.PASSING:
+        return errors.RetryableError(f"{error.filename or 'a file'}: {error.strerror}")
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -99,6 +99,7 @@ def examine(folder: str, file: str, lock: str, own: str) -> Probe:
         capture_output=True,
         text=True,
         check=False,
+        timeout=_PROBE_SECONDS,
     )
     if ended.returncode != 0:
         raise RuntimeError(ended.stderr.strip().rpartition("\n")[2] or "it cannot run Python")
@@ -141,6 +142,7 @@ class Cluster:
         self._train = train
         self._allow_inexact_resume = allow_inexact_resume
         self._nodes: dict[str, Node] = {}  # that can train
+        self._memory: dict[str, float] = {}  # of nodes that have trained, before the first run
         self._probes: dict[str, tuple[Any, float]] = {}  # under way, with their start
         self._refused: dict[str, tuple[str, float]] = {}  # why, and when they are examined again
         self._running: list[RayTrainProcess] = []
@@ -243,6 +245,8 @@ class Cluster:
         """Examines nodes that have joined, and forgets those that have left."""
         self._examined_at = time.monotonic()
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for node_id in self._memory.keys() - alive.keys():
+            del self._memory[node_id]
         for node_id in self._nodes.keys() - alive.keys():
             self._say(f"node {self._nodes.pop(node_id).name} has left the cluster")
         waiting = {x for x, (_, until) in self._refused.items() if until > self._examined_at}
@@ -257,8 +261,10 @@ class Cluster:
             elif time.monotonic() - since <= limit:
                 continue
             elif node_id in self._nodes:
+                ray.cancel(probe, force=True)
                 self._examine(node_id)
             else:
+                ray.cancel(probe, force=True)  # It may hang for ever, as a mount may.
                 del self._probes[node_id]
                 self._refuse(
                     node_id,
@@ -297,12 +303,15 @@ class Cluster:
         name = f"{answer.host} ({address}, {node_id[:6]})"
         resources = node["Resources"]
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        # Later, runs use a part of the memory.
         memory = min(answer.free_memory, resources.get("memory", 0.0))
+        memory = self._memory.get(node_id, memory)
         found = Node(node_id, name, cpus, gpus, memory, answer.traits)
-        if why := self._why_refused(answer, found, known is not None):
+        if why := self._why_refused(answer, found):
             self._refuse(node_id, name, why)
         elif not known:
             self._nodes[node_id] = found
+            self._memory[node_id] = memory
             self._refused.pop(node_id, None)
             self._say(f"node {name}: {found.resources}; parallel runs: {self._room_of(found)}")
             if answer.niceness > 0:
@@ -313,11 +322,8 @@ class Cluster:
             self._say_what_differs(found)
         return True
 
-    def _why_refused(self, answer: Probe, node: Node, is_known: bool) -> str:
-        """Returns why a node cannot train, and the fix; "" if it can.
-
-        The memory of a known node is not examined again, because runs use it.
-        """
+    def _why_refused(self, answer: Probe, node: Node) -> str:
+        """Returns why a node cannot train, and the fix; "" if it can."""
         folder = self._folder
         if not answer.sees_file or not (folder / f"{self._file}-{node.id}").exists():
             return f"it does not share {folder} with this machine. Mount the same folder there"
@@ -328,7 +334,7 @@ class Cluster:
             )
         if answer.source_sha256 != source_revision.source_sha256():
             return "it has another revision of this package. Install the same revision there"
-        if is_known or self._room_of(node):
+        if self._room_of(node):
             return ""
         need = self._options
         return (

@@ -58,7 +58,7 @@ from pipeline.configuration.statements import Binding, value_of
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import jsonl
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import write_text
+from pipeline.utils.files import error_kind, write_text
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200
@@ -112,7 +112,7 @@ def are_in(path: pathlib.Path) -> bool:
         with path.open("rb") as file:
             return b'"suite"' in file.readline()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.") from error
+        raise error_kind(error)(f"cannot read {path}: {error.strerror}.") from error
 
 
 def write(path: pathlib.Path, records: Iterable[Record]) -> None:
@@ -153,7 +153,6 @@ def finished(run: Run, workers: int) -> Record:
     folder = RunFolder(run.folder)
     result, start = folder.read_json("result.json"), folder.read_json("run.json")
     metrics = jsonl.read_jsonl(folder.metrics)
-    evaluations = _columns(jsonl.read_jsonl(folder.evaluations), "return_mean")
     config = folder.config
     try:
         return _identity(run, FINISHED, None) | {
@@ -164,7 +163,7 @@ def finished(run: Run, workers: int) -> Record:
             "evaluation_policy": _evaluation_policy(config),
             "curve": thinned(_columns(metrics, "return_mean_100"), run.suite.budgets),
             "iterations": _iterations(run, metrics),
-            "evaluations": thinned(evaluations, run.suite.budgets),
+            "evaluations": _columns(jsonl.read_jsonl(folder.evaluations), "return_mean"),
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
             **{name: start[name] for name in (*_FROM_START, *_PROCESSOR)},

@@ -37,8 +37,8 @@ origins: dict[tuple[str, str, str], list[str]] = {}
 # of Keras' optimizers and initializers, which this package registers.
 _OURS = ("pipeline.", "tf_keras.")
 
-# A call without all of its arguments, in the words of Python and then of gin.
 _GIN_CALL = "gin_wrapper"  # the function that gin calls around each configurable
+# A call without all of its arguments, in the words of Python and then of gin.
 _LACKS = re.compile(
     r"missing \d+ required [\w-]+ arguments?: (?P<parameters>.*)\n"
     r"(?:  (?!In call).*\n)*  In call to configurable '(?P<name>\w+)'"

@@ -20,12 +20,15 @@ from typing import Any, NamedTuple
 from gin import config_parser
 
 from pipeline.utils.errors import UserError
+from pipeline.utils.files import error_kind
 
 COMMAND_LINE = "--gin_bindings"
 _PACKAGE = "pipeline"
 
 # A string whose quotes are missing, for example Acrobot-v1, ALE/Pong-v5 or my_envs:Maze-v0.
 _BARE_WORDS = re.compile(r"[\w./~][\w./:~ -]*")
+# Numbers that Python's literals lack: infinities, NaN and fractions.
+_NO_LITERALS = re.compile(r"[+-]?(inf|infinity|nan|[\d_.e+-]+ */ *[\d_.e+-]+)", re.IGNORECASE)
 _OTHER_LANGUAGES = {"true": "True", "false": "False", "none": "None", "null": "None"}
 
 
@@ -171,8 +174,10 @@ class Source(NamedTuple):
     def read(cls, path: Path) -> Source:
         try:
             return cls(path.read_text(encoding="utf-8-sig"), path.resolve())
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise UserError(f"cannot read {path}: {error}") from error
+        except OSError as error:
+            raise error_kind(error)(f"cannot read {path}: {error}") from error
 
     def at(self, line: int) -> str:
         return f"{_label(self.path)}:{line}" if self.path else COMMAND_LINE
@@ -301,14 +306,14 @@ def _with_quotes(line: str, source: Source) -> str | None:
     """Returns a hint with the corrected line if its value is a bare word, or None."""
     key, _, value = (part.strip() for part in line.partition("="))
     value = value.split(" #")[0].rstrip()
+    if _NO_LITERALS.fullmatch(value):
+        need = "a finite number, or None where there may be no limit"
+        need = "a decimal number, such as 0.5" if "/" in value else need
+        return f"{key} = {value}: write {need}; a text needs quotes."
     if not re.fullmatch(r"[\w./]+", key) or not _BARE_WORDS.fullmatch(value) or _is_literal(value):
         return None
     if re.fullmatch(r"[\d_. ]+", value):  # such as 007, a number that Python does not read
         return None
-    if re.fullmatch(r"[\d_.]+ */ *[\d_.]+", value):
-        return f"{key} = {value}: write a decimal number, such as 0.5."
-    if value.lower() in ("inf", "nan"):
-        return f"{key} = {value}: use a finite number, or None where there may be no limit."
     literal = _OTHER_LANGUAGES.get(value.lower())
     quoted = literal or repr(value)
     text = f"{key} = {quoted}" if source.path else f'{COMMAND_LINE}="{key}={quoted}"'

@@ -203,19 +203,25 @@ class SingleEnv:
             refused = re.search("unexpected keyword argument '(seed|options)'", str(error))
             if seed and refused:
                 raise self._fault(f"reset() does not accept {refused[1]}=...; {_RESET}") from error
+            self._check_unpacking(error)
             raise
-        except ValueError as error:  # A wrapper of gymnasium cannot take the result apart.
-            if _is_raised_by_gymnasium(error) and "to unpack (expected 2" in str(error):
-                raise self._fault(f"reset() returned no info; {_RESET}") from error
+        except ValueError as error:
+            self._check_unpacking(error)
             raise
         is_pair = isinstance(results, tuple) and len(results) == 2
         # Wrappers of gymnasium take an observation of two numbers apart, too.
         if not is_pair or not isinstance(results[1], Mapping | None):
-            raise self._fault(f"reset() returned no info; {_RESET}")
+            raise self._fault(f"reset() returned no dictionary of info; {_RESET}")
         self._store(results[0], observation)
         self._is_over = False
         if recorder and recorder.episode_start_time != start_before:
             self._return_before = 0.0  # the recorder has begun another episode
+
+    def _check_unpacking(self, error: Exception) -> None:
+        """Raises an error about `reset` if a wrapper of gymnasium cannot take its result apart."""
+        says = re.search(r"to unpack \(expected 2|cannot unpack non-iterable", str(error))
+        if says and _is_raised_by_gymnasium(error):
+            raise self._fault(f"reset() returned no dictionary of info; {_RESET}") from error
 
     def _store(self, received: Any, observation: Arrays) -> None:
         if self._plain:

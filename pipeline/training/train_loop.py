@@ -78,7 +78,6 @@ def _out_of_memory_named() -> Iterator[None]:
         "warm_start",
     ]
 )
-@_out_of_memory_named()
 def train(
     root_dir: str,
     seed: int,
@@ -152,8 +151,9 @@ def train(
     if source and (restart_behavior == "restart" or not checkpoints.latest()):
         SavedRun(source)  # raises at once if there is no such run; a resumed run does not need it
     settings = configure_tensorflow(execution=execution) | flags
-    components = runner(seed, create_environment, create_agent, create_experience)
-    with contextlib.closing(components):
+    with _out_of_memory_named():
+        components = runner(seed, create_environment, create_agent, create_experience)
+    with contextlib.closing(components), _out_of_memory_named():
         check_store(warm_up, components.experience)
         _call_what_training_calls()
         _check_schedules(components.agent, num_env_steps)

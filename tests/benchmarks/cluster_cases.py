@@ -298,6 +298,9 @@ class FakeRay:
     def wait(self, probes, timeout):
         return probes, []
 
+    def cancel(self, probe, force):
+        pass
+
     def get(self, probe):
         return self.answer()
 
@@ -373,9 +376,9 @@ def test_a_node_that_answers_after_a_loss_that_it_has_changed_is_refused(fake):
     assert "is not used: locks in" in said[-1]
     lines = len(said)
     assert not stand_in.starts(nodes, 600) and len(said) == lines  # refused again
-    stand_in.answer = stand_in.succeed
+    stand_in.answer = lambda: stand_in.succeed(free_memory=2**20)  # Runs use the rest.
     assert stand_in.starts(nodes, 300)
-    assert "parallel runs: 8" in said[-1]
+    assert "16.0 GiB of free memory; parallel runs: 8" in said[-1]
 
 
 def test_memory_that_other_runs_use_is_no_reason_to_refuse_a_node_after_a_loss(fake):

@@ -465,7 +465,10 @@ def test_a_string_without_quotes_on_the_command_line(value):
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [("inf", "use a finite number, or None"), ("nan", "finite"), ("1/3", "a decimal number")],
+    [
+        *((value, "write a finite number, or None") for value in ("inf", "nan", "-Infinity")),
+        *((value, "write a decimal number") for value in ("1/3", "1e-3/2", "-1 / 3")),
+    ],
 )
 def test_numbers_that_gin_cannot_read_need_no_quotes(value, told):
     message = message_of(f"make_crate.price = {value}")

@@ -159,8 +159,8 @@ def test_an_exception_names_the_line_of_the_environment(vector_class):
             lambda self: ((self.observe(), {}), 1.0, False, False, {}),
             "not an array; its space is",
         ),
-        ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no info"),
-        ("reset", lambda self: (self.observe(), 0.0), "reset() returned no info"),
+        ("reset", lambda self: np.zeros(3, np.float32), "reset() returned no dictionary of info"),
+        ("reset", lambda self: (self.observe(), 0.0), "reset() returned no dictionary of info"),
     ],
 )
 def test_another_interface_is_refused_by_name(vector_class, method, result, message):
@@ -173,15 +173,15 @@ def test_another_interface_is_refused_by_name(vector_class, method, result, mess
     assert "OddEnv" in str(error.value) and __file__ in str(error.value)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_reset_without_info_is_named_also_if_gymnasium_takes_it_apart(size):
+@pytest.mark.parametrize("shape", [(2,), (3,), ()])
+def test_a_reset_without_info_is_named_also_if_gymnasium_takes_it_apart(shape):
     class OldEnv(PlainEnv):
-        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (size,), np.float32)
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, shape, np.float32)
 
         def reset(self, *, seed=None, options=None):
-            return np.zeros(size, np.float32)
+            return np.zeros(shape, np.float32)[()]
 
-    with pytest.raises(UserError, match=r"reset\(\) returned no info") as error:
+    with pytest.raises(UserError, match=r"reset\(\) returned no dictionary") as error:
         run(
             SyncVector(
                 [

@@ -69,6 +69,13 @@ def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
 
 
 @pytest.mark.usefixtures("any_config")
+def test_defaults_of_training_are_in_force_and_told(tmp_path):
+    configuration.load(gin_files("dqn"), [x for x in bindings("dqn") if "log_interval" not in x])
+    train(str(tmp_path), 1, "resume", StopSignal(), dry_run=True)
+    assert "train.log_interval = 1000\n" in configuration.operative_config()
+
+
+@pytest.mark.usefixtures("any_config")
 def test_memory_that_does_not_suffice_is_named(tmp_path, monkeypatch):
     def fail(*arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [9]\n in node")
