@@ -22,9 +22,6 @@ PYTHONS := python3 $(NEWEST_FIRST)
 USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Tests write thousands of files, each of which is synced: on a slow disk, that takes minutes.
-HAS_ROOM := test $$(df --output=avail /dev/shm 2>/dev/null | tail -n 1) -gt 4000000 2>/dev/null && echo yes
-IN_MEMORY := $(shell $(HAS_ROOM))
 # Without bytecode, each of the hundreds of processes that tests start would compile this package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -50,8 +47,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/lint-imports
 	$(BIN)/mypy --num-workers=2
 	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
-	$(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  $(if $(IN_MEMORY),-o tmp_path_retention_policy=failed)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x
 
