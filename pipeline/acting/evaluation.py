@@ -24,6 +24,7 @@ from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError, WriteError
+from pipeline.utils.execution import int64
 from pipeline.utils.files import error_kind, replacing
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ class Evaluator:
         """Plays until the tally is complete; returns False if interrupted."""
         with named_failures(self.environment):
             carry = initial_carry(self.environment, self.policy)
-        carry = carry._replace(vector_steps=tf.constant(np.int64(index << 32)))
+        carry = carry._replace(vector_steps=int64(index << 32))
         while not tally.complete:
             if on_progress(tally.done):
                 return False

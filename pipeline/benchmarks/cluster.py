@@ -258,13 +258,13 @@ class Cluster:
             limit = _RETRY_SECONDS if has_ended else _PROBE_SECONDS
             if has_left or (has_ended and self._note(node_id, alive[node_id], probe)):
                 del self._probes[node_id]
-            elif time.monotonic() - since <= limit:
                 continue
-            elif node_id in self._nodes:
-                ray.cancel(probe, force=True)
+            if time.monotonic() - since <= limit:
+                continue
+            ray.cancel(probe, force=True)  # It may hang for ever, as a mount may.
+            if node_id in self._nodes:
                 self._examine(node_id)
             else:
-                ray.cancel(probe, force=True)  # It may hang for ever, as a mount may.
                 del self._probes[node_id]
                 self._refuse(
                     node_id,
@@ -303,9 +303,8 @@ class Cluster:
         name = f"{answer.host} ({address}, {node_id[:6]})"
         resources = node["Resources"]
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-        # Later, runs use a part of the memory.
         memory = min(answer.free_memory, resources.get("memory", 0.0))
-        memory = self._memory.get(node_id, memory)
+        memory = self._memory.get(node_id, memory)  # Later, runs use a part of it.
         found = Node(node_id, name, cpus, gpus, memory, answer.traits)
         if why := self._why_refused(answer, found):
             self._refuse(node_id, name, why)

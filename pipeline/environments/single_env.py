@@ -198,30 +198,24 @@ class SingleEnv:
             start_before = recorder.episode_start_time
         try:
             results = self._call("reset", **seed)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             # Wrappers of gymnasium pass options, too.
             refused = re.search("unexpected keyword argument '(seed|options)'", str(error))
             if seed and refused:
                 raise self._fault(f"reset() does not accept {refused[1]}=...; {_RESET}") from error
-            self._check_unpacking(error)
-            raise
-        except ValueError as error:
-            self._check_unpacking(error)
+            # They also take the result apart.
+            cannot = re.search(r"to unpack \(expected 2|cannot unpack non-iterable", str(error))
+            if cannot and _is_raised_by_gymnasium(error):
+                raise self._fault(f"reset() returned no dictionary of info; {_RESET}") from error
             raise
         is_pair = isinstance(results, tuple) and len(results) == 2
-        # Wrappers of gymnasium take an observation of two numbers apart, too.
+        # A wrapper may have taken an observation of two numbers apart.
         if not is_pair or not isinstance(results[1], Mapping | None):
             raise self._fault(f"reset() returned no dictionary of info; {_RESET}")
         self._store(results[0], observation)
         self._is_over = False
         if recorder and recorder.episode_start_time != start_before:
             self._return_before = 0.0  # the recorder has begun another episode
-
-    def _check_unpacking(self, error: Exception) -> None:
-        """Raises an error about `reset` if a wrapper of gymnasium cannot take its result apart."""
-        says = re.search(r"to unpack \(expected 2|cannot unpack non-iterable", str(error))
-        if says and _is_raised_by_gymnasium(error):
-            raise self._fault(f"reset() returned no dictionary of info; {_RESET}") from error
 
     def _store(self, received: Any, observation: Arrays) -> None:
         if self._plain:

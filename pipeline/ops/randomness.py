@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 import tensorflow as tf
+
+from pipeline.utils.execution import int64
 
 
 def stream_key(seed: int, *names: str | int) -> int:
@@ -29,8 +30,7 @@ def stateless_seed(key: int, counter: tf.Tensor) -> tf.Tensor:
     The seed is the sum of key and counter. Keys are 63 random bits and counters start at 0, so the
     seeds of two streams practically never coincide.
     """
-    # TensorFlow keeps each Python number that it has converted, but no NumPy number.
-    return tf.bitcast(tf.constant(np.int64(key)) + tf.cast(counter, tf.int64), tf.int32)
+    return tf.bitcast(int64(key) + tf.cast(counter, tf.int64), tf.int32)
 
 
 def permutations(count: int, size: int, seed: tf.Tensor) -> tf.Tensor:

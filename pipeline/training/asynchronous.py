@@ -51,7 +51,7 @@ from pipeline.training.components import (
 from pipeline.training.iteration import Chunk, Halted, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
-from pipeline.utils.execution import HOST, on_device
+from pipeline.utils.execution import HOST, int64, on_device
 
 Outcome = tuple[LoopState, list[Exception]]
 
@@ -215,9 +215,8 @@ def _attempt(
       The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
       off, and the error.
     """
-    limits = tf.constant(np.int64(max_iterations)), tf.constant(np.int64(until))
     try:
-        return actor.train(state, *limits), None
+        return actor.train(state, int64(max_iterations), int64(until)), None
     except Exception as error:
         return actor.give_up(state), error
 

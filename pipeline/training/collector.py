@@ -181,7 +181,7 @@ class Collector:
         if order.weights is not None:
             for variable, value in zip(self._weights, order.weights, strict=True):
                 variable.assign(value)
-        self._env_steps.assign(np.int64(order.env_steps))
+        self._env_steps.assign(np.int64(order.env_steps))  # see `execution.int64`
         unfinished = self._carry.statistics
         statistics = initial_statistics(1)._replace(
             episode_return=unfinished.episode_return, episode_length=unfinished.episode_length

@@ -34,7 +34,7 @@ from pipeline.training.collector_places import CollectorLost, Place
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError
-from pipeline.utils.execution import HOST, on_device
+from pipeline.utils.execution import HOST, int64, on_device
 
 _STATE = "state.json"
 _LAGS = 100  # messages
@@ -171,9 +171,9 @@ class Collectors:
         rows = _joined([message.rows for message in messages], axis=1)
         time_step = _joined([message.time_step for message in messages], axis=0)
         statistics = [message.statistics for message in messages]
-        first = tf.constant(np.int64(min(by_number) * self._num_envs))
+        first = int64(min(by_number) * self._num_envs)
         before = int(state.carry.statistics.env_steps)
-        # TensorFlow would keep each Python number, such as a float64 of NumPy, for ever.
+        # A float64 of NumPy is a Python number, too; see `int64`.
         arrays = tf.nest.map_structure(np.asarray, (rows, time_step, statistics))
         tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         state = self._learn[is_random](state, first, *tensors)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import tensorflow as tf
 
 from pipeline.environments import TrainingEnvironment
 from pipeline.training.iteration import Chunk, LoopState, Runner
+from pipeline.utils.execution import int64
 
 #: Names of the shares of time in the records of metrics.jsonl.
 SHARES = ("environment_share", "policy_share", "update_share")
@@ -57,9 +57,7 @@ class GraphCalls:
         before = _total(state.carry.vector_steps)
         environment_seconds = self._environment.seconds
         started = time.perf_counter()
-        # TensorFlow keeps each Python number that it has converted, but no NumPy number.
-        limits = tf.constant(np.int64(self._iterations_per_call)), tf.constant(np.int64(until))
-        state = chunk(state, *limits)
+        state = chunk(state, int64(self._iterations_per_call), int64(until))
         vector_steps = _total(state.carry.vector_steps)
         seconds = time.perf_counter() - started
         self._seconds += seconds

@@ -80,6 +80,15 @@ def on_device(device: str, function: Callable[..., T]) -> Callable[..., T]:
     return placed
 
 
+def int64(number: int) -> tf.Tensor:
+    """Converts a number to a scalar, int64 [].
+
+    TensorFlow keeps each Python number that it converts until the process ends, but no NumPy
+    number. Use this function wherever the numbers are ever new.
+    """
+    return tf.constant(np.int64(number))
+
+
 def timestamp() -> tf.Tensor:
     """Returns the time in seconds, float64 [], also where `tf.timestamp` raises an error.
 
