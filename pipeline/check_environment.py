@@ -97,6 +97,8 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     yield "encoder", _encoder(environment)
     yield "action", str(environment.action_space)
     yield "agents", _agents(environment)
+    # A resume in a long training begins at an anchor, which needs more steps than this check takes.
+    environment.episodes.anchor_interval = _CALL_STEPS
     driver, policy = _collector(environment)
     carry, rows = _random_steps(driver, policy)
     yield "episodes", _episodes(rows)
@@ -241,6 +243,7 @@ def _resume(
             other = create_environment(_SEED.value)
         except UserError as error:
             return f"unknown: {_second(error)}"
+        other.episodes.anchor_interval = environment.episodes.anchor_interval
         with contextlib.closing(other), named_failures(other):
             other.restore(pathlib.Path(folder))
             if other.divergence:

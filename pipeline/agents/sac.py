@@ -160,7 +160,9 @@ class SacAgent(Agent, sac_agent.SacAgent):
         if self.accumulator is None:
             return tf.random.stateless_normal([2, batch_size, size], seed)
         whole = [2, self.accumulator.num_batches * batch_size, size]
-        first = tf.cast(self.accumulator.summed, tf.int32) * batch_size
+        # An inexact resume may have restored more sums than there are batches now.
+        number = tf.cast(self.accumulator.summed, tf.int32) % self.accumulator.num_batches
+        first = number * batch_size
         return tf.random.stateless_normal(whole, seed)[:, first : first + batch_size]
 
     def _target(self, experience: Trajectory, noise: tf.Tensor) -> tf.Tensor:

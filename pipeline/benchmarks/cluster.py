@@ -202,10 +202,10 @@ class Cluster:
         free = [node for node in usable if self._room_of(node) > used[node.id]]
         if not free:
             return None
-        traits = self._needed_traits(run)
-        free = [node for node in free if traits in (None, node.traits)]
+        needed = self._needed_traits(run).items()
+        free = [node for node in free if needed <= node.traits.items()]
         if not free:
-            if not any(node.traits == traits for node in self._nodes.values()):
+            if not any(needed <= node.traits.items() for node in self._nodes.values()):
                 self._remind(run)
             return None
         node = max(free, key=lambda node: (self._room_of(node) - used[node.id], node.name))
@@ -225,12 +225,12 @@ class Cluster:
         # A fraction of a GPU cannot span two GPUs.
         return min(room, int(node.gpus) * int(1 / gpus) if gpus < 1 else int(node.gpus // gpus))
 
-    def _needed_traits(self, run: Run) -> dict[str, Any] | None:
-        """Returns the traits of nodes on which a run continues bit for bit; None for any node."""
+    def _needed_traits(self, run: Run) -> Mapping[str, str]:
+        """Returns the traits of nodes on which a run continues bit for bit; {} for any node."""
         if self._allow_inexact_resume:
-            return None
+            return {}
         checkpoints = sorted((run.folder / "checkpoints").glob("step-*"))
-        return saved_traits(checkpoints[-1]) if checkpoints else None
+        return saved_traits(checkpoints[-1]) if checkpoints else {}
 
     def _remind(self, run: Run) -> None:
         if time.monotonic() - self._reminded.get(run.folder, -_REMIND_SECONDS) >= _REMIND_SECONDS:
@@ -345,7 +345,7 @@ class Cluster:
     def _say_what_differs(self, node: Node) -> None:
         """Says if runs cannot move bit for bit between a node and those before it."""
         first = next(iter(self._nodes.values()))
-        differences = [key for key, value in node.traits.items() if first.traits[key] != value]
+        differences = sorted({key for key, _ in node.traits.items() ^ first.traits.items()})
         if differences:
             self._say(
                 f"node {node.name} differs from {first.name} ({', '.join(differences)}): a run "

@@ -20,6 +20,7 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, read_json, write_json
 
 _LOCK, _PLAN = ".benchmark.lock", ".plan.json"
+SEARCH_FILE = "search.json"  # of `pipeline.tune`, whose report would replace that of a benchmark
 _UNSET = "nothing"
 _RESTORE = "restore it from a copy, or delete it if you only want a report"
 
@@ -85,8 +86,11 @@ class SuiteFolder:
           suite: Name of the suite.
 
         Raises:
-          UserError: If another benchmark uses the folder, or if the folder or a file is unusable.
+          UserError: If another benchmark uses the folder, if it is that of a search, or if the
+            folder or a file is unusable.
         """
+        if (output_dir / SEARCH_FILE).exists():
+            raise UserError(f"{output_dir} is the folder of a search. Choose another --output_dir.")
         self._output_dir = output_dir
         self._path = output_dir / f"{suite}.jsonl"
         self._suite = suite

@@ -27,6 +27,7 @@ from pipeline.checkpointing import manifest
 from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.files import UNFINISHED, error_kind, make_folder, sync
 
+_NUM_NEWEST = 2  # checkpoints that are kept; the best one is kept, too
 _START_OVER = "To start over and move the old run aside, pass --restart_behavior=restart."
 
 
@@ -101,7 +102,6 @@ class Checkpoints:
         folder: pathlib.Path,
         parts: Mapping[str, Part],
         *,
-        max_to_keep: int = 2,
         writable: bool = True,
     ) -> None:
         """Initializes the object.
@@ -113,19 +113,17 @@ class Checkpoints:
           parts: Parts by name, saved and restored in this order. The names become folder names.
             Unless `writable`, a checkpoint may have more parts, which are neither verified nor
             read.
-          max_to_keep: Number of newest checkpoints to keep. The best one is kept, too.
           writable: True only in the one process that trains.
         """
         self._folder = folder
         self._parts = dict(parts)
-        self._max_to_keep = max_to_keep
         self._writable = writable
         self._damaged: set[str] = set()
         self._newest: pathlib.Path | None = None  # That this process wrote or restored.
         if writable:
             make_folder(folder)
             for path in folder.glob(f"{UNFINISHED}*"):
-                _remove(path)
+                shutil.rmtree(path)
 
     def save(self, env_steps: int, return_mean: float | None = None) -> pathlib.Path:
         """Saves all parts as the newest checkpoint, then removes those that need not be kept.
@@ -257,7 +255,7 @@ class Checkpoints:
         names = self._list()
         past = [x for x in names if x <= saved and str(x) not in self._damaged]
         newest_of_step = {x.env_steps: str(x) for x in past}
-        keep = {*list(newest_of_step.values())[-self._max_to_keep :]}
+        keep = {*list(newest_of_step.values())[-_NUM_NEWEST:]}
         best = self.best(unreadable=keep)  # What cannot be read now may be the best one.
         if best is not None:
             keep.add(best.path.name)
@@ -349,10 +347,3 @@ def _verified(path: pathlib.Path, names: Collection[str] | None) -> tuple[int, l
     if not isinstance(env_steps, int) or not isinstance(parts, list):
         raise manifest.Damaged("its manifest is not that of a checkpoint")
     return env_steps, list(map(str, parts))
-
-
-def _remove(path: pathlib.Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -10,11 +11,11 @@ import platform
 import pprint
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline import configuration
-from pipeline.configuration.statements import Binding, Source, scan
+from pipeline.configuration.statements import Binding, Macro, Source, leaves, scan
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
 
@@ -23,6 +24,10 @@ _PACKAGES = (
     *("tensorflow", "tf-keras", "tensorflow-probability", "tf-agents"),
     *("gymnasium", "ale-py", "numpy", "gin-config"),
 )
+# Packages with which environments compute, where they are installed.
+_OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
+# Environment variables that choose the kernels, except those about what kernels print.
+_OF_KERNELS = re.compile(r"(?!.*VERBOSE)(ONEDNN|DNNL|TF_XLA|XLA|NVIDIA_TF32)_.*")
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results.
 _HARMLESS = {
@@ -41,29 +46,36 @@ _LIMIT = "Evaluator.max_episode_steps"
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
 _MACRO = "gin.macro"
+_VERSION = "version of "
+_INSTRUCTIONS = "processor's instructions"
+# What depends on the machine, rather than on the command.
+_OF_MACHINE = (_VERSION, _INSTRUCTIONS, "threads.", "device")
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that affect the computation."""
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    for name in _OF_ENVIRONMENTS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return {"python": platform.python_version(), **packages}
 
 
 def traits() -> dict[str, str]:
     """Returns what changes the exact results of a run from machine to machine, except threads."""
     return {
-        **{f"version of {name}": version for name, version in versions().items()},
-        "processor's instructions": " ".join(_instructions()),
+        **{f"{_VERSION}{name}": version for name, version in versions().items()},
+        _INSTRUCTIONS: " ".join(_instructions()),
     }
 
 
-def saved_traits(checkpoint: pathlib.Path) -> dict[str, str] | None:
-    """Returns the `traits` of the machine that wrote a checkpoint; None if they are not known."""
+def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:
+    """Returns the `traits` of the machine that wrote a checkpoint; {} if they are not known."""
     try:
         saved = files.read_object(checkpoint / "circumstances" / _FILE)
     except (ValueError, OSError):
-        return None  # A resume examines the checkpoint, and reports what is damaged.
-    return {name: str(saved.get(name)) for name in traits()}
+        return {}  # A resume examines the checkpoint, and reports what is damaged.
+    return {k: str(v) for k, v in saved.items() if k.startswith((_VERSION, _INSTRUCTIONS))}
 
 
 def machine() -> dict[str, Any]:
@@ -115,9 +127,6 @@ class Exactness(NamedTuple):
 
 DEFAULT_EXACTNESS = Exactness()
 
-# What depends on the machine, rather than on the command.
-_OF_MACHINE = ("version of ", "processor's instructions", "threads.", "device")
-
 
 def configured_otherwise(operative_config: pathlib.Path) -> list[str]:
     """Returns the values that differ from another run's configuration, one line each.
@@ -154,13 +163,20 @@ def _text(value: Any) -> str:
 
 
 def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:
-    """Returns an operative configuration's bindings, except those of `harmless` parameters."""
-    return [
-        statement
-        for statement in scan(source, allow_imports=True)
-        if isinstance(statement, Binding)
-        and f"{statement.selector}.{statement.parameter}" not in harmless
-    ]
+    """Returns an operative configuration's bindings, except those of `harmless` parameters.
+
+    Macros that only such parameters use are left out, too.
+    """
+    found = [x for x in scan(source, allow_imports=True) if isinstance(x, Binding)]
+    kept = [x for x in found if f"{x.selector}.{x.parameter}" not in harmless]
+    used, before = _macros(x for x in kept if x.parameter), set[str]()
+    while used != before:  # A macro can stand for another one.
+        before, used = used, used | _macros(x for x in found if x.name in used)
+    return [x for x in kept if x.parameter or x.name in used]
+
+
+def _macros(bindings: Iterable[Binding]) -> set[str]:
+    return {leaf.name for x in bindings for leaf in leaves(x.value) if isinstance(leaf, Macro)}
 
 
 class Circumstances:
@@ -217,6 +233,7 @@ class Circumstances:
             f"{now.get(name, 'nothing')} here"
             for name in sorted(now.keys() | saved.keys())
             if saved.get(name) != now.get(name)
+            and (name in saved or not name.startswith(_VERSION))  # It was not installed.
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
@@ -247,6 +264,7 @@ class Circumstances:
             **({"--warm_start": x} if (x := self.settings.get("warm_start")) else {}),
             "oneDNN": str(self.settings["onednn"]),
             "device": self.settings["device"],
+            **{f"${k}": value for k, value in os.environ.items() if _OF_KERNELS.fullmatch(k)},
             **bindings,
         }
 

@@ -181,18 +181,7 @@ def _kind(annotation: Any) -> _Kind | None:
         return None
     if NoneType not in members:
         return kind
-    none = _WANTED_OR_NONE.get(kind.wanted, kind.wanted)
-    return kind._replace(types=(*kind.types, NoneType), wanted=none)
-
-
-# Messages about numbers do not mention None, even where it is allowed.
-_WANTED_OR_NONE = {
-    "True or False": "True, False or None",
-    **{
-        _KINDS[x].wanted: f"{_KINDS[x].wanted}, or None"
-        for x in (str, dict[str, Any], tuple[float, float])
-    },
-}
+    return kind._replace(types=(*kind.types, NoneType), wanted=f"{kind.wanted}, or None")
 
 
 def _plain(annotation: Any) -> Any:

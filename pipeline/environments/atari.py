@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,9 +14,10 @@ import numpy as np
 from ale_py import AtariVectorEnv, roms
 from gymnasium.vector import AutoresetMode
 
+from pipeline.configuration.statements import suggest
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.environments.vectors import Arrays, GymnasiumVector
+from pipeline.environments.vectors import GymnasiumVector
 from pipeline.utils.constraints import (
     NonNegativeInt,
     PositiveInt,
@@ -69,17 +69,10 @@ class LifeLossAtariVector(AtariVector):
     before, but not none, because some games show zero lives for a while before they are over.
     """
 
-    def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
-        """Resets environments; see `Vector.reset`."""
-        observation = super().reset(seeds, mask)
-        if mask is None:
-            self._was_last = np.zeros(self.num_envs, np.bool_)
-        else:
-            self._was_last = self._was_last & ~mask
-        return observation
-
-    def _on_reset(self, info: dict[str, Any]) -> None:
+    def _on_reset(self, info: dict[str, Any], mask: np.ndarray | None) -> None:
         self._lives = info["lives"]
+        none = np.zeros(self.num_envs, np.bool_)
+        self._was_last: np.ndarray = none if mask is None else self._was_last & ~mask
 
     def _discount(
         self, terminated: np.ndarray, is_last: np.ndarray, info: dict[str, Any]
@@ -176,19 +169,12 @@ def check_game(game: str, factory: str) -> None:
         raise UserError(
             f"{factory}.game = {game!r}: the game is for several players. Choose another game."
         )
-    games = {name.replace("_", ""): name for name in roms.get_all_rom_ids()}
-    if game in games.values():
-        _check_rom(game, factory)
-        return
-    near = difflib.get_close_matches(game.lower().replace("_", ""), games)
-    names = ", ".join(games[name] for name in near)
-    raise UserError(
-        f"{factory}.game = {game!r}: there is no such game. Names are in snake case, for example"
-        f" 'space_invaders'.{f' Nearest: {names}.' if near else ''}"
-    )
-
-
-def _check_rom(game: str, factory: str) -> None:
+    games = roms.get_all_rom_ids()
+    if game not in games:
+        raise UserError(
+            f"{factory}.game = {game!r}: there is no such game. Names are in snake case, for"
+            f" example 'space_invaders'.{suggest(game.lower(), games)}"
+        )
     try:
         roms.get_rom_path(game)
     except OSError as error:

@@ -46,6 +46,7 @@ class Episodes:
       vector: The vector of environments.
       log: Actions since each environment's anchor.
       name: Name of the environment in messages.
+      anchor_interval: Vector steps between anchors.
       resets: Number of resets of all environments so far.
       endings: Number of the environment, and whether the limit of `unrecorded` truncated it, for
         each episode that has ended within `unrecorded`; empty if it has no limit.
@@ -98,7 +99,7 @@ class Episodes:
         self._num_envs = self.vector.num_envs
         self._seed = seed
         self.log = ActionLog(self._num_envs)
-        self._anchor_interval = anchor_interval
+        self.anchor_interval = anchor_interval
         self._gives_states: bool | None = None  # not known before the first reset
         self._convert_actions = specs.action_converter(self.vector.description.action_space)
         self._pending_reset = True
@@ -286,10 +287,10 @@ class Episodes:
     def _recorded(self, action: np.ndarray) -> Rows:
         """Steps like `_advance`, and records what `restore` needs."""
         log = self.log
-        is_long = log.length >= 2 * self._anchor_interval
+        is_long = log.length >= 2 * self.anchor_interval
         if is_long and self._gives_states and not self._last.any():
             log.anchor_at(self.cross(self.vector.get_states))
-        if log.length + 1 >= self._anchor_interval and self._last.any():
+        if log.length + 1 >= self.anchor_interval and self._last.any():
             return self._anchored(action)
         rows = self._advance(action)
         log.append(action)
@@ -298,7 +299,7 @@ class Episodes:
     def _anchored(self, action: np.ndarray) -> Rows:
         """Steps like `_recorded`, but seeds environments whose log is long where they are reset."""
         log = self.log
-        mask = self._last & (log.steps + 1 - log.anchors >= self._anchor_interval)
+        mask = self._last & (log.steps + 1 - log.anchors >= self.anchor_interval)
         rows = self._advance(action, ~mask)
         log.append(action)
         if not mask.any():

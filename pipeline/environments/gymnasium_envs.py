@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import gin
 import gymnasium
 
+from pipeline.configuration.statements import suggest
 from pipeline.environments import saved_states
 from pipeline.environments.process_vector import ProcessVector
 from pipeline.environments.single_env import SingleEnv, close_with_warning, describe
@@ -248,7 +248,9 @@ def _worded_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise UserError(f"{binding}: {error}{_nearest(name)}") from error
+        module, colon, _ = name.rpartition(":")
+        hint = suggest(name, (module + colon + key for key in gymnasium.registry))
+        raise UserError(f"{binding}: {error}{hint}") from error
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{binding} needs a package that is not installed: {error}") from error
     except ModuleNotFoundError as error:
@@ -271,13 +273,3 @@ def _worded_errors(name: str) -> Iterator[None]:
         else:
             message = f"{binding} raised {describe(error)}"
         raise UserError(message) from error
-
-
-def _nearest(name: str) -> str:
-    """Returns the registered ids nearest to `name` as the end of a message, or "" if none is."""
-    module, _, env_id = name.rpartition(":")
-    by_lower_case = {key.lower(): key for key in gymnasium.registry}
-    near = difflib.get_close_matches(env_id.lower(), by_lower_case)
-    prefix = f"{module}:" if module else ""
-    ids = ", ".join(prefix + by_lower_case[key] for key in near)
-    return f" Nearest registered ids: {ids}." if ids else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,10 @@ from tf_agents.trajectories import time_step as ts
 from pipeline.environments import specs
 from pipeline.environments.episodes import Episodes, Rows
 from pipeline.environments.single_env import close_with_warning, describe
-from pipeline.environments.thread_state import keep_thread_state
 from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
+
+_thread_local = threading.local()
 
 
 class VectorEnvironment(tf_environment.TFEnvironment):
@@ -205,3 +208,15 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         for row, spec in zip(rows, tf.nest.flatten(self._time_step_spec), strict=True):
             row.set_shape([self._batch_size, *spec.shape])
         return tf.nest.pack_sequence_as(self._time_step_spec, rows)
+
+
+def keep_thread_state() -> None:
+    """Keeps Python's state of the calling thread until the thread ends.
+
+    Otherwise, in a thread that Python did not start, each call from a graph would create that
+    state, map memory for its stack, and free both. This takes as long as a step of CartPole.
+    """
+    if not hasattr(_thread_local, "is_kept"):
+        # Never released, so that the reference count of the thread's state does not fall to zero.
+        ctypes.pythonapi.PyGILState_Ensure()
+        _thread_local.is_kept = True

@@ -208,7 +208,7 @@ class GymnasiumVector:
         """Resets environments; see `Vector.reset`."""
         options = None if mask is None else {"reset_mask": mask}
         observation, info = self.vector_env.reset(seed=self._seeds(seeds, mask), options=options)
-        self._on_reset(info)
+        self._on_reset(info, mask)
         return self._checked(observation)
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
@@ -258,8 +258,8 @@ class GymnasiumVector:
         """Returns the seeds in the form that the vector environment's `reset` takes."""
         return list(seeds)
 
-    def _on_reset(self, info: dict[str, Any]) -> None:
-        """Handles the infos of a reset. Subclasses override it to track values in `info`."""
+    def _on_reset(self, info: dict[str, Any], mask: np.ndarray | None) -> None:
+        """Handles the infos of a reset of the environments in `mask`, or of all if it is None."""
 
     def _discount(
         self, terminated: np.ndarray, is_last: np.ndarray, info: dict[str, Any]

@@ -108,7 +108,7 @@ class EventLog:
         self._first_step = step + 1
 
     def _files(self) -> list[pathlib.Path]:
-        return sorted(self._folder.glob("events.out.tfevents.*"))
+        return sorted(self._folder.glob("events.out.tfevents.[0-9]*.*.*"))
 
     def _open(self) -> tf.io.TFRecordWriter:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -48,12 +48,10 @@ from pipeline.training.components import (
     count_of_env_steps,
     seed_weights,
 )
-from pipeline.training.iteration import Chunk, Halted, LoopState
+from pipeline.training.iteration import Chunk, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, int64, on_device
-
-Outcome = tuple[LoopState, list[Exception]]
 
 _NO_LIMIT = tf.int64.max
 
@@ -149,8 +147,7 @@ class Actors:
     def _run(self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor) -> LoopState:
         """Runs a chunk of iterations of all actors. Afterwards, every actor has finished a rollout.
 
-        Raises:
-          Halted: If an actor failed.
+        If an actor raises, the exception is passed on once all others have finished theirs.
         """
         states = _split(state)
         if max_iterations == 0:  # traces all graphs before there is a thread
@@ -158,35 +155,27 @@ class Actors:
                 actor.train(own, max_iterations, until)
             return state
         states[0] = with_counts(states[0], state)
-        together, errors = self._schedule(states, int(max_iterations), int(until))
-        if not errors:
-            return together
-        # No state has the steps that the failed call counted before it failed.
-        statistics = together.carry.statistics._replace(env_steps=self._env_steps.read_value())
-        carry = together.carry._replace(statistics=statistics)
-        raise Halted(errors, together._replace(carry=carry))
+        return self._schedule(states, int(max_iterations), int(until))
 
-    def _in_threads(self, states: list[LoopState], rounds: int, until: int) -> Outcome:
+    def _in_threads(self, states: list[LoopState], rounds: int, until: int) -> LoopState:
         """Runs all actors at once, for the number of steps of `rounds` iterations of each actor."""
         taken, rows = int(self._env_steps), sum(int(s.carry.vector_steps) for s in states)
-        # Rollouts end with their episodes; a failure takes back rows but no steps.
-        steps_per_row = min(1.0, taken / rows) if rows else 1.0
+        steps_per_row = taken / rows if rows else 1.0  # Rollouts end with their episodes.
         until = min(until, taken + math.ceil(rounds * self.collect_steps * steps_per_row))
         before = states[0].carry.statistics
         carry = states[0].carry._replace(statistics=with_empty_window(before))
         states = [states[0]._replace(carry=carry), *states[1:]]
         # Threads do not inherit the device. On a GPU, a thread can read the values of a tensor that
         # another thread has created.
-        attempt = on_device(HOST, _attempt)
+        train = on_device(HOST, _train)
         calls = [
-            self._threads.submit(attempt, actor, state, _NO_LIMIT, until)
+            self._threads.submit(train, actor, state, _NO_LIMIT, until)
             for actor, state in zip(self.actors, states, strict=True)
         ]
-        outcomes = [call.result() for call in calls]
-        errors = [error for _, error in outcomes if error]
-        return _sum([state for state, _ in outcomes], before), errors
+        futures.wait(calls)
+        return _sum([call.result() for call in calls], before)
 
-    def _in_turns(self, states: list[LoopState], rounds: int, until: int) -> Outcome:
+    def _in_turns(self, states: list[LoopState], rounds: int, until: int) -> LoopState:
         """Runs one iteration of each actor per round. The order is drawn anew for every round."""
         counts = states[0]
         for _ in range(rounds):
@@ -194,11 +183,8 @@ class Actors:
                 break
             for number in self._order(states):
                 state = with_counts(states[number], counts)
-                state, error = _attempt(self.actors[number], state, 1, _NO_LIMIT)
-                counts = states[number] = state
-                if error:
-                    return _join(states, counts), [error]
-        return _join(states, counts), []
+                counts = states[number] = _train(self.actors[number], state, 1, _NO_LIMIT)
+        return _join(states, counts)
 
     def _order(self, states: Sequence[LoopState]) -> np.ndarray:
         turn = int(states[0].carry.vector_steps) // self.actors[0].collect_steps
@@ -206,19 +192,8 @@ class Actors:
         return generator.permutation(len(self.actors))
 
 
-def _attempt(
-    actor: Actor, state: LoopState, max_iterations: int, until: int
-) -> tuple[LoopState, Exception | None]:
-    """Runs a chunk.
-
-    Returns:
-      The state after the chunk, and None. If the chunk fails, the state in which the episode is cut
-      off, and the error.
-    """
-    try:
-        return actor.train(state, int64(max_iterations), int64(until)), None
-    except Exception as error:
-        return actor.give_up(state), error
+def _train(actor: Actor, state: LoopState, max_iterations: int, until: int) -> LoopState:
+    return actor.train(state, int64(max_iterations), int64(until))
 
 
 @gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])

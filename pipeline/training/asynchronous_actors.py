@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.trajectories import Trajectory
 
-from pipeline.acting.collect_driver import Carry, CollectDriver, interrupt_episodes
+from pipeline.acting.collect_driver import Carry, CollectDriver
 from pipeline.acting.episode_statistics import (
     EpisodeStatistics,
     initial_statistics,
@@ -50,12 +50,6 @@ class Actor(Iterations):
         variables = Variables(staleness=self.staleness, **accumulator)
         self.parts = Parts({"experience": experience, "variables": variables})
         agent.share_target(shared)
-
-    def give_up(self, state: LoopState) -> LoopState:
-        """Drops the rows of a failed iteration, and returns the state with the episode cut off."""
-        self.experience.end(lambda rows: None)
-        self._driver.environment.episodes.abandon()
-        return state._replace(carry=interrupt_episodes(state.carry))
 
     def _train_iteration(self, state: LoopState) -> LoopState:
         copied = self._exclusively(self._copy)

@@ -9,9 +9,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
@@ -26,6 +25,7 @@ from pipeline.acting.episode_statistics import (
 )
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.saveables import Tensors
+from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
@@ -39,14 +39,6 @@ from pipeline.utils.execution import HOST, int64, on_device
 _STATE = "state.json"
 _LAGS = 100  # messages
 _MAX_LOSSES = 10  # of a collector in a row, without a message from it
-
-
-class Spaces(NamedTuple):
-    """Spaces of the environments of collectors."""
-
-    observation_space: gymnasium.Space
-    action_space: gymnasium.Space
-    num_envs: int
 
 
 class Collectors:
@@ -66,7 +58,7 @@ class Collectors:
         agent: Agent,
         experience: Experience,
         place: Place,
-        spaces: Spaces,
+        sample: TrainingEnvironment,
         env_steps: tf.Variable,
         num_collectors: int,
         num_steps: int,
@@ -79,7 +71,7 @@ class Collectors:
           agent: Agent to train.
           experience: Store with a stream for each environment of each collector.
           place: Where the collectors are.
-          spaces: Spaces of their environments.
+          sample: Environment like theirs, which may be closed.
           env_steps: Counts the environment steps of the run, int64 [].
           num_collectors: Number of collectors, K.
           num_steps: Vector steps of a message.
@@ -91,7 +83,7 @@ class Collectors:
         self._env_steps = env_steps
         self._num_steps = num_steps
         self._in_flight = in_flight
-        self._num_envs = spaces.num_envs  # of a collector
+        self._num_envs = sample.batch_size  # of a collector
         # An on-policy agent learns from a message of every collector, others from one at a time.
         self._messages_per_iteration = num_collectors if is_on_policy(agent, experience) else 1
         self._repeats = (
@@ -114,8 +106,9 @@ class Collectors:
             for is_random in (False, True)
         }
         self.is_repeatable = in_turns
-        self.observation_space, self.action_space, _ = spaces
-        self.batch_size = num_collectors * spaces.num_envs
+        self.observation_space = sample.observation_space
+        self.action_space = sample.action_space
+        self.batch_size = num_collectors * sample.batch_size
         self.collect_steps = num_steps * self._messages_per_iteration
         order = "turns" if in_turns else "ready"
         self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
@@ -175,13 +168,14 @@ class Collectors:
         before = int(state.carry.statistics.env_steps)
         # A float64 of NumPy is a Python number, too; see `int64`.
         arrays = tf.nest.map_structure(np.asarray, (rows, time_step, statistics))
+        seconds = tf.convert_to_tensor(np.asarray(waited))
         tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         state = self._learn[is_random](state, first, *tensors)
         self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
         if not is_random:
             self._lags += [self._version - message.version for message in messages]
             self._version += 1
-        return state._replace(collect_seconds=state.collect_seconds + waited)
+        return state._replace(collect_seconds=state.collect_seconds + seconds)
 
     def _iteration_of(self, is_random: bool) -> Callable[..., LoopState]:
         """Returns the part of an iteration that runs in the graph."""

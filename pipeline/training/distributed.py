@@ -26,7 +26,7 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
 from pipeline.training.collector import Collector, Identity, check_memory
 from pipeline.training.collector_places import InProcess, Place
-from pipeline.training.collectors import Collectors, Spaces, empty_message, is_on_policy
+from pipeline.training.collectors import Collectors, empty_message, is_on_policy
 from pipeline.training.components import (
     Components,
     build_agent,
@@ -114,14 +114,13 @@ def distributed_runner(
     check_arguments(distributed_runner, locals())
     seed_weights(seed)
     with contextlib.closing(build_environment(seed, create_environment)) as sample:
-        spaces = Spaces(sample.observation_space, sample.action_space, sample.batch_size)
         specs = sample.time_step_spec(), sample.action_spec()
         CollectDriver(sample, seed=seed)  # for gin, which does not see those of a cluster
     env_steps = count_of_env_steps()
-    num_streams = num_collectors * spaces.num_envs
+    num_streams = num_collectors * sample.batch_size
     agent = build_agent(*specs, num_streams, seed, create_agent, env_steps)
     compile_update(agent)
-    width = spaces.num_envs if agent.learns_off_policy else num_streams
+    width = sample.batch_size if agent.learns_off_policy else num_streams
     experience = build_experience(agent, width, seed, create_experience)
     num_steps = experience.collect_steps
     if experience.keeps_rows:
@@ -131,7 +130,7 @@ def distributed_runner(
     if is_on_policy(agent, experience):
         _check_order(order)
         in_flight = 1
-    like = empty_message(agent, num_steps, spaces.num_envs)
+    like = empty_message(agent, num_steps, sample.batch_size)
     check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
 
@@ -148,14 +147,13 @@ def distributed_runner(
         from pipeline.training.ray_collectors import OverRay
 
         place = OverRay(
-            ray_address, num_collectors, seed, like, spaces, in_flight, in_turns, timeout
+            ray_address, num_collectors, seed, like, sample, in_flight, in_turns, timeout
         )
     with closed_on_error() as opened:
         opened.callback(place.close)
         runner = Collectors(
-            agent, experience, place, spaces, env_steps, num_collectors, num_steps, in_flight,
+            agent, experience, place, sample, env_steps, num_collectors, num_steps, in_flight,
             in_turns,
         )  # fmt: skip
-        environment: Any = runner  # it has the spaces, by which the evaluation's are checked
-        evaluator = build_evaluator(agent, seed, create_environment, environment, may_share=False)
+        evaluator = build_evaluator(agent, seed, create_environment, sample, may_share=False)
         return Components(runner, agent, experience, runner, evaluator, env_steps)

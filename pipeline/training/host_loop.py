@@ -7,10 +7,8 @@ checkpoint are part of the checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from pipeline.acting.episode_statistics import metrics_record
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
-from pipeline.environments.environment_errors import named_failures, unreported
+from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.episodes import WINDOW
 from pipeline.environments.watchdog import Watchdog
 from pipeline.runs.run_folder import RunFolder
@@ -28,7 +26,7 @@ from pipeline.runs.run_logs import RunLogs, named_write_errors
 from pipeline.training.components import Components
 from pipeline.training.graph_calls import GraphCalls
 from pipeline.training.intervals import Plan
-from pipeline.training.iteration import Chunk, Halted, LoopState, clear_losses
+from pipeline.training.iteration import Chunk, LoopState, clear_losses
 from pipeline.training.nan_checks import check_losses, check_weights, unsound_weights
 from pipeline.utils.errors import UserError, WriteError, hinting
 from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP, Progress
@@ -248,33 +246,13 @@ class HostLoop:
             self._calls.trace(chunk, self.state)
             self._agent.check_complete()
         self._check_stop()
-        with hinting(self._resume_hint), self._explaining_failures():
+        weights = functools.partial(unsound_weights, self._components.agent)
+        with hinting(self._resume_hint), named_failures(self._components.environment, weights):
             self.state = self._calls.run(chunk, self.state, until)
             self._check_losses()
         self._progress.update(self.record(), phase)
         self._log_patience.retry(self._flush)
         self._save_patience.retry(self._save)
-
-    @contextlib.contextmanager
-    def _explaining_failures(self) -> Iterator[None]:
-        """Adds the cause to errors. If an actor fails, saves the work of the others first."""
-        components = self._components
-        weights = functools.partial(unsound_weights, components.agent)
-        with named_failures(components.environment, weights):
-            try:
-                yield
-            except Halted as halted:
-                self._set_state(halted.state)
-                self._check_losses()  # environments may reject actions of NaN weights
-                try:
-                    if not self._is_saved:
-                        self._save()
-                except UserError as error:
-                    self._progress.message(f"the other actors could not be saved: {error}")
-                environments = [driver.environment for driver in self._runner.drivers]
-                for other in unreported(halted.errors, environments):
-                    self._progress.message(f"another failure: {other}")
-                raise halted.errors[0] from halted.errors[0].__cause__
 
     def _check_losses(self) -> None:
         agent, experience = self._components.agent, self._components.experience

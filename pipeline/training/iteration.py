@@ -58,20 +58,6 @@ def clear_losses(state: LoopState) -> LoopState:
     return state._replace(loss_sums=zeros, loss_count=tf.zeros([], tf.int64))
 
 
-class Halted(Exception):
-    """Raised when some actors of a run have failed and all others have stopped.
-
-    Attributes:
-      errors: The errors of the failed actors.
-      state: The state of the train loop, from which a checkpoint can be made.
-    """
-
-    def __init__(self, errors: list[Exception], state: LoopState):
-        super().__init__("; ".join(map(str, errors)))
-        self.errors = errors
-        self.state = state
-
-
 #: Runs iterations from a state, and returns the state after them: at most `max_iterations` (int64
 #: []; 0 only traces the graph), and until the run has taken `until` environment steps (int64 []).
 Chunk = Callable[[LoopState, tf.Tensor, tf.Tensor], LoopState]

@@ -17,6 +17,7 @@ from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.checkpointing import exactness
 from pipeline.environments.saved_spaces import to_json
+from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.watchdog import Watched
 from pipeline.runs import source_revision
 from pipeline.training.collector import (
@@ -28,7 +29,6 @@ from pipeline.training.collector import (
     split_stacks,
 )
 from pipeline.training.collector_places import CollectorLost
-from pipeline.training.collectors import Spaces
 from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.execution import Execution, device_name
 from pipeline.utils.ray_connection import connect
@@ -133,7 +133,7 @@ class OverRay:
         num_collectors: int,
         seed: int,
         like: Message,
-        spaces: Spaces,
+        sample: TrainingEnvironment,
         in_flight: int,
         in_turns: bool,
         timeout: float,
@@ -145,7 +145,7 @@ class OverRay:
           num_collectors: Number of collectors.
           seed: Seed of the run.
           like: Message of the structure, shapes and dtypes of all messages.
-          spaces: Spaces of the environments.
+          sample: Environment like theirs, which may be closed.
           in_flight: Messages that each collector is asked for in advance.
           in_turns: Whether messages are taken in turns, so that machines should be equal.
           timeout: Longest wait for an answer, in seconds.
@@ -154,7 +154,7 @@ class OverRay:
           UserError: If there is no such cluster, or it cannot store the messages.
         """
         self._like = like
-        self._spaces = [to_json(spaces.observation_space), to_json(spaces.action_space)]
+        self._spaces = [to_json(sample.observation_space), to_json(sample.action_space)]
         self._in_flight = in_flight
         self._num_collectors = num_collectors
         self._seed = seed
@@ -256,7 +256,7 @@ class OverRay:
         if self._must_check_stores and not self._machines:
             self._must_check_stores = False
             self._check_object_stores()
-        differences = [name for name, value in self._traits.items() if others[name] != value]
+        differences = sorted({name for name, _ in self._traits.items() ^ others.items()})
         if differences and self._in_turns:
             print(
                 f"note: collector {number} is on {host}, which differs from this machine "

@@ -15,7 +15,6 @@ from typing import Any
 import gin
 import numpy as np
 import tensorflow as tf
-import tree
 from tf_agents.utils.common import Periodically
 
 from pipeline import configuration
@@ -29,11 +28,11 @@ from pipeline.checkpointing.exactness import (
     configured_otherwise,
 )
 from pipeline.checkpointing.saveables import Variables
+from pipeline.environments import specs
 from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
 from pipeline.networks.summary import summarize
-from pipeline.ops.observations import CategoricalSpec, without_mask
 from pipeline.replay import Experience
 from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
@@ -337,23 +336,21 @@ def _note_large_numbers(
     create_agent: Callable[..., Agent],
 ) -> None:
     """Prints a note if observations are large and the agent does not normalise them."""
-    agent = components.agent
+    if components.agent.normalizer is not None:
+        return
     takes_it = "normalize_observations" in inspect.signature(create_agent).parameters
     owner = create_agent.__name__ if takes_it else "ActorCritic"
     advice = f"Bind {owner}.normalize_observations = True"
     if "scheduler" in components.runner.description:  # asynchronous actors share no statistics
         advice = "Scale them with a wrapper (gymnasium_environment.wrappers)"
-    spec = without_mask(agent.time_step_spec.observation)
-    arrays = tree.flatten_with_path(without_mask(loop.state.carry.time_step.observation))
-    for (path, array), of_one in zip(arrays, tf.nest.flatten(spec), strict=True):
-        if agent.normalizer is not None or isinstance(of_one, CategoricalSpec):
-            continue
+    leaves = specs.arrays(components.environment.observation_space)
+    arrays = tf.nest.flatten(loop.state.carry.time_step.observation)
+    for leaf, array in zip(leaves, arrays, strict=True):
         largest = np.abs(array.numpy().astype(np.float64)).max(initial=0)
-        if largest > _LARGE:
-            name = "observation" + "".join(f"[{key!r}]" for key in path)
+        if largest > _LARGE and not specs.categories(leaf.space):
             progress.message(
-                f"note: {name} reaches {largest:.3g}. Agents learn poorly from values this large. "
-                f"{advice}."
+                f"note: {leaf.name} reaches {largest:.3g}. Agents learn poorly from values this "
+                f"large. {advice}."
             )
 
 

@@ -14,14 +14,16 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.benchmarks.suite_folder import differences
+from pipeline.benchmarks.suite_folder import SEARCH_FILE, differences, suites_in
 from pipeline.tuning.halving import Trial
 from pipeline.tuning.search import Search
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, read_json, write_json, write_text
 from pipeline.utils.jsonl import read_jsonl
 
-_LOCK, _SEARCH, _TRIALS = ".tune.lock", "search.json", "trials.jsonl"
+_LOCK, _SEARCH, _TRIALS = ".tune.lock", SEARCH_FILE, "trials.jsonl"
+_KINDS = {"search": dict, "settings": dict}
+_RESTORE = "restore it from a backup, or start the search again in another --output_dir"
 
 
 class SearchFolder:
@@ -39,8 +41,11 @@ class SearchFolder:
           search: The search, which `check_settings` compares with that of earlier calls.
 
         Raises:
-          UserError: If another search uses the folder, or if the folder or a file is unusable.
+          UserError: If another search uses the folder, if it is that of a benchmark, or if the
+            folder or a file is unusable.
         """
+        if suites_in(path):
+            raise UserError(f"{path} is the folder of a benchmark. Choose another --output_dir.")
         self._path = path
         self._search = search
         self._lock = lock(path / _LOCK, "another search is running in", "--output_dir")
@@ -55,7 +60,7 @@ class SearchFolder:
     @property
     def has_begun(self) -> bool:
         """Returns True if a run of any trial has begun to train, or a trial has a result."""
-        has_results = any(trial.returns or trial.error for trial in self.trials.values())
+        has_results = any(trial.returns for trial in self.trials.values())
         return has_results or any(self._path.glob("*/trial-*/seed-*/run.json"))
 
     def put(self, trial: Trial) -> None:
@@ -86,7 +91,7 @@ class SearchFolder:
             self.trials = {}
             write_json(self._path / _SEARCH, {"search": fields, "settings": now})
             return
-        before = _read(self._path).get("settings")
+        before = read_json(self._path / _SEARCH, _KINDS, _RESTORE).get("settings")
         if before is None:
             raise UserError(
                 f"{self._path} has trials, but its {_SEARCH} is missing. Put it back, or choose "
@@ -100,23 +105,13 @@ class SearchFolder:
             )
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return read_json(path / _SEARCH, {"search": dict, "settings": dict})
-    except UserError as error:
-        raise UserError(
-            f"{path / _SEARCH} is damaged or cannot be read. Restore it from a backup, or start "
-            "the search again in another --output_dir."
-        ) from error
-
-
 def read_search(path: pathlib.Path) -> Search:
     """Reads the search from its folder.
 
     Raises:
       UserError: If there is no search, or if the file is damaged.
     """
-    saved = _read(path).get("search")
+    saved = read_json(path / _SEARCH, _KINDS, _RESTORE).get("search")
     if saved is None:
         raise UserError(
             f"{path} contains no search. Check --output_dir, or start a search with "
@@ -125,10 +120,7 @@ def read_search(path: pathlib.Path) -> Search:
     try:
         return Search.of(saved)
     except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path / _SEARCH} is damaged ({error!r}). Restore it from a backup, or start the "
-            "search again in another --output_dir."
-        ) from error
+        raise UserError(f"{path / _SEARCH} is damaged ({error!r}); {_RESTORE}.") from error
 
 
 def read_trials(path: pathlib.Path) -> dict[int, Trial]:
@@ -141,10 +133,7 @@ def read_trials(path: pathlib.Path) -> dict[int, Trial]:
     trials = {}
     for place, record in enumerate(records):
         if not _is_trial(record, place, records[0]):
-            raise UserError(
-                f"{path / _TRIALS}: line {place + 1} is damaged. Restore the file from a backup, "
-                "or start the search again in another --output_dir."
-            )
+            raise UserError(f"{path / _TRIALS}: line {place + 1} is damaged; {_RESTORE}.")
         returns = tuple(tuple(of_seeds) for of_seeds in record["returns"])
         trials[place] = Trial(place, record["parameters"], returns, record["error"])
     return trials

@@ -40,6 +40,7 @@ from pipeline.utils.progress import score_text
 from pipeline.utils.shutdown import StopSignal
 
 _POLL_SECONDS = 0.2
+_FIRST_TRIALS = 3  # If all of these fail by a mistake, the search ends.
 _EVAL_INTERVAL = "train.eval_interval"
 _WARM_UP = "initialize_replay_buffer.num_env_steps"
 _NO_RETURN = (
@@ -269,7 +270,10 @@ class _Tuner:
             return ""
         code, error = process.poll(), self._losses.error(process)
         if code == USER_ERROR_CODE and not self._folder.has_begun:
-            raise UserError(f"the trials cannot be trained:\n{error}")
+            # The values of one trial may be incompatible; all of them are not by chance.
+            failed = [trial for trial in self._folder.trials.values() if trial.error]
+            if len(failed) + 1 >= min(_FIRST_TRIALS, self._num_trials):
+                raise UserError(f"the trials cannot be trained:\n{error}")
         if code == RETRY_CODE:
             raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
         return error

@@ -47,14 +47,5 @@ def bind(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def main(parent: int, command: list[str]) -> None:
-    """Replaces the current process by `command`.
-
-    It returns only if the parent has already died.
-    """
-    if bind(parent):
-        os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+if __name__ == "__main__" and bind(int(sys.argv[1])):
+    os.execv(sys.argv[2], sys.argv[2:])

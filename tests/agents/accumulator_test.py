@@ -293,6 +293,18 @@ def test_a_checkpoint_holds_a_half_filled_accumulator(name: str, tmp_path: pathl
         np.testing.assert_array_equal(first[path], second[path], err_msg=path)
 
 
+def test_more_sums_than_batches_are_applied_at_once(tmp_path: pathlib.Path) -> None:
+    """Tests an inexact resume with a lower `accumulate_updates`, where noise is drawn for each."""
+    agent, restored = create("sac", accumulate_updates=4), create("sac", accumulate_updates=2)
+    batch = batch_for("sac", agent, 4 * ROWS)
+    for i in range(3):
+        agent.train(part(batch, i), tf.ones(ROWS))
+    Variables(agent=agent).save(tmp_path)
+    Variables(agent=restored).restore(tmp_path)
+    restored.train(part(batch, 3), tf.ones(ROWS))
+    assert restored.train_step_counter == 1
+
+
 def test_variables_without_a_gradient_stay_without() -> None:
     seen: list[Any] = []
     accumulator = Accumulator([tf.Variable([1.0, 2.0]), tf.Variable(3.0)], 2)

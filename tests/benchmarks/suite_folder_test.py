@@ -2,11 +2,13 @@ import shutil
 
 import pytest
 from tiny_benchmarks import make_suite, recorded, run, starts
+from tiny_searches import PATIENT
 
 from pipeline.benchmarks import suites
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder, read_plan
 from pipeline.benchmarks.suites import Experiment
+from pipeline.tuning.search_folder import SearchFolder
 from pipeline.utils.errors import UserError
 
 
@@ -15,6 +17,16 @@ def test_a_second_benchmark_is_refused(tmp_path, impatient_locks):
     with SuiteFolder(tmp_path, "tiny"), pytest.raises(UserError, match=message):
         run(tmp_path, make_suite())
     assert starts(tmp_path) == {}
+
+
+def test_a_benchmark_and_a_search_need_folders_of_their_own(tmp_path):
+    run(tmp_path / "bench", make_suite())
+    with pytest.raises(UserError, match="is the folder of a benchmark. Choose another --output_d"):
+        SearchFolder(tmp_path / "bench", PATIENT)
+    with SearchFolder(tmp_path / "search", PATIENT) as folder:
+        folder.check_settings({})
+    with pytest.raises(UserError, match="is the folder of a search. Choose another --output_dir"):
+        run(tmp_path / "search", make_suite())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

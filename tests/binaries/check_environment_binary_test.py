@@ -91,6 +91,20 @@ class BrokenEnv(SaneEnv):
         raise ValueError("no map is loaded")
 
 
+class GrowingEnv(SaneEnv):
+    """Pays more in every episode than in the one before."""
+
+    level = 0
+
+    def reset(self, **kwargs):
+        self.level += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(self.level), *rest
+
+
 class StuckEnv(SaneEnv):
     """Never returns from `step`."""
 
@@ -101,6 +115,7 @@ class StuckEnv(SaneEnv):
 
 gymnasium.register("Nan-v0", entry_point=f"{__name__}:NanEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
+gymnasium.register("Growing-v0", entry_point=f"{__name__}:GrowingEnv")
 gymnasium.register("Stuck-v0", entry_point=f"{__name__}:StuckEnv")
 gymnasium.register("Masked-v0", entry_point=f"{__name__}:MaskedEnv")
 gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
@@ -150,6 +165,7 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
                 "the actions have no finite bounds",
             ],
         ),
+        ("Growing", [], ["exact resume no"]),
         ("Nan", [], ["advice * rewards contain NaN or infinity, which stops training"]),
         (
             "Masked",

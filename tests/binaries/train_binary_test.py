@@ -365,7 +365,7 @@ def test_missing_root_dir():
         ("train.num_env_steps = 1_0x", "--gin_bindings:.*"),
         (
             "gymnasium_environment.name = 'CartPoel-v1'",
-            ".*'CartPoel-v1'.* Nearest registered ids: CartPole-v1.*",
+            ".*'CartPoel-v1'.* Nearest: CartPole-v1.*",
         ),
         (
             "evalution/gymnasium_environment.num_envs = 4",

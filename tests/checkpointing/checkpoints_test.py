@@ -265,8 +265,8 @@ def test_everything_is_synced_before_it_gets_its_name_and_the_name_after(
     assert events[4:] == ["rename step-0000000001", "."]
 
 
-# Saves step 2 after step 1 in child processes. Each is killed before a later disk operation than
-# the previous one, until one survives. Prints what the next process finds.
+# Saves step 3 after steps 1 and 2 in child processes. Each is killed before a later disk operation
+# than the previous one, until one survives. Prints what the next process finds.
 KILL = """
 import os, pathlib, shutil, signal, sys
 from pipeline.checkpointing import manifest
@@ -290,20 +290,21 @@ def killed_before(function, at):
 for at in range(1000):
     folder = pathlib.Path(sys.argv[1]) / str(at)
     number, calls = Number(), []
-    checkpoints = Checkpoints(folder, {"number": number}, max_to_keep=1)
-    checkpoints.save(1)
-    number.value = 2
+    checkpoints = Checkpoints(folder, {"number": number})
+    for number.value in (1, 2):
+        checkpoints.save(number.value)
+    number.value = 3
     child = os.fork()
     if child == 0:
         for name in ("mkdir", "open", "rename", "fsync", "rmdir", "unlink"):
             setattr(os, name, killed_before(getattr(os, name), at))
         pathlib.Path.write_text = killed_before(pathlib.Path.write_text, at)
-        checkpoints.save(2)
+        checkpoints.save(3)
         os._exit(0)
     survived = os.waitpid(child, 0)[1] == 0
     for path in folder.glob("step-*"):
         manifest.verify(path)
-    restored = Checkpoints(folder, {"number": number}, max_to_keep=1).restore()
+    restored = Checkpoints(folder, {"number": number}).restore()
     left = len(list(folder.iterdir()))
     print(restored.env_steps, number.value, len(restored.warnings), left)
     if survived:
@@ -318,8 +319,8 @@ def test_a_save_killed_at_any_point_leaves_one_whole_checkpoint_or_the_other(
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     found = [tuple(map(int, line.split())) for line in output.splitlines()]
     assert len(found) > 10
-    # First only the old one, then both until the old one is pruned, then only the new one.
-    assert list(dict.fromkeys(found)) == [(1, 1, 0, 1), (2, 2, 0, 2), (2, 2, 0, 1)]
+    # First the two old ones, then all three until the oldest is pruned, then the two newest.
+    assert list(dict.fromkeys(found)) == [(2, 2, 0, 2), (3, 3, 0, 3), (3, 3, 0, 2)]
 
 
 # Damage. ------------------------------------------------------------------------------------------

@@ -105,6 +105,52 @@ def test_other_settings_of_tensorflow_are_told(
     assert line.startswith(said)
 
 
+def test_variables_that_choose_the_kernels_are_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    circumstances(monkeypatch).save(tmp_path)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
+    monkeypatch.setenv("ONEDNN_VERBOSE", "1")
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert resumed.differences == [
+        "$ONEDNN_MAX_CPU_ISA: AVX2 in the checkpoint, nothing here",
+        "$TF_XLA_FLAGS: nothing in the checkpoint, --tf_xla_auto_jit=2 here",
+    ]
+
+
+def test_a_package_that_was_not_installed_does_not_count(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exactness_module, "versions", lambda: {"numpy": "2", "box2d": "1"})
+    circumstances(monkeypatch).save(tmp_path)
+    now = {"numpy": "2", "box2d": "2", "mujoco": "3"}
+    monkeypatch.setattr(exactness_module, "versions", lambda: now)
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert resumed.differences == ["version of box2d: 1 in the checkpoint, 2 here"]
+
+
+MACROS = """
+train.checkpoint_interval = %OFTEN
+OFTEN = %BASE
+BASE = {base}
+atari_environment.noop_max = %NOOPS
+NOOPS = {noops}
+"""
+
+
+def test_a_macro_counts_only_where_its_value_does(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circumstances(monkeypatch, MACROS.format(base=1, noops=30)).save(tmp_path)
+    resumed = circumstances(monkeypatch, MACROS.format(base=2, noops=0))
+    resumed.restore(tmp_path)
+    assert resumed.differences == ["NOOPS: 30 in the checkpoint, 0 here"]
+
+
 def test_the_threads_are_those_of_the_start(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from pipeline.environments.thread_state import keep_thread_state
+from pipeline.environments.vector_environment import keep_thread_state
 
 
 def test_the_state_of_tensorflows_threads_is_made_once_for_each():

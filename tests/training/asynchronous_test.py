@@ -2,13 +2,11 @@
 
 import contextlib
 import contextvars
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
-from unittest.mock import Mock
 
 import gin
 import gymnasium
@@ -23,7 +21,6 @@ from tiny_runs import (
     bindings,
     build_components,
     gin_files,
-    saved,
 )
 
 from pipeline import configuration
@@ -34,7 +31,6 @@ from pipeline.ops.randomness import stream_key
 from pipeline.training import asynchronous, asynchronous_actors
 from pipeline.training.asynchronous import actor_epsilon, asynchronous_runner
 from pipeline.training.asynchronous_actors import split_state
-from pipeline.training.iteration import Halted
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped
@@ -374,41 +370,24 @@ def test_turns_equal_a_simulation_in_numpy_with_one_target_network(one_step, acc
 @pytest.mark.parametrize(
     "scheduler", ["threads", pytest.param("deterministic", marks=pytest.mark.crash)]
 )
-def test_an_actor_that_raises_ends_the_run_with_its_message_and_a_checkpoint(
-    tmp_path, monkeypatch, scheduler
-):
+def test_an_actor_that_raises_ends_the_run_with_its_message(tmp_path, monkeypatch, scheduler):
     chosen = {"asynchronous_runner__scheduler": scheduler}
     # Threads may leave all steps of a short run to the other actor.
     run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **chosen)
-    failing, other = (driver.environment for driver in run.parts.runner.drivers)
+    failing, _ = (driver.environment for driver in run.parts.runner.drivers)
     run.at(130, lambda: setattr(failing.episodes.vector, "step", no_such_room))
     with pytest.raises(UserError) as error:
         run.train()
     newest = run.checkpoints[-1]
     assert "tiny_runs:Walk-v0 raised KeyError" in str(error.value)
     assert f"{newest} is intact" in str(error.value)
-    assert newest == f"step-{run.loop.env_steps:010d}"
-    assert run.loop.env_steps >= 130
-    before = run.loop.state.carry
+    assert int(newest.removeprefix("step-")) < 130  # What the other actor did since is not saved.
     run.close()
     assert not actor_threads()
 
-    # The other actor's episode continues; that of the failed actor is cut off.
     resumed = Run(tmp_path / "run", PLAN, "a3c", **chosen)
     assert resumed.loop.restore()
-    after = resumed.loop.state.carry
-    np.testing.assert_array_equal(before.time_step.observation, after.time_step.observation)
-    assert after.time_step.step_type[0] == StepType.LAST
-    assert after.statistics.episode_length[0] == 0
-    first, second = (driver.environment for driver in resumed.parts.runner.drivers)
-    assert saved(first)["environment.json"]["rows"] is None  # it has no episode
-    if scheduler == "deterministic":  # a failure before the first step saves nothing
-        with monkeypatch.context() as patch, pytest.raises(UserError, match="no such room"):
-            for environment in (first, second):
-                patch.setattr(environment.episodes.vector, "step", no_such_room)
-            resumed.loop.advance()
-        assert resumed.checkpoints[-1] == newest
-    np.testing.assert_array_equal(second.episodes.current()[3], other.episodes.current()[3])
+    assert resumed.loop.env_steps == int(newest.removeprefix("step-"))
     result = resumed.loop.train()
     assert result["env_steps"] >= PLAN.num_env_steps
     assert result["scheduler"] == scheduler
@@ -429,48 +408,6 @@ def components():
     """Builds components of A3C, which several runs use."""
     with contextlib.closing(build_components("a3c")) as components:
         yield components
-
-
-@pytest.fixture
-def run(components, tmp_path):
-    """Begins a run of A3C."""
-    run = Run(tmp_path / "run", parts=components)
-    yield run
-    run.loop.close()
-
-
-def halt(run, monkeypatch, *errors, **losses):
-    """Lets the actors of a new run fail in its first iteration, and leave these losses."""
-    state = run.loop.state
-    halted = Halted([*errors], state._replace(loss_sums={**state.loss_sums, **losses}))
-    # The first call builds a graph.
-    monkeypatch.setattr(run.parts.runner, "train", Mock(side_effect=[state, halted]))
-
-
-def test_nan_is_told_rather_than_what_an_environment_says_of_it(run, monkeypatch):
-    halt(run, monkeypatch, ValueError("action 3 is outside"), loss=tf.constant(math.nan))
-    with pytest.raises(UserError, match="NaN or infinite after .* updates: loss"):
-        run.train()
-
-
-def test_failures_that_no_environment_explains_are_all_told(run, monkeypatch):
-    halt(run, monkeypatch, MemoryError("of the first"), MemoryError("of\nthe second"))
-    with pytest.raises(MemoryError, match="of the first"):
-        run.train()
-    assert run.progress.said[-1] == "another failure: of\nthe second"
-
-
-@pytest.mark.parametrize("others", ["before", "after"])
-def test_failures_beside_that_of_an_environment_are_told_too(run, monkeypatch, others):
-    error, other = RuntimeError("a message\nof two lines"), MemoryError("of an actor")
-    halt(run, monkeypatch, *((other, error) if others == "before" else (error, other)))
-    environment = run.parts.runner.drivers[1].environment
-    monkeypatch.setattr(environment.episodes.vector, "step", Mock(side_effect=error))
-    with pytest.raises(RuntimeError):
-        environment.episodes.step(np.zeros(1, np.int32))
-    with pytest.raises(UserError, match="tiny_runs:Walk-v0 raised RuntimeError: a message"):
-        run.train()
-    assert "another failure: of an actor" in run.progress.said
 
 
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path):

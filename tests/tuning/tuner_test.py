@@ -390,6 +390,17 @@ def test_a_search_that_has_trained_nothing_may_be_corrected(tmp_path):
     assert run(tmp_path, PATIENT._replace(parameters=corrected, rungs=(), bindings=()), 1).is_over
 
 
+def test_a_first_trial_with_incompatible_values_fails_alone(tmp_path):
+    def start(run):
+        if run.experiment.name != "trial-000":
+            return start_fake(run)
+        return TrainProcess(run, (sys.executable, "-c", "import sys; sys.exit(2)"))
+
+    search = PATIENT._replace(rungs=(), bindings=())
+    trials = tuner.tune(search, tmp_path, 3, 2, StopSignal(), start=start).trials
+    assert [trial.error is None for trial in trials.values()] == [False, True, True]
+
+
 def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
     def start(run):
         raise OSError(28, "No space left on device")
@@ -423,7 +434,7 @@ def test_a_missing_or_damaged_search_file_is_named(tmp_path, uninterrupted):
     shutil.copytree(uninterrupted, tmp_path / "copy")
     path = tmp_path / "copy" / "search.json"
     path.write_text("{")
-    with pytest.raises(UserError, match="search.json is damaged or cannot be read"):
+    with pytest.raises(UserError, match="search.json is damaged .* restore it from a backup"):
         run(tmp_path / "copy", PATIENT, 6)
     path.unlink()
     with pytest.raises(UserError, match="its search.json is missing"):
