@@ -62,26 +62,18 @@ class Worker:
         """Waits until the worker is ready, and returns its message.
 
         Raises:
-          WorkerError: If the worker does not say that it is ready.
+          WorkerError: If there is no message.
         """
-        message = self._receive(_START_SECONDS)
-        if message.get("ready") is not True or not isinstance(message.get("stages"), list):
-            raise self._unexpected(message)
-        return message
+        return self._receive(_START_SECONDS)
 
     def measure(self, stage: str, seconds: float) -> dict[str, Any]:
         """Measures a stage for at least `seconds`, and returns the worker's answer.
 
         Raises:
-          WorkerError: If there is no answer, or if the answer is invalid.
+          WorkerError: If there is no answer.
         """
         self._send({"stage": stage, "seconds": seconds})
-        answer = self._receive(seconds + _ANSWER_SECONDS)
-        numbers = answer.get("seconds"), answer.get("count")
-        is_measured = all(isinstance(n, int | float) and n > 0 for n in numbers)
-        if answer.get("stage") != stage or not is_measured or "unit" not in answer:
-            raise self._unexpected(answer)
-        return answer
+        return self._receive(seconds + _ANSWER_SECONDS)
 
     def close(self) -> None:
         """Asks the worker to end, and kills it if it does not end in time."""
@@ -113,18 +105,12 @@ class Worker:
         if line is None:
             raise WorkerError(self._exit_message())
         try:
-            message = json.loads(line)
+            return json.loads(line)
         except ValueError:
-            raise self._unexpected(line.decode(errors="replace").strip()) from None
-        if not isinstance(message, dict):
-            raise self._unexpected(message)
-        return message
-
-    def _unexpected(self, message: object) -> WorkerError:
-        return WorkerError(
-            f"{self.name} sent an unexpected message, {str(message)[:200]!r}; its output is in "
-            f"{self._log}"
-        )
+            said = line.decode(errors="replace").strip()[:200]
+            raise WorkerError(
+                f"{self.name} sent an unexpected message, {said!r}; its output is in {self._log}"
+            ) from None
 
     def _exit_message(self) -> str:
         code = self._process.wait()

@@ -50,6 +50,7 @@ _SECONDS = flags.DEFINE_float(
 flags.adopt_module_key_flags(run_flags)  # --help lists them
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     _check_flags()
     if _THROUGHPUT.value:
@@ -146,10 +147,5 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
     return 1 if outcome.failed else 0
 
 
-def run() -> None:
-    """Runs `pipeline-benchmark` from the command line."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

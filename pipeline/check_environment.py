@@ -64,6 +64,7 @@ class _Rows(NamedTuple):
         return self.step_type != StepType.LAST
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     bindings = _GIN_BINDINGS.value
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
@@ -305,10 +306,5 @@ def _advice_on_bounds(spec: Any) -> Iterator[str]:
         )
 
 
-def run() -> None:
-    """Runs `pipeline-check-environment`."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import functools
 import io
 import os
 import pathlib
@@ -29,6 +30,11 @@ from pipeline.utils import errors, files
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 flags.disclaim_key_flags()  # `define_path` defines flags of the binary, not of this module.
+
+
+def program(main: Callable[[Sequence[str]], int | None]) -> Callable[[], NoReturn]:
+    """Makes a program of `main`, as a decorator; see `run`."""
+    return functools.partial(run, main)
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:

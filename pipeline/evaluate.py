@@ -48,6 +48,7 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 )
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     if _ROOT_DIR.value and _PRETRAINED.value:
         raise UserError("--pretrained has no effect with --root_dir: drop one of them.")
@@ -186,10 +187,5 @@ def _summary(name: str, returns: list[float], env_steps: int) -> str:
     )
 
 
-def run() -> None:
-    """Runs the program `pipeline-evaluate`."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -39,6 +39,7 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 )
 
 
+@cli.program
 def main(_: Sequence[str]) -> None:
     if not _ROOT_DIR.value:
         raise UserError("say which run to export: --root_dir=runs/NAME.")
@@ -78,9 +79,5 @@ def _check(output: pathlib.Path) -> None:
         raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")
 
 
-def run() -> None:
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

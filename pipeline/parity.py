@@ -37,6 +37,7 @@ _PAIRED_RUNS = cli.define_path(
 )
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     has_gin = bool(_GIN_FILE.value or _GIN_BINDINGS.value)
     if has_gin == bool(_PAIRED_RUNS.value):
@@ -78,10 +79,5 @@ def _compare_updates() -> None:
     configuration.warn_of_ignored()
 
 
-def run() -> None:
-    """Runs `pipeline-parity` from the command line."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -259,6 +259,7 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.grid(alpha=0.25)
 
 
+@cli.program
 def main(_: Sequence[str]) -> None:
     if not _ROOT_DIRS.value:
         raise errors.UserError("no run to draw; name one or more: --root_dir=runs/NAME")
@@ -280,10 +281,5 @@ def main(_: Sequence[str]) -> None:
         print(f"wrote {output}")
 
 
-def run() -> None:
-    """Runs `pipeline-plot` from the command line."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

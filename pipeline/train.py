@@ -70,6 +70,7 @@ _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
 )
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     if _LIST_CONFIGS.value:
         configs = configuration.list_configs()
@@ -156,10 +157,5 @@ def _closing_words(result: dict, python: str) -> str:
     )
 
 
-def run() -> None:
-    """Runs `pipeline-train` from the command line."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -34,6 +34,7 @@ flags.adopt_module_key_flags(run_flags)  # --help lists them
 _NUM_TRIALS = 20
 
 
+@cli.program
 def main(_: Sequence[str]) -> int:
     _check_flags()
     output_dir = pathlib.Path(_OUTPUT_DIR.value or "")
@@ -94,10 +95,5 @@ def _search(output_dir: pathlib.Path) -> int:
     return 0
 
 
-def run() -> None:
-    """Runs `pipeline-tune` from the command line."""
-    cli.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    main()

@@ -24,7 +24,9 @@ from pipeline.utils import files
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
-settings.register_profile("everyday", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "everyday", deadline=None, derandomize=True, database=None, max_examples=40
+)
 settings.load_profile("everyday")
 set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
 

@@ -189,7 +189,7 @@ def check_streams(buffer, min_truncated):
         assert (after[~follows] != StepType.MID).all()
         episode, time, _ = np.moveaxis(rows.observation.numpy(), -1, 0)
         np.testing.assert_array_equal(time[:, 1:][follows], time[:, :-1][follows] + 1)
-        lasts = rows.observation[rows.step_type == StepType.LAST].numpy()
+        lasts = rows.observation.numpy()[rows.step_type.numpy() == StepType.LAST]
         cut |= {last.tobytes() for last in lasts if last[1] not in (7, 11)}
         np.testing.assert_array_equal(episode[:, 1:][follows], episode[:, :-1][follows])
     assert len(cut) >= min_truncated

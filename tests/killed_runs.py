@@ -134,7 +134,7 @@ def start(folder, flags):
     try:
         from pipeline import train
 
-        train.run()
+        train.main()
     except SystemExit as end:
         code = int(end.code or 0)
     finally:

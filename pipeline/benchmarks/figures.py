@@ -101,7 +101,7 @@ def learning_curves(group: Group, environment: str) -> Figure | None:
         _steps_axis(axes, pairs)
         axes.set_ylabel("return")
         axes.yaxis.set_major_formatter(_SHORT)
-        svg = inline_svg(canvas, f"curves {environment} {group.key}")
+        svg = inline_svg(canvas)
     title = f"{environment}: return while training"
     return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
@@ -133,7 +133,7 @@ def normalized_curves(group: Group) -> Figure | None:
             drawn.append(f"{label}, {band.point[-1]:.2f} at {int(steps[-1]):,} steps")
         _steps_axis(axes, [pair for pairs in per_agent.values() for pair in pairs])
         axes.set_ylabel("human-normalized return")
-        svg = inline_svg(canvas, f"normalized {group.key}")
+        svg = inline_svg(canvas)
     title = "All games: human-normalized return while training"
     return Figure(title, f"Return over environment steps: {'; '.join(drawn)}.", svg)
 
@@ -152,9 +152,7 @@ def profiles(group: Group) -> Figure | None:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
     thresholds = np.linspace(0, max(1.0, 1.05 * highest), _POINTS)
-    svg, labels = _draw_profiles(
-        tasks, thresholds, "human-normalized score", f"profiles {group.key}"
-    )
+    svg, labels = _draw_profiles(tasks, thresholds, "human-normalized score")
     above = [interval_estimates.mean(*(runs > 1 for runs in of)) for of in tasks.values()]
     drawn = [
         f"{label}: {x:.0%} above 1 after {ends[algorithm]:,} environment steps"
@@ -175,14 +173,14 @@ def environment_profiles(group: Group, environment: str) -> Figure | None:
     known = np.concatenate([of[0] for of in tasks.values()])
     margin = 0.05 * (known.max() - known.min()) or 1.0
     thresholds = np.linspace(known.min() - margin, known.max() + margin, _POINTS)
-    svg, labels = _draw_profiles(tasks, thresholds, "score", f"profiles {environment} {group.key}")
+    svg, labels = _draw_profiles(tasks, thresholds, "score")
     medians = [progress.score_text(float(np.median(of[0]))) for of in tasks.values()]
     drawn = [f"{label}: median {x}" for label, x in zip(labels, medians, strict=True)]
     return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", svg)
 
 
 def _draw_profiles(
-    tasks: Mapping[str, Sequence[np.ndarray]], thresholds: np.ndarray, what: str, name: str
+    tasks: Mapping[str, Sequence[np.ndarray]], thresholds: np.ndarray, what: str
 ) -> tuple[str, list[str]]:
     """Draws a profile per agent; returns the SVG and the labels."""
     labels = []
@@ -196,7 +194,7 @@ def _draw_profiles(
         axes.set_ylabel("fraction of runs with score > τ")
         axes.set_xlim(thresholds[0], thresholds[-1])
         axes.set_ylim(0, 1.02)
-        return inline_svg(canvas, name), labels
+        return inline_svg(canvas), labels
 
 
 def _draw_pair(axes: Axes, pair: Pair, colour: str) -> str:
@@ -308,8 +306,8 @@ def inline(drawn: Sequence[Figure]) -> str:
     return f'<div class="figures">\n{"".join(figure.html() for figure in drawn)}</div>\n'
 
 
-def inline_svg(canvas: Canvas, name: str) -> str:
-    """Returns the `<svg>` of a panel with a legend below it; `name` makes its ids unique."""
+def inline_svg(canvas: Canvas) -> str:
+    """Returns the `<svg>` of a panel with a legend below it. Its ids are unique in a page."""
     canvas.legend(loc="outside lower center", ncols=2, columnspacing=1.2, handlelength=1.8)
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -322,7 +320,7 @@ def inline_svg(canvas: Canvas, name: str) -> str:
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     # One decimal of a point is finer than any screen; Matplotlib writes six.
     text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), text)
-    prefix = f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}-"
+    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
     text = re.sub(r'(\bid="|url\(#)', rf"\1{prefix}", text)
     text = text.replace('xlink:href="#', f'href="#{prefix}')
     return re.sub(r"#0000[01]\d\b", lambda colour: _PAGE_COLOURS[colour[0]], text)

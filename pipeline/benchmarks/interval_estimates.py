@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import scipy.stats
 from numpy import typing as npt
 
 Tasks: TypeAlias = Sequence[npt.ArrayLike] | np.ndarray
@@ -166,7 +165,9 @@ def _estimate(tasks: Tasks, statistic: Statistic, num_resamples: int) -> Estimat
     point, n, fewest = statistic(*arrays), sum(sizes), min(sizes)
     if fewest == 1:
         return Estimate(point, point, point, n, fewest)
-    interval = scipy.stats.bootstrap(
+    from scipy import stats  # takes seconds, and `pipeline.plot` does not need it
+
+    interval = stats.bootstrap(
         arrays,
         lambda *samples, axis: statistic(*samples),  # the axis is always the last
         n_resamples=num_resamples,

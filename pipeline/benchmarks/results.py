@@ -125,11 +125,6 @@ class Group:
     not_begun: tuple[str, ...] = ()
 
     @property
-    def key(self) -> str:
-        """Returns a text that identifies the group in a report."""
-        return f"{self.suite} {self.protocol} {self.score}"
-
-    @property
     def environments(self) -> list[str]:
         """Returns the environments, in order."""
         return list(dict.fromkeys(pair.environment for pair in self.pairs))

@@ -254,5 +254,5 @@ def _figure(search: Search, known: Sequence[Trial], x: str, title: str, what: st
                 )
         axes.set_xlabel(x)
         axes.set_ylabel("return")
-        svg = inline_svg(canvas, f"{x} {search.name}")
+        svg = inline_svg(canvas)
     return Figure(title, f"Return at the last rung over {what}.", svg)

@@ -86,7 +86,7 @@ def _plain(text: str) -> str:
 def write(tmp_path: pathlib.Path, records: Sequence[Record], draws: bool = False) -> Report:
     """Writes a report; without `draws`, figures are made, but empty, which saves half the time."""
     folder = write_records(tmp_path / f"{records[0]['suite']}.jsonl", records)
-    empty = mock.patch.object(figures, "inline_svg", lambda canvas, name: "<svg></svg>")
+    empty = mock.patch.object(figures, "inline_svg", lambda canvas: "<svg></svg>")
     with contextlib.nullcontext() if draws else empty:
         paths = report.write(folder)
     assert sorted(path.name for path in paths) == ["report.html", "report.md"]

@@ -191,7 +191,8 @@ def test_training_finds_modules_in_the_current_folder_if_the_program_does(tmp_pa
     others = [folder for folder in sys.path if folder]
     for path, is_found in ((others, False), (["", *others], True), ([str(tmp_path)], True)):
         monkeypatch.setattr(sys, "path", path)
-        process = TrainProcess(plan(make_suite(1), tmp_path)[0])
+        flags = ["--eager", "--exact_graph"]  # refused before TensorFlow is imported
+        process = TrainProcess(plan(make_suite(1), tmp_path, (), flags)[0])
         process.wait()
         assert ("the module of another project" in process.error()) == is_found
         assert "error: " in process.error() or is_found  # the program's own

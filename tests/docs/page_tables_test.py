@@ -47,7 +47,7 @@ def test_another_measurement_would_change_the_table(monkeypatch, tmp_path):
 @pytest.mark.parametrize("suite", ["classic", "atari_small_budget"])
 def test_the_report_is_that_of_the_committed_records(tmp_path, monkeypatch, suite):
     # Figures are drawn, but not written, which takes half of the time.
-    monkeypatch.setattr(figures, "inline_svg", lambda canvas, name: "<svg></svg>")
+    monkeypatch.setattr(figures, "inline_svg", lambda canvas: "<svg></svg>")
     committed = page_tables.RESULTS / suite
     for name in (f"{suite}.jsonl", f"{suite}.plan.json"):
         shutil.copy(committed / name, tmp_path)

@@ -152,7 +152,7 @@ def test_without_tf_agents_the_second_command_is_told(finished_run, tmp_path):
     assert library.returncode == 1
     assert TF_AGENTS_COMMAND in last_line(library.stderr)
     program = run(
-        without + "from pipeline import train; train.run()",
+        without + "from pipeline import train; train.main()",
         f"--root_dir={tmp_path / 'run'}",
         "--gin_file=dqn_cartpole",
     )
