@@ -60,7 +60,7 @@ test-python%:
 
 test-crash: $(INSTALLED) ## kill, damage, fill disks, restore all games, fuzz readers (hours)
 	$(BIN)/python -m pytest -m crash
-	$(BIN)/python -m pytest -n 2 tests/checkpointing tests/configuration tests/ops tests/tuning --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -m "hypothesis and not crash and not learning" --hypothesis-profile=thorough
 
 test-learning: $(INSTALLED) ## train the small configs over several seeds (hours)
 	$(BIN)/python -m pytest -m learning

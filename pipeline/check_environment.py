@@ -98,13 +98,14 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     yield "encoder", _encoder(environment)
     yield "action", str(environment.action_space)
     yield "agents", _agents(environment)
-    # A resume in a long training begins at an anchor, which needs more steps than this check takes.
-    environment.episodes.anchor_interval = _CALL_STEPS
     driver, policy = _collector(environment)
-    carry, rows = _random_steps(driver, policy)
+    _, rows = _random_steps(driver, policy)
     yield "episodes", _episodes(rows)
     rate = _rate(environment, rows)
     yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
+    # A resume in a long training begins at an anchor, which needs more steps than this check takes.
+    environment.episodes.anchor_interval = _CALL_STEPS
+    carry, _ = _random_steps(driver, policy)
     yield "exact resume", _resume(environment, create_environment, policy, carry)
     yield "gymnasium", _gymnasiums_view(environment)
     advice = [*environment.notes, *_advice(environment, rows, rate)]

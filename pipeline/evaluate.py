@@ -17,6 +17,7 @@ from pipeline.configuration.statements import Binding, Import
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
+from pipeline.utils.files import write_json
 from pipeline.utils.progress import EVALUATING, Progress, score_text
 from pipeline.utils.shutdown import StopSignal
 
@@ -28,9 +29,13 @@ _PRETRAINED = flags.DEFINE_string(
     "pretrained", None, "Instead of --root_dir: the name of a policy that comes with the package."
 )
 _NUM_EPISODES = flags.DEFINE_integer(
-    "num_episodes", None, "Number of episodes; by default 100, or none with --video.", lower_bound=1
+    "num_episodes",
+    None,
+    "Number of episodes; 100 by default, or none for --video alone.",
+    lower_bound=1,
 )
 _VIDEO = cli.define_path("video", None, "Also record one additional episode as this MP4 file.")
+_OUTPUT = cli.define_path("output", None, "Also write the returns to this JSON file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )
@@ -59,25 +64,27 @@ def main(_: Sequence[str]) -> int:
         )
     name = f"{pretrained.PREFIX}{_PRETRAINED.value}"
     run = SavedRun(_ROOT_DIR.value or name, _CHECKPOINT.value)
-    video = _video_path()
+    video, output = _path_of(_VIDEO, ".mp4"), _path_of(_OUTPUT, ".json")
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     # Import it before StopSignal, so that a signal during the import ends the process at once.
     cli.load_tensorflow(statements)
     with StopSignal("stopping") as stop:
-        is_done = _evaluate(run, statements, video, stop)
+        is_done = _evaluate(run, statements, video, output, stop)
     return 0 if is_done else 128 + (stop.signal or 0)
 
 
-def _video_path() -> pathlib.Path | None:
-    if _VIDEO.value is None:
+def _path_of(flag: flags.FlagHolder, suffix: str) -> pathlib.Path | None:
+    if flag.value is None:
         return None
-    path = pathlib.Path(_VIDEO.value).absolute()  # An environment may change the folder.
-    if path.suffix.lower() != ".mp4":
-        raise UserError(f"--video={_VIDEO.value}: the name must end in .mp4.")
+    path = pathlib.Path(flag.value).absolute()  # An environment may change the folder.
+    if path.suffix.lower() != suffix:
+        raise UserError(f"--{flag.name}={flag.value}: the name must end in {suffix}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--video={path}: cannot create its folder: {error.strerror}.") from error
+        raise UserError(
+            f"--{flag.name}={path}: cannot create its folder: {error.strerror}."
+        ) from error
     return path
 
 
@@ -85,9 +92,10 @@ def _evaluate(
     run: SavedRun,
     statements: Sequence[Import | Binding],
     video: pathlib.Path | None,
+    output: pathlib.Path | None,
     stop: StopSignal,
 ) -> bool:
-    """Records the video, if any, and plays the episodes, if any.
+    """Records the video, if any, and plays the episodes, if any, whose returns go to `output`.
 
     Returns:
       False if a signal has stopped it early.
@@ -102,7 +110,7 @@ def _evaluate(
     configuration.apply(statements)
     configure_tensorflow()
     seed = stream_key(run.seed, "evaluate", _SEED.value)
-    num_episodes = _NUM_EPISODES.value or (0 if video else 100)
+    num_episodes = _NUM_EPISODES.value or (0 if video and not output else 100)
     restored = restore_agent(run)
 
     @contextlib.contextmanager
@@ -139,7 +147,11 @@ def _evaluate(
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
         evaluated = _ROOT_DIR.value or str(_PRETRAINED.value)
-        print(_summary(evaluated, result["returns"], restored.checkpoint.env_steps))
+        env_steps = restored.checkpoint.env_steps
+        if output:
+            write_json(output, {"env_steps": env_steps, "seed": _SEED.value, **result})
+            print(f"wrote {output}")
+        print(_summary(evaluated, result["returns"], env_steps))
     return result is not None
 
 

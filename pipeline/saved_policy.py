@@ -36,23 +36,24 @@ class SavedPolicy:
       observation_space: Gymnasium's observation space, which the agent was trained on.
       action_space: Gymnasium's action space, which contains each action that `predict` returns.
       env_steps: Environment steps after which the weights were saved.
+      agent: The agent, with its networks and policies.
     """
 
     def __init__(
         self,
-        policy: tf_policy.TFPolicy,
-        stochastic_policy: tf_policy.TFPolicy,
+        agent: Agent,
         observation_space: gymnasium.Space,
         action_space: gymnasium.Space,
         env_steps: int,
     ):
-        self.observation_spec: Any = policy.time_step_spec.observation
+        self.agent = agent
+        self.observation_spec: Any = agent.time_step_spec.observation
         self.observation_space = observation_space
         self.action_space = action_space
         self.env_steps = env_steps
         self._to_space = specs.action_converter(action_space)
-        self._act = self._graph(policy)
-        self._act_stochastically = self._graph(stochastic_policy)
+        self._act = self._graph(agent.policy)
+        self._act_stochastically = self._graph(agent.collect_policy)
 
     def predict(self, observation: Any, seed: int | None = None) -> np.ndarray | np.generic:
         """Returns the action for an observation, or the actions for a batch of them.
@@ -246,8 +247,7 @@ def policy_of(restored: RestoredAgent, computes_float64: bool = True) -> SavedPo
         if isinstance(module, RunningMoments):
             module.is_precise = computes_float64
     return SavedPolicy(
-        restored.agent.policy,
-        restored.agent.collect_policy,
+        restored.agent,
         restored.observation_space,
         restored.action_space,
         restored.checkpoint.env_steps,

@@ -349,7 +349,7 @@ class Cluster:
         if differences:
             self._say(
                 f"node {node.name} differs from {first.name} ({', '.join(differences)}): a run "
-                "that started on one of them cannot continue on the other, unless "
+                "that started on one of them may be unable to continue on the other, unless "
                 "--allow_inexact_resume is set"
             )
 

@@ -89,7 +89,7 @@ class SuiteFolder:
           UserError: If another benchmark uses the folder, if it is that of a search, or if the
             folder or a file is unusable.
         """
-        if (output_dir / SEARCH_FILE).exists():
+        if (output_dir / SEARCH_FILE).exists() and not suites_in(output_dir):
             raise UserError(f"{output_dir} is the folder of a search. Choose another --output_dir.")
         self._output_dir = output_dir
         self._path = output_dir / f"{suite}.jsonl"

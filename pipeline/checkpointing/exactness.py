@@ -27,7 +27,7 @@ _PACKAGES = (
 # Packages with which environments compute, where they are installed.
 _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
 # Environment variables that choose the kernels, except those about what kernels print.
-_OF_KERNELS = re.compile(r"(?!.*VERBOSE)(ONEDNN|DNNL|TF_XLA|XLA|NVIDIA_TF32)_.*")
+_OF_KERNELS = re.compile(r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|NVIDIA_TF32)_.*|XLA_FLAGS)")
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results.
 _HARMLESS = {
@@ -48,8 +48,10 @@ _OF_WHOLE_RUN = "whole_run"
 _MACRO = "gin.macro"
 _VERSION = "version of "
 _INSTRUCTIONS = "processor's instructions"
+_VARIABLES = "environment variables"
 # What depends on the machine, rather than on the command.
-_OF_MACHINE = (_VERSION, _INSTRUCTIONS, "threads.", "device")
+_OF_TRAITS = (_VERSION, _INSTRUCTIONS, _VARIABLES)
+_OF_MACHINE = (*_OF_TRAITS, "threads.", "device")
 
 
 def versions() -> dict[str, str]:
@@ -66,6 +68,7 @@ def traits() -> dict[str, str]:
     return {
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
         _INSTRUCTIONS: " ".join(_instructions()),
+        _VARIABLES: " ".join(f"{k}={v}" for k, v in sorted(_kernel_variables().items())),
     }
 
 
@@ -75,7 +78,7 @@ def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:
         saved = files.read_object(checkpoint / "circumstances" / _FILE)
     except (ValueError, OSError):
         return {}  # A resume examines the checkpoint, and reports what is damaged.
-    return {k: str(v) for k, v in saved.items() if k.startswith((_VERSION, _INSTRUCTIONS))}
+    return {k: str(v) for k, v in saved.items() if k.startswith(_OF_TRAITS)}
 
 
 def machine() -> dict[str, Any]:
@@ -232,8 +235,7 @@ class Circumstances:
             f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "
             f"{now.get(name, 'nothing')} here"
             for name in sorted(now.keys() | saved.keys())
-            if saved.get(name) != now.get(name)
-            and (name in saved or not name.startswith(_VERSION))  # It was not installed.
+            if saved.get(name) != now.get(name) and (name in saved or not self._is_new(name))
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
@@ -244,6 +246,17 @@ class Circumstances:
                 "run.json, or begin a new run with its agent: "
                 f"--warm_start={shlex.quote(str(self._folder))}."
             )
+
+    def _is_new(self, name: str) -> bool:
+        """Returns True if the checkpoint lacks a name because it had no meaning then.
+
+        A package was not installed, or an earlier revision of this package did not have the name.
+        """
+        if name.startswith(_OF_TRAITS):
+            return True
+        selector, _, parameter = name.rpartition("/")[2].rpartition(".")
+        defaults = configuration.defaults(selector)
+        return parameter in defaults and repr(defaults[parameter]) == self._now[name]
 
     def _circumstances(self) -> dict[str, str]:
         text = configuration.operative_config()
@@ -264,7 +277,6 @@ class Circumstances:
             **({"--warm_start": x} if (x := self.settings.get("warm_start")) else {}),
             "oneDNN": str(self.settings["onednn"]),
             "device": self.settings["device"],
-            **{f"${k}": value for k, value in os.environ.items() if _OF_KERNELS.fullmatch(k)},
             **bindings,
         }
 
@@ -276,6 +288,10 @@ def _threads(kind: str, count: int, cpu_count: int) -> str:
     """
     chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
     return str(count or chosen or cpu_count)
+
+
+def _kernel_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _OF_KERNELS.fullmatch(name)}
 
 
 def _instructions() -> list[str]:

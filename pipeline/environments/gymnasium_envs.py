@@ -248,8 +248,7 @@ def _worded_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        module, colon, _ = name.rpartition(":")
-        hint = suggest(name, (module + colon + key for key in gymnasium.registry))
+        hint = suggest(name.rpartition(":")[2], gymnasium.registry)
         raise UserError(f"{binding}: {error}{hint}") from error
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{binding} needs a package that is not installed: {error}") from error

@@ -120,8 +120,8 @@ def check_features(
     _layers_of_encoders.update(with_weights)
     if features.shape.rank != 2:
         raise UserError(
-            f"create_encoder.layers turns an observation into features of shape "
-            f"{features.shape[1:]}. They must be one vector: end with tf.keras.layers.Flatten."
+            f"{name} turns an observation into features of shape {features.shape[1:]}. They must "
+            "be one vector: end with tf.keras.layers.Flatten."
         )
     before = [variable.numpy() for variable in encoder.variables]
     with tf.GradientTape() as tape:

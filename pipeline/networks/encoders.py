@@ -181,6 +181,7 @@ def create_encoder(
     observation_spec: types.NestedTensorSpec,
     normalizer: ObservationNormalizer | None = None,
     layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None = None,
+    image_layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None = None,
     of_vectors: Callable[[], Sequence[tf.keras.layers.Layer]] = mlp_encoder,
 ) -> tf.keras.Sequential:
     """Creates the encoder for an observation spec: [B, *observation] -> [B, features] float32.
@@ -195,11 +196,14 @@ def create_encoder(
         observation, or the concatenation for a nest. None chooses `nature_cnn_encoder` for stacks
         of grey frames, `small_cnn_encoder` for other images, and otherwise the encoder of the
         agent, which is `mlp_encoder` unless the agent is SAC.
+      image_layers: Function that creates the layers for each image or stack of images of a nest.
+        Their input is the float32 image in the shape of its space. None chooses as above.
       of_vectors: Function that creates the layers for observations that are not images, if `layers`
         is None.
 
     Raises:
-      UserError: If `layers` does not create layers for this observation that end with one vector.
+      UserError: If `layers` or `image_layers` does not create layers for these observations that
+        end with one vector, or if there is no image for `image_layers`.
     """
     # A layer that held the normaliser would have its statistics copied to target networks.
     first = [] if normalizer is None else [Apply(lambda observation: normalizer(observation))]
@@ -209,15 +213,25 @@ def create_encoder(
     if is_array:
         first += [to_float(encoded)]
     else:
-        first += [EncodeArrays([_array_encoder(spec) for spec in tf.nest.flatten(encoded)])]
+        arrays = tf.nest.flatten(encoded)
+        first += [EncodeArrays([_array_encoder(spec, image_layers) for spec in arrays])]
+    if image_layers is not None and (is_array or not any(map(_is_image, arrays))):
+        raise UserError(
+            "create_encoder.image_layers is for the images of a Dict or Tuple, and this "
+            "observation has none. For an observation that is an image, bind create_encoder.layers."
+        )
     if layers is not None:
-        return _encoder_of(layers, first, observation_spec)
+        return _encoder_of("layers", layers, first, observation_spec)
     chosen = (_image_encoder(encoded) if is_array else None) or of_vectors()
     return tf.keras.Sequential([*first, *chosen, ToFloat()])
 
 
-def _array_encoder(spec: tf.TensorSpec) -> tf.keras.Sequential:
+def _array_encoder(
+    spec: tf.TensorSpec, image_layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None
+) -> tf.keras.Sequential:
     """Creates the encoder of one of several arrays, [B, ...] -> [B, features] float32."""
+    if image_layers is not None and _is_image(spec):
+        return _encoder_of("image_layers", image_layers, [to_float(spec)], spec)
     layers = _image_encoder(spec) or [tf.keras.layers.Flatten()]
     return tf.keras.Sequential([to_float(spec), *layers, ToFloat()])
 
@@ -235,13 +249,19 @@ def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | Non
     return None
 
 
+def _is_image(spec: tf.TensorSpec) -> bool:
+    kinds = is_frame_stack, is_colour_stack, is_channels_first, is_image
+    return any(is_kind(spec) for is_kind in kinds)
+
+
 def _encoder_of(
+    parameter: str,
     layers: Callable[[], Sequence[tf.keras.layers.Layer]],
     first: Sequence[tf.keras.layers.Layer],
     observation_spec: types.NestedTensorSpec,
 ) -> tf.keras.Sequential:
     """Creates an encoder with a user's `layers` after the `first` ones, and checks it."""
-    name = f"create_encoder.layers = @{getattr(layers, '__name__', repr(layers))}"
+    name = f"create_encoder.{parameter} = @{getattr(layers, '__name__', repr(layers))}"
     try:
         made = list(layers())
         check_new_layers(name, made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import socket
 import sys
 import time
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 
 from pipeline.utils import files
 
+_OWN_NAME = re.compile(r"events\.out\.tfevents\.\d+\..+")
 EVALUATION = "evaluation/"  # prefix of the tags of evaluations
 
 
@@ -108,7 +110,7 @@ class EventLog:
         self._first_step = step + 1
 
     def _files(self) -> list[pathlib.Path]:
-        return sorted(self._folder.glob("events.out.tfevents.[0-9]*.*.*"))
+        return sorted(x for x in self._folder.glob("events.*") if _OWN_NAME.fullmatch(x.name))
 
     def _open(self) -> tf.io.TFRecordWriter:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,7 @@ class Actors:
     def _run(self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor) -> LoopState:
         """Runs a chunk of iterations of all actors. Afterwards, every actor has finished a rollout.
 
-        If an actor raises, the exception is passed on once all others have finished theirs.
+        If an actor raises, the exception is passed on, with threads once all others are done.
         """
         states = _split(state)
         if max_iterations == 0:  # traces all graphs before there is a thread

@@ -246,8 +246,9 @@ class HostLoop:
             self._calls.trace(chunk, self.state)
             self._agent.check_complete()
         self._check_stop()
-        weights = functools.partial(unsound_weights, self._components.agent)
-        with hinting(self._resume_hint), named_failures(self._components.environment, weights):
+        components = self._components
+        weights = functools.partial(unsound_weights, components.agent, components.experience)
+        with hinting(self._resume_hint), named_failures(components.environment, weights):
             self.state = self._calls.run(chunk, self.state, until)
             self._check_losses()
         self._progress.update(self.record(), phase)

@@ -22,16 +22,18 @@ def _bad_weights(agent: Agent) -> list[str]:
     return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
 
 
-def unsound_weights(agent: Agent) -> str:
+def unsound_weights(agent: Agent, experience: Experience) -> str:
     """Returns a sentence about weights that are not finite, or "" if all are finite.
 
-    The sentence completes the error of an environment in which the agent acts.
+    The sentence completes the error of an environment in which the agent acts. It begins with what
+    an environment, perhaps of another actor, has returned that is not finite.
     """
     bad = _bad_weights(agent)
     if not bad:
         return ""
+    causes = [x for x in experience.bad_columns() if x.startswith(FROM_ENVIRONMENT)]
     return (
-        f". The agent that acted is broken: {' and '.join(bad)} hold NaN or infinity. "
+        f". The agent that acted is broken: {' and '.join([*causes, *bad])} hold NaN or infinity. "
         f"{_ADVICE.capitalize()}."
     )
 

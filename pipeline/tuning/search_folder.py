@@ -44,7 +44,7 @@ class SearchFolder:
           UserError: If another search uses the folder, if it is that of a benchmark, or if the
             folder or a file is unusable.
         """
-        if suites_in(path):
+        if suites_in(path) and not (path / SEARCH_FILE).exists():
             raise UserError(f"{path} is the folder of a benchmark. Choose another --output_dir.")
         self._path = path
         self._search = search

@@ -340,13 +340,14 @@ def test_event_files_hold_each_record_once_after_a_kill(tmp_path: pathlib.Path) 
 
 
 def test_event_files_of_other_names_are_left_alone(tmp_path: pathlib.Path) -> None:
-    kept = tmp_path / "events.out.tfevents.old"
-    kept.write_text("mine")
+    kept = [tmp_path / f"events.out.tfevents.{name}" for name in ("old", "1old.host.5")]
+    for path in kept:
+        path.write_text("mine")
     log = tensorboard_log.EventLog(tmp_path)
     log.truncate_after(0, 0, 0)
     log.write({"env_steps": 1, "loss": 1.0})
     log.close()
-    assert kept.read_text() == "mine"
+    assert [path.read_text() for path in kept] == ["mine", "mine"]
 
 
 def test_a_resume_reads_back_to_the_event_file_that_it_goes_on_from(tmp_path: pathlib.Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -446,9 +447,11 @@ def test_the_digest_and_the_check_of_the_weights_know_the_normaliser(name: str) 
     mean = agent.normalizer.moments[0].mean
     mean.assign([0.5, 0.5])
     assert weights_sha256(agent.trained) != before
-    assert unsound_weights(agent) == ""
+    experience = Mock(bad_columns=lambda: ["reward of the rows collected", "advantage"])
+    assert unsound_weights(agent, experience) == ""
     mean.assign([0.5, np.nan])
-    assert "NaN" in unsound_weights(agent)
+    message = unsound_weights(agent, experience)
+    assert "is broken: reward of the rows collected and the " in message and "NaN" in message
 
 
 def test_updates_of_a_target_network_leave_the_statistics_alone() -> None:

@@ -119,9 +119,9 @@ def read_video(path):
         return reader.get_meta_data(), list(reader.iter_data())
 
 
-def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
-    before = files_of(finished_run.root_dir)
-    ended = evaluate(finished_run.root_dir, "--num_episodes=20")
+def test_evaluation_says_what_it_found_and_writes_nothing_else(finished_run, tmp_path):
+    before, output = files_of(finished_run.root_dir), tmp_path / "new" / "returns.json"
+    ended = evaluate(finished_run.root_dir, "--num_episodes=20", f"--output={output}")
     found = summary(ended)
     result = json.loads((finished_run.root_dir / "result.json").read_text())
     assert found["run"] == str(finished_run.root_dir)
@@ -131,8 +131,13 @@ def test_evaluation_says_what_it_found_and_writes_nothing(finished_run):
     assert float(found["min"]) >= 8  # no pole falls in fewer steps
     lines = ended.stdout.splitlines()
     assert lines[0] == "loading TensorFlow ..."
-    assert all(line.startswith("evaluating: ") for line in lines[1:-1])
-    assert lines[-2] == "evaluating: 20/20  100%"
+    assert all(line.startswith("evaluating: ") for line in lines[1:-2])
+    assert lines[-3] == "evaluating: 20/20  100%"
+    assert lines[-2] == f"wrote {output}"
+    written = json.loads(output.read_text())
+    assert written["env_steps"] == result["env_steps"]
+    assert len(written["returns"]) == 20
+    assert written["return_mean"] == pytest.approx(float(found["mean"]), abs=0.06)
     assert "\x1b" not in ended.stdout
     assert files_of(finished_run.root_dir) == before
 
@@ -243,6 +248,7 @@ def test_mistakes(finished_run, tmp_path):
     assert_refused("No checkpoint of step 7 in .*. Steps: .*", run, "--checkpoint=7")
     assert_refused("checkpoint 'bset' must be latest, best, .*", run, "--checkpoint=bset")
     assert_refused("--video=x.gif: the name must end in .mp4.", run, "--video=x.gif")
+    assert_refused("--output=x.csv: the name must end in .json.", run, "--output=x.csv")
     assert_refused(
         "unknown flag --num_episode; did you mean --num_episodes.", run, "--num_episode=1"
     )

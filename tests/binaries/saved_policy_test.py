@@ -3,7 +3,9 @@ import itertools
 import shutil
 import textwrap
 import threading
+import types
 from concurrent import futures
+from typing import Any
 
 import gin
 import gymnasium
@@ -53,10 +55,16 @@ class FirstNumberPolicy(tf_policy.TFPolicy):
         return policy_step.PolicyStep(action, policy_state, ())
 
 
+def with_policy(policy) -> Any:
+    """Returns what `SavedPolicy` reads of an agent."""
+    specs = {"time_step_spec": policy.time_step_spec}
+    return types.SimpleNamespace(policy=policy, collect_policy=policy, **specs)
+
+
 def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
-    return SavedPolicy(policy, policy, observation_space, action_space, env_steps=0), policy
+    return SavedPolicy(with_policy(policy), observation_space, action_space, env_steps=0), policy
 
 
 @gin.configurable(module="saved_policy_test")
@@ -75,7 +83,7 @@ def test_categories_and_integers_are_taken_as_the_environment_gives_them():
     space = Dict(place=Discrete(4, start=1), bytes=Box(0, 255, (2,), np.uint8))
     env = environment(SamplingEnv(space))
     constant = RandomPolicy(env.time_step_spec(), env.action_spec())
-    policy = SavedPolicy(constant, constant, space, env.action_space, env_steps=0)
+    policy = SavedPolicy(with_policy(constant), space, env.action_space, env_steps=0)
     one = {"place": 4, "bytes": np.array([3, 255]), "text": "is not seen"}
     assert np.shape(policy.predict(one)) == ()
     two = {"place": np.array([1, 4]), "bytes": np.zeros((2, 2), np.int32)}
@@ -136,6 +144,8 @@ def test_greedy_actions_are_the_agents(finished_run, observations, policy):
     q_values = dense_layers(normalized, [*itertools.chain(*layers)])
     assert len({*np.argmax(q_values, 1)}) == 2
     np.testing.assert_array_equal(policy.predict(observations), np.argmax(q_values, 1))
+    ours, _ = policy.agent.q_network(tf.constant(observations))
+    np.testing.assert_allclose(ours, q_values, 1e-4, 1e-4)
 
 
 def test_one_observation_or_a_batch(policy, observations):

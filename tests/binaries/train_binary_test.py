@@ -23,6 +23,7 @@ def assert_refused(message, *flags, **kwargs):
     assert re.fullmatch(f"error: {message}\n", ended.stderr, re.DOTALL), ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout in ("", "loading TensorFlow ...\n")
+    return ended
 
 
 @pytest.fixture
@@ -344,7 +345,8 @@ def test_run_that_is_there_is_guarded(finished_run):
     ],
 )
 def test_mistakes_that_need_no_tensorflow(tmp_path, flags, message):
-    assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
+    ended = assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
+    assert ended.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
 

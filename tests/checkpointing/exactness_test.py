@@ -116,8 +116,8 @@ def test_variables_that_choose_the_kernels_are_told(
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)
     assert resumed.differences == [
-        "$ONEDNN_MAX_CPU_ISA: AVX2 in the checkpoint, nothing here",
-        "$TF_XLA_FLAGS: nothing in the checkpoint, --tf_xla_auto_jit=2 here",
+        "environment variables: ONEDNN_MAX_CPU_ISA=AVX2 in the checkpoint, "
+        "TF_XLA_FLAGS=--tf_xla_auto_jit=2 here"
     ]
 
 
@@ -131,6 +131,19 @@ def test_a_package_that_was_not_installed_does_not_count(
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)
     assert resumed.differences == ["version of box2d: 1 in the checkpoint, 2 here"]
+
+
+def test_a_parameter_that_an_earlier_revision_lacked_counts_unless_it_has_its_default(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    now = "create_dqn_agent.double_q = False\ncreate_dqn_agent.n_step = 3\n"
+    resumed = circumstances(monkeypatch, now + "unknown.rate = 1\n")
+    resumed.restore(tmp_path)
+    assert resumed.differences == [
+        "create_dqn_agent.n_step: nothing in the checkpoint, 3 here",
+        "unknown.rate: nothing in the checkpoint, 1 here",
+    ]
 
 
 MACROS = """

@@ -204,7 +204,7 @@ def test_messages_about_names(corridor):
     assert "CartPole-v1" in message(name="cartpol-v1")
     assert "Please use `Acrobot-v1`" in message(name="Acrobot-v0")
     assert "CartPole-v1" in message(name="CartPole-v7")
-    assert "corridor:Corridor-v3" in message(name="corridor:corridr-v3")
+    assert "Nearest: Corridor-v3" in message(name="corridor:corridr-v3")
     assert "'no_such_module'" in message(name="no_such_module:Room-v0")
     assert "'a_package_that_is_not_there'" in message(name="needy:Room-v0")
     assert "more than one ':'" in message(name="a:b:c")

@@ -114,6 +114,24 @@ def test_layers_of_ones_own_replace_the_choice() -> None:
     assert encoder(some_observations(spec)).shape == [3, 5]
 
 
+def test_images_of_a_nest_may_have_layers_of_ones_own() -> None:
+    spec = {
+        "camera": tf.TensorSpec((4, 40, 40), tf.uint8),
+        "speed": tf.TensorSpec((2,), tf.float32),
+    }
+    with bound({"create_encoder.image_layers": mlp_encoder, "mlp_encoder.units": (5,)}):
+        encoder = create_encoder(spec, of_vectors=lambda: [])
+        assert encoder(tensor_spec.zero_spec_nest(spec, outer_dims=[3])).shape == [3, 5 + 2]
+        for without in (spec["camera"], {"speed": spec["speed"]}):
+            with pytest.raises(UserError, match="image_layers is for the images of a Dict or Tupl"):
+                create_encoder(without)
+    with (
+        bound({"create_encoder.image_layers": lambda: [tf.keras.layers.ReLU()]}),
+        pytest.raises(UserError, match=r"create_encoder\.image_layers .* of shape \(4, 40, 40\)"),
+    ):
+        create_encoder(spec)
+
+
 def test_layers_that_make_no_vectors_are_refused() -> None:
     message = r"create_encoder\.layers .* features of shape \(10, 10, 3\)"
     with (

@@ -201,7 +201,7 @@ def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
 def test_calls_are_counted_where_they_arrive(tmp_path, name):
     _, of_machine = machine_stages.prepare("machine", tmp_path)
     answer = of_machine[name](0.02)
-    assert answer["count"] >= 2 and answer["seconds"] >= 0.02
+    assert answer["count"] >= 1 and answer["seconds"] >= 0.02
     assert answer["unit"] == "calls"
 
 
