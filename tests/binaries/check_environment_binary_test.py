@@ -92,17 +92,14 @@ class BrokenEnv(SaneEnv):
 
 
 class GrowingEnv(SaneEnv):
-    """Pays more in every episode than in the one before."""
+    """Pays more after every episode that it has ended."""
 
     level = 0
 
-    def reset(self, **kwargs):
-        self.level += 1
-        return super().reset(**kwargs)
-
     def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, float(self.level), *rest
+        observation, _, terminated, *rest = super().step(action)
+        self.level += terminated
+        return observation, float(self.level), terminated, *rest
 
 
 class StuckEnv(SaneEnv):
