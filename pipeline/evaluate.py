@@ -146,12 +146,7 @@ def _evaluate(
         if result and (truncated := result.get("truncated")):
             progress.message(f"{truncated} episodes were truncated (Evaluator.max_episode_steps)")
     if result:
-        evaluated = _ROOT_DIR.value or str(_PRETRAINED.value)
-        env_steps = restored.checkpoint.env_steps
-        if output:
-            write_json(output, {"env_steps": env_steps, "seed": _SEED.value, **result})
-            print(f"wrote {output}")
-        print(_summary(evaluated, result["returns"], env_steps))
+        _report(result, restored.checkpoint.env_steps, output)
     return result is not None
 
 
@@ -190,10 +185,14 @@ def _play(
     return evaluator.run(num_episodes, 0, on_progress)
 
 
-def _summary(name: str, returns: list[float], env_steps: int) -> str:
-    return (
-        f"evaluation of {name} after {env_steps:,} environment steps: "
-        f"{score_text(float(np.mean(returns)))} ± {score_text(float(np.std(returns)))} "
+def _report(result: dict[str, Any], env_steps: int, output: pathlib.Path | None) -> None:
+    if output:
+        write_json(output, {"env_steps": env_steps, "seed": _SEED.value, **result})
+        print(f"wrote {output}")
+    returns = result["returns"]
+    print(
+        f"evaluation of {_ROOT_DIR.value or _PRETRAINED.value} after {env_steps:,} environment "
+        f"steps: {score_text(float(np.mean(returns)))} ± {score_text(float(np.std(returns)))} "
         f"(min {score_text(min(returns))}, max {score_text(max(returns))}) "
         f"over {len(returns)} episodes"
     )

@@ -68,7 +68,9 @@ def traits() -> dict[str, str]:
     return {
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
         _INSTRUCTIONS: " ".join(_instructions()),
-        _VARIABLES: " ".join(f"{k}={v}" for k, v in sorted(_kernel_variables().items())),
+        _VARIABLES: " ".join(
+            f"{k}={v}" for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)
+        ),
     }
 
 
@@ -288,10 +290,6 @@ def _threads(kind: str, count: int, cpu_count: int) -> str:
     """
     chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
     return str(count or chosen or cpu_count)
-
-
-def _kernel_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if _OF_KERNELS.fullmatch(name)}
 
 
 def _instructions() -> list[str]:

@@ -46,6 +46,7 @@ from pipeline.ops.masks import mask_out
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (
     action_mask,
+    has_pixels,
     is_channels_first,
     is_colour_stack,
     is_frame_stack,
@@ -215,7 +216,7 @@ def create_encoder(
     else:
         arrays = tf.nest.flatten(encoded)
         first += [EncodeArrays([_array_encoder(spec, image_layers) for spec in arrays])]
-    if image_layers is not None and (is_array or not any(map(_is_image, arrays))):
+    if image_layers is not None and (is_array or not any(map(has_pixels, arrays))):
         raise UserError(
             "create_encoder.image_layers is for the images of a Dict or Tuple, and this "
             "observation has none. For an observation that is an image, bind create_encoder.layers."
@@ -230,7 +231,7 @@ def _array_encoder(
     spec: tf.TensorSpec, image_layers: Callable[[], Sequence[tf.keras.layers.Layer]] | None
 ) -> tf.keras.Sequential:
     """Creates the encoder of one of several arrays, [B, ...] -> [B, features] float32."""
-    if image_layers is not None and _is_image(spec):
+    if image_layers is not None and has_pixels(spec):
         return _encoder_of("image_layers", image_layers, [to_float(spec)], spec)
     layers = _image_encoder(spec) or [tf.keras.layers.Flatten()]
     return tf.keras.Sequential([to_float(spec), *layers, ToFloat()])
@@ -247,11 +248,6 @@ def _image_encoder(spec: tf.TensorSpec) -> Sequence[tf.keras.layers.Layer] | Non
     if is_image(spec):
         return small_cnn_encoder(max(spec.shape[:2]))
     return None
-
-
-def _is_image(spec: tf.TensorSpec) -> bool:
-    kinds = is_frame_stack, is_colour_stack, is_channels_first, is_image
-    return any(is_kind(spec) for is_kind in kinds)
 
 
 def _encoder_of(

@@ -57,8 +57,9 @@ class FirstNumberPolicy(tf_policy.TFPolicy):
 
 def with_policy(policy) -> Any:
     """Returns what `SavedPolicy` reads of an agent."""
-    specs = {"time_step_spec": policy.time_step_spec}
-    return types.SimpleNamespace(policy=policy, collect_policy=policy, **specs)
+    return types.SimpleNamespace(
+        policy=policy, collect_policy=policy, time_step_spec=policy.time_step_spec
+    )
 
 
 def summing(observation_space, action_space):
