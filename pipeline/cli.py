@@ -24,6 +24,14 @@ from typing import Any, NoReturn, TextIO, cast
 
 from absl import app, flags
 
+if sys.platform != "linux":  # Modules that are imported below are missing elsewhere.
+    print(
+        "error: this program runs on Linux only. On Windows, use WSL 2; on macOS, use a Linux "
+        "container for x86-64.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
 from pipeline import configuration
 from pipeline.configuration.statements import Binding, Import
 from pipeline.utils import errors, files
@@ -52,12 +60,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             code = main(argv)
             sys.stdout.flush()
             return code
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             if not error.name or error.name.partition(".")[0] == "pipeline":
                 raise
+            is_missing = isinstance(error, ModuleNotFoundError)
+            what = "is not installed" if is_missing else f"cannot be used ({error})"
             _fail(
-                f"{error.name} is not installed in {sys.executable}. Install this package again "
-                "with everything in requirements.txt."
+                f"{error.name} {what} in {sys.executable}. Install this package again with "
+                "everything in requirements.txt."
             )
         except errors.UserError as error:
             _fail(configuration.explain_call_error(error) or str(error), error.exit_code)

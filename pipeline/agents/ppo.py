@@ -134,6 +134,7 @@ def create_ppo_agent(
     normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update
+    agent_class: Callable[..., PPOAgent] = PPOAgent,  # a subclass may have another loss
 ) -> PPOAgent:
     """Creates a PPO-clip agent for discrete or continuous actions; its network is an `ActorCritic`.
 
@@ -152,7 +153,7 @@ def create_ppo_agent(
     check_arguments(create_ppo_agent, locals())
     del seed
     rate_schedule, clip_schedule = as_schedule(learning_rate), as_schedule(clip_ratio)
-    agent = PPOAgent(
+    agent = agent_class(
         time_step_spec,
         action_spec,
         actor_critic=ActorCritic(time_step_spec.observation, action_spec),

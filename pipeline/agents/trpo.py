@@ -261,6 +261,7 @@ def create_trpo_agent(
     normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = None,  # of the value function; None: no limit
     accumulate_updates: PositiveInt = 1,  # must be 1, because a step needs the whole rollout
+    agent_class: Callable[..., TRPOAgent] = TRPOAgent,  # a subclass may have another loss
 ) -> TRPOAgent:
     """Creates a TRPO agent for discrete or continuous actions.
 
@@ -284,7 +285,7 @@ def create_trpo_agent(
             "encoders. Bind ActorCritic.share_encoder = False."
         )
     rate_schedule = as_schedule(learning_rate)
-    agent = TRPOAgent(
+    agent = agent_class(
         time_step_spec,
         action_spec,
         actor_critic=actor_critic,

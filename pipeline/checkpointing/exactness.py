@@ -29,11 +29,15 @@ _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless"
 # Environment variables that choose the kernels, except those about what kernels print.
 _OF_KERNELS = re.compile(r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|NVIDIA_TF32)_.*|XLA_FLAGS)")
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
-# These parameters do not affect a run's results.
+# These parameters do not affect a run's results, or only by what is compared in their place.
 _HARMLESS = {
     "Patience.give_up_after",
     "Watchdog.timeout",
     "atari_environment.num_threads",
+    "configure_tensorflow.inter_op",
+    "configure_tensorflow.intra_op",
+    "configure_tensorflow.onednn",
+    "configure_tensorflow.use_gpu",
     "distributed_runner.ray_address",
     "distributed_runner.timeout",
     "gymnasium_environment.own_thread",
@@ -237,7 +241,9 @@ class Circumstances:
             f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "
             f"{now.get(name, 'nothing')} here"
             for name in sorted(now.keys() | saved.keys())
-            if saved.get(name) != now.get(name) and (name in saved or not self._is_new(name))
+            if saved.get(name) != now.get(name)
+            and name.rpartition("/")[2] not in _HARMLESS  # earlier revisions saved some of them
+            and (name in saved or not self._is_new(name))
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)

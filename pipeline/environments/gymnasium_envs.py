@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -248,7 +249,12 @@ def _worded_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        hint = suggest(name.rpartition(":")[2], gymnasium.registry)
+        module, _, id_ = name.rpartition(":")
+        if hasattr(sys.modules.get(module), id_):
+            hint = f" {id_} is an object of {module}, but no id: register it there with gymnasium."
+            hint += f"register('{id_}-v0', entry_point={name!r}), and bind '{module}:{id_}-v0'."
+        else:
+            hint = suggest(id_, gymnasium.registry)
         raise UserError(f"{binding}: {error}{hint}") from error
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{binding} needs a package that is not installed: {error}") from error

@@ -172,11 +172,22 @@ def counts(value: Any, *shape: int) -> np.ndarray:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Tries to lock a file; returns True if this process holds the lock."""
+    """Tries to lock a file; returns True if this process holds the lock.
+
+    Raises:
+      UserError: If the file system has no locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise UserError(
+            f"{file.name} cannot be locked against other processes, because its file system has no "
+            f"file locks ({error.strerror}). Mount it with them, or choose another folder."
+        ) from error
     return True
 
 

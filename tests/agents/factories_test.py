@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -90,6 +91,13 @@ def test_a_flag_is_true_or_false(algorithm: str, name: str) -> None:
     binding = f"create_{algorithm}_agent.{name} = 1"
     with pytest.raises(UserError, match=f"{binding}: must be True or False.$"):
         configuration.load([f"agents/{algorithm}"], [binding])
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_the_class_of_the_agent_can_be_chosen(algorithm: str) -> None:
+    made = mock.Mock(spec=[])
+    assert create(algorithm, agent_class=made) is made.return_value
+    made.assert_called_once()
 
 
 @pytest.mark.parametrize("name", ["actor_units", "critic_units"])

@@ -48,6 +48,8 @@ def main(argv):
         os.path.abspath("x")
     elif NAME.value == "missing module":
         import not_installed
+    elif NAME.value == "other version":
+        from gin import not_in_this_version
     elif NAME.value == "noted":
         print("note: " + "x" * 100_000, file=sys.stderr, flush=True)
         print("ran on")
@@ -189,6 +191,21 @@ def test_a_current_folder_that_was_deleted_is_no_error(tmp_path, monkeypatch):
 def test_a_module_that_is_not_installed_is_named() -> None:
     message = f"not_installed is not installed in {sys.executable}. Install this package again "
     assert_fails(["--root_dir=missing module"], message + "with everything in requirements.txt.")
+
+
+def test_a_module_of_another_version_is_named() -> None:
+    """Another package may have replaced, for example, gymnasium by an older version."""
+    ended = run("--root_dir=other version")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    message = r"error: gin cannot be used \(.*'not_in_this_version'.*\) in .*\. Install this "
+    assert re.match(message, ended.stderr)
+
+
+def test_other_systems_than_linux_are_refused() -> None:
+    program = "import sys; sys.platform = 'darwin'; sys.modules['fcntl'] = None\n" + PROGRAM
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: this program runs on Linux only. ")
 
 
 def test_a_working_folder_that_was_deleted_is_told(tmp_path) -> None:

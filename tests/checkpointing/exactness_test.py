@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import re
@@ -103,6 +104,43 @@ def test_other_settings_of_tensorflow_are_told(
     resumed.restore(tmp_path)
     (line,) = resumed.differences
     assert line.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "setting, parameter, here",
+    [
+        ({"threads": {"intra_op": 3}}, "intra_op = 3", {0}),
+        ({"device": "CPU"}, "use_gpu = False", {0, 2, 5}),
+        ({"onednn": "1"}, "onednn = False", {0, 2, 5}),
+    ],
+)
+def test_a_binding_may_restore_what_another_machine_would_choose(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: dict[str, Any],
+    parameter: str,
+    here: set[int],
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
+    begun = circumstances(monkeypatch, settings={"threads": {"intra_op": 0}})
+    begun.save(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: here)
+    setting = {"threads": {"intra_op": 0}} | setting
+    resumed = circumstances(monkeypatch, f"configure_tensorflow.{parameter}\n", settings=setting)
+    resumed.restore(tmp_path)
+    assert resumed.differences == []
+
+
+def test_a_checkpoint_may_hold_a_value_that_is_no_longer_compared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    file = tmp_path / "circumstances.json"
+    saved = json.loads(file.read_text()) | {"evaluation/configure_tensorflow.intra_op": "7"}
+    file.write_text(json.dumps(saved))
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert resumed.differences == []
 
 
 def test_variables_that_choose_the_kernels_are_told(

@@ -1,14 +1,18 @@
-"""Tests that the schedule and the loss that the algorithms' pages define can be bound."""
+"""Tests that the schedule, the loss and the classes that pages define can be used."""
 
 import importlib
+import json
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from tf_agents.trajectories import TimeStep
 
 from pipeline import configuration
+from pipeline.environments.gymnasium_envs import gymnasium_environment
+from pipeline.ops.observations import action_mask
 from pipeline.training.train_loop import train
 from pipeline.utils.shutdown import StopSignal
 
@@ -39,3 +43,37 @@ def test_a_function_of_a_page_can_be_bound(page, module, config, tmp_path, monke
         schedule = importlib.import_module(module).cosine_schedule(2.0, 100)
         values = [float(schedule(tf.constant(count, tf.int64))) for count in (0, 50, 100, 200)]
         np.testing.assert_allclose(values, [2.0, 1.0, 0.0, 0.0], atol=1e-6)
+
+
+@pytest.mark.usefixtures("any_config")
+def test_the_agent_class_of_the_tutorial_trains_and_logs_its_loss(tmp_path, monkeypatch):
+    text = (ROOT / "docs/tutorials/agent.md").read_text()
+    for name in ("my_ppo.py", "penalized_ppo.gin"):
+        (block,) = re.findall(rf"```\w+\n(# {name}.*?)```", text, re.DOTALL)
+        (tmp_path / name).write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    bindings = ["train.num_env_steps = 256", "train.num_final_episodes = 1"]
+    configuration.load([str(tmp_path / "penalized_ppo.gin")], bindings, allow_imports=True)
+    train(tmp_path / "run", 1, "fail", StopSignal())
+    record = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+    parts = record["policy_loss"] + 0.5 * record["value_loss"] + record["penalty"]
+    assert record["penalty"] != 0
+    np.testing.assert_allclose(record["loss"], parts, rtol=1e-5)
+
+
+def test_the_environments_of_other_interfaces_of_the_tutorial_can_be_used(tmp_path, monkeypatch):
+    text = (ROOT / "docs/tutorials/environment.md").read_text()
+    for name in ("my_py_environments.py", "my_masks.py"):
+        (block,) = re.findall(rf"```python\n(# {name}.*?)```", text, re.DOTALL)
+        (tmp_path / name).write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    countdown = gymnasium_environment(1, name="my_py_environments:Countdown-v0")
+    steps = [countdown.step(np.array([action])) for action in (0, 0, 0, 0, 0, 0, 0, 1)]
+    flat = {name: [float(getattr(x, name)[0]) for x in steps] for name in TimeStep._fields[:3]}
+    assert flat == {
+        "step_type": [0, 1, 1, 1, 1, 2, 0, 2],  # a time limit, and a terminal state
+        "reward": [0, 1, 1, 1, 1, 1, 0, 0],
+        "discount": [1, 1, 1, 1, 1, 1, 1, 0],
+    }
+    taxi = gymnasium_environment(1, name="Taxi-v4", wrappers=("my_masks:MaskFromInfo",))
+    assert action_mask(taxi.current_time_step().observation).shape == (1, 6)

@@ -205,6 +205,8 @@ def test_messages_about_names(corridor):
     assert "Please use `Acrobot-v1`" in message(name="Acrobot-v0")
     assert "CartPole-v1" in message(name="CartPole-v7")
     assert "Nearest: Corridor-v3" in message(name="corridor:corridr-v3")
+    registration = "gymnasium.register('Marked-v0', entry_point='corridor:Marked')"
+    assert registration in message(name="corridor:Marked")
     assert "'no_such_module'" in message(name="no_such_module:Room-v0")
     assert "'a_package_that_is_not_there'" in message(name="needy:Room-v0")
     assert "more than one ':'" in message(name="a:b:c")

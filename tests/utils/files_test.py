@@ -1,5 +1,6 @@
 """Tests of locks, and of what must be on the disk before something else relies on it."""
 
+import errno
 import fcntl
 import os
 import pathlib
@@ -115,6 +116,15 @@ def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(
     with pytest.raises(UserError, match="busy in"):
         files.lock(folder / ".lock", "busy in", "--folder")
     held.close()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(UserError, match="no file locks .*choose another folder"):
+        files.lock(tmp_path / ".lock", "busy in", "--folder")
 
 
 def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(tmp_path):
