@@ -44,8 +44,8 @@ _HARMLESS = {
     "train.checkpoint_interval",
     "train.log_interval",
 }
-# The limit of an evaluation's episodes does not affect what a run learns.
-_LIMIT = "Evaluator.max_episode_steps"
+# These parameters of evaluations do not affect what a run learns.
+_OF_EVALUATION = {"Evaluator.max_episode_steps", "train.num_final_episodes"}
 # The length of a run does not affect the steps taken so far, unless a schedule spans the whole run.
 _LENGTH = "train.num_env_steps"
 _OF_WHOLE_RUN = "whole_run"
@@ -55,7 +55,7 @@ _INSTRUCTIONS = "processor's instructions"
 _VARIABLES = "environment variables"
 # What depends on the machine, rather than on the command.
 _OF_TRAITS = (_VERSION, _INSTRUCTIONS, _VARIABLES)
-_OF_MACHINE = (*_OF_TRAITS, "threads.", "device")
+_OF_MACHINE = (*_OF_TRAITS, "threads.", "device", "oneDNN")
 
 
 def versions() -> dict[str, str]:
@@ -242,7 +242,7 @@ class Circumstances:
             f"{now.get(name, 'nothing')} here"
             for name in sorted(now.keys() | saved.keys())
             if saved.get(name) != now.get(name)
-            and name.rpartition("/")[2] not in _HARMLESS  # earlier revisions saved some of them
+            and name.rpartition("/")[2] not in _HARMLESS | _OF_EVALUATION  # of earlier revisions
             and (name in saved or not self._is_new(name))
         ]
         if self.differences and not self.exactness.allow_inexact:
@@ -268,7 +268,7 @@ class Circumstances:
 
     def _circumstances(self) -> dict[str, str]:
         text = configuration.operative_config()
-        harmless = {*_HARMLESS, _LIMIT}
+        harmless = _HARMLESS | _OF_EVALUATION
         if _OF_WHOLE_RUN not in text:
             harmless.add(_LENGTH)
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}

@@ -58,9 +58,9 @@ class Episodes:
       seconds: Time spent in steps and resets so far.
       calls: Number of calls into the vector so far.
       crossing: Identifier of the thread that is inside such a call now, or 0 if none is.
+      usual_seconds: Time that the longest call so far took.
     """
 
-    usual_seconds = 0.0  # a watchdog ends the program soon after a signal
     limits_itself = False
 
     def __init__(
@@ -94,6 +94,7 @@ class Episodes:
         self.seconds = 0.0
         self.calls = 0
         self.crossing = 0
+        self.usual_seconds = 0.0
         self._build = build
         self._is_recorded = True
         self._num_envs = self.vector.num_envs
@@ -212,10 +213,12 @@ class Episodes:
         """Calls the vector, and lets other threads see that the call is under way."""
         self.calls += 1
         self.crossing = self.vector.thread or threading.get_ident()
+        started = time.monotonic()
         try:
             return call(*args)
         finally:
             self.crossing = 0
+            self.usual_seconds = max(self.usual_seconds, time.monotonic() - started)
 
     def _timed(self, call: Callable[..., Rows], *args: Any) -> Rows:
         started = time.perf_counter()

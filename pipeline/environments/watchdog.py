@@ -23,7 +23,7 @@ _TICK = 1.0  # seconds
 _PROCESS_VECTOR = str(pathlib.Path(__file__).with_name("process_vector.py"))
 
 
-# A program ends within ten seconds of a signal.
+# A program ends within ten seconds of a signal, unless its environments are slow.
 _STOP_SECONDS = 8.0
 # A graph call of an environment that has not returned after this time waits for ever if TensorFlow
 # has one thread.
@@ -64,8 +64,8 @@ class Watchdog:
         Args:
           environments: Environments to watch.
           advice: Returns the last line of the message.
-          stop: Signal to stop. A call that is under way 8 s after it arrived, and has taken as
-            long, ends the process.
+          stop: Signal to stop. A call that is under way 8 s after it arrived, and has taken 8 s
+            longer than any before, ends the process.
           timeout: Longest allowed reset or vector step in seconds; 0 for no limit.
 
         Raises:

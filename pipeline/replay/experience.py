@@ -70,7 +70,7 @@ class Experience(Protocol):
         """Appends `rows` [T, S, ...], the next T rows of the streams `stream_ids` [S] (int).
 
         With `verify`, as in the warm-up, the store also compares the rows with those that it would
-        return for training. `check_ready` reports a difference.
+        return for training. `check_rows` reports a difference.
         """
 
     def begin(self, prepare: Callable[[trajectory.Trajectory], trajectory.Trajectory]) -> None:
@@ -94,11 +94,18 @@ class Experience(Protocol):
         final observation.
         """
 
+    def check_rows(self) -> None:
+        """Checks that the rows collected so far can be trained on. Runs eagerly.
+
+        Raises:
+          UserError: If `add` found a difference.
+        """
+
     def check_ready(self) -> None:
         """Checks that the rows collected so far suffice for a batch. Runs eagerly.
 
         Raises:
-          UserError: If more rows are needed, or if `add` found a difference.
+          UserError: If more rows are needed.
         """
 
     def bad_columns(self) -> list[str]:

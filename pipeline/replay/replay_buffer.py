@@ -220,10 +220,10 @@ class ReplayBuffer:
         return columns.gather(self._columns[STEP_TYPE], keys) == ts.StepType.LAST
 
     def check_ready(self) -> None:
-        """Checks that a sequence can be sampled and that all stacks were rebuilt correctly.
+        """Checks that a sequence can be sampled.
 
         Raises:
-          UserError: If no row can start a sequence, or a stack cannot be rebuilt from its rows.
+          UserError: If no row can start a sequence.
         """
         if not tf.reduce_any(self._valid_starts()[1] > 0):
             raise UserError(
@@ -231,6 +231,13 @@ class ReplayBuffer:
                 f"which is too few for one sequence of {self._sequence_length} rows. Raise "
                 "initialize_replay_buffer.num_env_steps."
             )
+
+    def check_rows(self) -> None:
+        """Checks that all stacks were rebuilt correctly.
+
+        Raises:
+          UserError: If a stack cannot be rebuilt from its rows.
+        """
         if not self._stacks_hold:
             raise UserError(
                 f"Observations of shape {self._spec.observation.shape} are not stacks of the "

@@ -166,6 +166,9 @@ class Rollout:
     def truncate(self, stream_ids: tf.Tensor | None = None) -> None:
         """Does nothing, because between iterations there are no rows to truncate."""
 
+    def check_rows(self) -> None:
+        """Does nothing, because rows are trained on as they were collected."""
+
     def check_ready(self) -> None:
         """Does nothing, because each iteration collects all rows that it trains on."""
 

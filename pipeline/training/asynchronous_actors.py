@@ -136,6 +136,9 @@ class ActorExperience(Parts):
 
     keeps_rows = False
 
+    def check_rows(self) -> None:
+        """Does nothing, because rows are trained on as they were collected."""
+
     def check_ready(self) -> None:
         """Does nothing, because each iteration collects all rows that it trains on."""
 

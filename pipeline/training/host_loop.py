@@ -15,19 +15,21 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.acting.episode_statistics import metrics_record
+from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
 from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.episodes import WINDOW
 from pipeline.environments.watchdog import Watchdog
+from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.run_logs import RunLogs, named_write_errors
 from pipeline.training.components import Components
 from pipeline.training.graph_calls import GraphCalls
 from pipeline.training.intervals import Plan
 from pipeline.training.iteration import Chunk, LoopState, clear_losses
-from pipeline.training.nan_checks import check_losses, check_weights, unsound_weights
+from pipeline.training.nan_checks import check_losses, check_state, unsound_weights
 from pipeline.utils.errors import UserError, WriteError, hinting
 from pipeline.utils.progress import EVALUATING, TRAINING, WARMING_UP, Progress
 from pipeline.utils.retry import Patience
@@ -147,15 +149,20 @@ class HostLoop:
     def collect_randomly(self, until: int) -> None:
         """Collects with a random policy until the run has taken `until` environment steps.
 
-        If the run has already taken them, nothing is done. Otherwise, a checkpoint is saved
-        afterwards, because the warm-up may have been long.
+        If the run has already taken them, nothing is done. Otherwise, checkpoints are saved when
+        they are due and afterwards, because the warm-up may be long.
 
         Raises:
           Stopped, UserError: See `train`.
         """
         is_cold = self.env_steps < until
         while self.env_steps < until:
-            self._call(self._runner.collect_randomly, until, WARMING_UP)
+            stop = min(until, self._plan.next_stop(self.env_steps))
+            self._call(self._runner.collect_randomly, stop, WARMING_UP)
+            # Before anything is saved, because the advice may be another configuration.
+            self._components.experience.check_rows()
+            if self.env_steps < until and self._due("checkpointed", self._plan.checkpoint_interval):
+                self._save_patience.attempt(self.save)
         if is_cold:
             if self.env_steps >= self._plan.num_env_steps:
                 raise UserError(
@@ -165,9 +172,9 @@ class HostLoop:
                 )
             self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._calls.restart_timing(self.state)
-        self._components.experience.check_ready()  # first: its advice may be another configuration
+        self._components.experience.check_ready()
         if is_cold:
-            self._save_patience.attempt(self._save)
+            self._save_patience.attempt(self.save)
 
     def train(self) -> dict[str, Any]:
         """Trains to the end and evaluates the final weights.
@@ -250,16 +257,16 @@ class HostLoop:
         weights = functools.partial(unsound_weights, components.agent, components.experience)
         with hinting(self._resume_hint), named_failures(components.environment, weights):
             self.state = self._calls.run(chunk, self.state, until)
-            self._check_losses()
+            check_losses(self.state.loss_sums, *self._checked())
         self._progress.update(self.record(), phase)
         self._log_patience.retry(self._flush)
-        self._save_patience.retry(self._save)
+        self._save_patience.retry(self.save)
 
-    def _check_losses(self) -> None:
-        agent, experience = self._components.agent, self._components.experience
+    def _checked(self) -> tuple[Agent, Experience, int, str]:
+        """Returns the arguments of `nan_checks`."""
         drivers = self._runner.drivers
         source = drivers[0].environment.source if drivers else ""
-        check_losses(self.state.loss_sums, agent, experience, self.env_steps, source)
+        return self._components.agent, self._components.experience, self.env_steps, source
 
     def _due(self, name: str, interval: int) -> bool:
         return bool(interval) and self.env_steps // interval > self._host[name] // interval
@@ -272,7 +279,7 @@ class HostLoop:
         if self._due("evaluated", self._plan.eval_interval):
             self._evaluate()
         if self._due("checkpointed", self._plan.checkpoint_interval):
-            self._save_patience.attempt(self._save)
+            self._save_patience.attempt(self.save)
 
     def _log(self) -> None:
         self._logs.add_metrics(self.record())
@@ -295,7 +302,7 @@ class HostLoop:
         best = self._checkpoints.best(unreadable=set())
         is_best = return_mean is not None and (best is None or return_mean > best.return_mean)
         if is_best or self._save_patience.is_failing:  # Also retry an earlier failed save.
-            self._save()
+            self.save()
 
     def _play(self, num_episodes: int, index: int) -> dict[str, Any]:
         length = self._components.evaluator.length(num_episodes)
@@ -306,7 +313,7 @@ class HostLoop:
             return self._stop.requested
 
         with hinting(self._resume_hint):
-            check_weights(self._components.agent, self.env_steps)
+            check_state(*self._checked())
             result = self._components.evaluator.run(num_episodes, index, on_progress)
         if self._components.evaluator.shares_environment:
             self._set_state(self._runner.begin_new_episodes(self.state))
@@ -324,9 +331,14 @@ class HostLoop:
         self._progress.update({"evaluation_return_mean": result["return_mean"]})
         return result
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Saves a checkpoint of the current state.
+
+        Raises:
+          UserError: If weights or rows are not finite; a WriteError if it cannot be written.
+        """
         with hinting(self._resume_hint):
-            check_weights(self._components.agent, self.env_steps)
+            check_state(*self._checked())
             self._logs.sync()  # or a resume from this checkpoint would miss records
         of, mean = self._returned or (None, None)
         before = self._host["checkpointed"]
@@ -342,13 +354,13 @@ class HostLoop:
     def _check_stop(self) -> None:
         if self._stop.requested:
             if not self._is_saved:
-                self._save()
+                self.save()
             raise Stopped
 
     def _finish(self) -> dict[str, Any]:
         self._log_patience.insist(self._flush)
         if not self._is_saved:
-            self._save_patience.insist(self._save)
+            self._save_patience.insist(self.save)
         evaluation = self._play(self._plan.num_final_episodes, _FINAL_EVALUATION)
         result = {
             "evaluation": evaluation,

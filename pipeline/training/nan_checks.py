@@ -57,38 +57,32 @@ def check_losses(
     Raises:
       UserError: If a loss is NaN or infinite. The message lists the causes before the losses.
     """
-    bad = [name for name, total in loss_sums.items() if not math.isfinite(float(total))]
-    if bad:
-        columns = experience.bad_columns()
-        is_from_environment = bool(columns) and columns[0].startswith(FROM_ENVIRONMENT)
-        advice = f"If the environment's observations and rewards are sound, {_ADVICE}"
-        if is_from_environment and source:
-            advice = f"Check the environment's class {source}. {advice}"
-        raise _not_finite([*columns, *bad, *_bad_weights(agent)], agent, env_steps, advice)
+    if bad := [name for name, total in loss_sums.items() if not math.isfinite(float(total))]:
+        raise _not_finite(experience.bad_columns(), bad, agent, env_steps, source)
 
 
-def check_weights(agent: Agent, env_steps: int) -> None:
-    """Checks that all weights are finite.
+def check_state(agent: Agent, experience: Experience, env_steps: int, source: str) -> None:
+    """Checks that all weights and all rows are finite, before they are saved or evaluated.
 
-    A loss is computed before its update, so weights may be NaN although all losses are finite.
+    A loss is computed before its update, and of some rows only. So both may be NaN although all
+    losses are finite.
 
     Raises:
-      UserError: If a weight is NaN or infinite.
+      UserError: If one is NaN or infinite; see `check_losses`.
     """
-    if bad := _bad_weights(agent):
-        raise _not_finite(bad, agent, env_steps, _ADVICE.capitalize())
+    columns = experience.bad_columns()
+    if columns or _bad_weights(agent):
+        raise _not_finite(columns, [], agent, env_steps, source)
 
 
-def _not_finite(bad: list[str], agent: Agent, env_steps: int, advice: str) -> UserError:
-    """Returns the error that ends a run.
-
-    Args:
-      bad: Names of the tensors that are not finite. Each is a cause of the next.
-      agent: Counts the updates.
-      env_steps: Environment steps that the run has taken.
-      advice: What to do, without a full stop.
-    """
-    first, *others = bad
+def _not_finite(
+    columns: list[str], losses: list[str], agent: Agent, env_steps: int, source: str
+) -> UserError:
+    """Returns the error that ends a run; see `check_losses`."""
+    advice = f"If the environment's observations and rewards are sound, {_ADVICE}"
+    if columns and columns[0].startswith(FROM_ENVIRONMENT) and source:
+        advice = f"Check the environment's class {source}. {advice}"
+    first, *others = [*columns, *losses, *_bad_weights(agent)]  # each is a cause of the next
     then = f", then {', '.join(others)}" if others else ""
     return UserError(
         f"NaN or infinite after {env_steps:_} environment steps and "

@@ -363,7 +363,8 @@ def _restore(
     source: str | None,
 ) -> None:
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
-    if loop.restore():
+    is_resumed = loop.restore()
+    if is_resumed:
         if source and any(x.startswith("--warm_start") for x in circumstances.differences):
             raise UserError(
                 f"{folder.path} continues from its checkpoint, so another --warm_start has no "
@@ -383,3 +384,5 @@ def _restore(
         [*circumstances.differences, *([divergence] if divergence else [])],
     ):
         progress.message(message)
+    if source and not is_resumed:
+        loop.save()  # or the same command would start with another agent if the source trains on

@@ -17,6 +17,7 @@ atari_environment.num_threads = {threads}
 evaluation/atari_environment.num_threads = {threads}
 atari_environment.num_envs = {envs}
 Evaluator.max_episode_steps = {limit}
+train.num_final_episodes = {games}
 train.num_env_steps = {steps}
 train.log_interval = {interval}
 train.checkpoint_interval = {interval}
@@ -29,9 +30,10 @@ def circumstances(
     seed: int = 1,
     exactness: Exactness = ANY,
     settings: dict[str, Any] | None = None,
-    **values: Any,
+    **given: Any,
 ):
-    values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, "limit": 100, **values}
+    values = {"threads": 1, "envs": 8, "steps": 100, "interval": 50, "limit": 100, "games": 9}
+    values |= given
     text = CONFIG.format(**values) + schedule
     monkeypatch.setattr(configuration, "operative_config", lambda: text)
     usual = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
@@ -50,6 +52,7 @@ SPREAD = "linear_schedule.num_steps = @whole_run()\n"
         ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
         ({"steps": 200}, "", []),
         ({"limit": 50}, "", []),
+        ({"games": 5}, "", []),
         ({"steps": 200}, SPREAD, ["train.num_env_steps: 100 in the checkpoint, 200 here"]),
     ],
 )
@@ -252,7 +255,7 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
 
 def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):
     path = tmp_path / "operative_config.gin"
-    text = CONFIG.format(threads=1, envs=8, steps=100, interval=50, limit=100)
+    text = CONFIG.format(threads=1, envs=8, steps=100, interval=50, limit=100, games=9)
     path.write_text(f"{text}rate/linear_schedule.final = 1\n")
     more = "GAMES = 8\nevaluation/atari_environment.num_envs = %GAMES\n"
     more += "gymnasium_environment.kwargs = {'b': 1, 'a': 2}\n"
@@ -272,8 +275,8 @@ def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_p
         assert configured_otherwise(path) == [
             "atari_environment.num_envs: 8 there, 4 here",
             "Evaluator.max_episode_steps: 100 there, 50 here",
-            "GAMES: 8 there, 2 here",
             "train.create_agent: @create_sac_agent there, @create_dqn_agent here",
+            "GAMES: 8 there, 2 here",
         ]
 
 

@@ -129,6 +129,20 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
     assert f"it is at {__file__}:{in_the_way.__code__.co_firstlineno + 1}, in in_the_way." in said
 
 
+def test_a_slow_call_may_end_after_a_signal(environment, ended, monkeypatch):
+    monkeypatch.setattr(watchdog, "_TICK", 0.05)
+    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.3)
+    environment.episodes.cross(time.sleep, 0.8)
+    stop = StopSignal()
+    stop.requested = True
+    dog = Watchdog([environment.episodes], str, stop)
+    environment.episodes.cross(time.sleep, 0.8)
+    assert not ended.is_set()
+    environment.episodes.cross(ended.wait, 30.0)
+    assert ended.is_set()
+    dog.close()
+
+
 def test_a_negative_timeout_is_refused():
     with pytest.raises(UserError, match="Watchdog.timeout = -1: must be a number, at least 0"):
         Watchdog([], lambda: "", StopSignal(), timeout=-1)

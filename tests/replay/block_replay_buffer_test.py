@@ -50,7 +50,7 @@ def filled(stack: int = 0, num_rows: int = 60, **kwargs: Any):
     buffer = create_block(stack, 2, capacity=200, **kwargs)
     streams: list[Stream] = [LivesStream(i, stack, 3) for i in range(2)]
     collect(buffer, streams, [0, 1], num_rows)
-    buffer.check_ready()
+    buffer.check_rows()
     return buffer, streams
 
 
@@ -107,7 +107,7 @@ def test_stacks_do_not_reach_beyond_a_lost_life() -> None:
     plain = create(4, 2, capacity=200)
     collect(plain, [LivesStream(i, 4, 3) for i in range(2)], [0, 1], 60)
     with pytest.raises(UserError, match="are not stacks of the newest.* @BlockReplayBuffer"):
-        plain.check_ready()
+        plain.check_rows()
 
 
 def test_what_is_too_little_for_a_batch_is_left() -> None:

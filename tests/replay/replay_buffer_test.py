@@ -392,10 +392,10 @@ def test_colour_images_are_not_taken_for_stacks() -> None:
     buffer = create(3, capacity=20)
     buffer.add(tf.range(1), rows, verify=True)
     with pytest.raises(UserError, match="ReplayBuffer.store_single_frames = False"):
-        buffer.check_ready()
+        buffer.check_rows()
     buffer = create(3, capacity=20, store_single_frames=False)
     buffer.add(tf.range(1), rows, verify=True)
-    buffer.check_ready()
+    buffer.check_rows()
     batch, _, keys = buffer.next_batch()
     np.testing.assert_array_equal(batch.observation[:, 0], images[keys.numpy(), 0])
 
@@ -411,10 +411,10 @@ def test_stacks_that_repeat_their_first_frame_are_refused(tmp_path: pathlib.Path
     restored.restore(tmp_path)
     for refusing in (buffer, restored):
         with pytest.raises(UserError, match='single_frames = False. .*padding_type="zero"'):
-            refusing.check_ready()
+            refusing.check_rows()
     buffer, stream = create(3, capacity=90, store_single_frames=False), Stream(0, 3, 0, True)
     collect(buffer, [stream], [0], 20)
-    buffer.check_ready()
+    buffer.check_rows()
     check_batch(buffer.next_batch(), [stream], 90, 2)
 
 
@@ -435,8 +435,8 @@ def with_gymnasium_stacks(padding_type: Any) -> ReplayBuffer:
 
 def test_gymnasium_stacks_need_the_padding_that_the_message_recommends() -> None:
     with pytest.raises(UserError, match=r'"zero" \(in gymnasium.*FrameStackObservation\)\.$'):
-        with_gymnasium_stacks("reset").check_ready()
-    with_gymnasium_stacks("zero").check_ready()
+        with_gymnasium_stacks("reset").check_rows()
+    with_gymnasium_stacks("zero").check_rows()
 
 
 def test_stacks_are_compared_only_where_that_is_asked_for() -> None:

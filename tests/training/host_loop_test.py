@@ -388,6 +388,39 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_overwritten(t
     assert resumed.loop.train()["env_steps"] >= 300
 
 
+def test_rows_that_are_not_finite_are_never_saved(tmp_path, begin_dqn, monkeypatch):
+    """Otherwise no resume could get rid of them, although the environment may be corrected."""
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
+    run = begin_dqn(tmp_path / "run")
+    switch = run.switches / "nan"
+
+    def spoil(record, phase):
+        switch.touch()
+        if run.loop.env_steps >= 40:
+            switch.unlink()
+
+    run.progress.hook = spoil
+    message = "and 0 updates: reward of the rows collected. Check the environment's class tiny_runs"
+    with pytest.raises(UserError, match=message):
+        run.train()
+    assert run.checkpoints == []
+
+
+def test_a_long_warm_up_is_saved(tmp_path, begin_dqn, monkeypatch):
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
+    run = begin_dqn(tmp_path / "run", PLAN._replace(checkpoint_interval=20))
+    saved_so_far = set()
+
+    def note(record, phase):
+        saved_so_far.add(len(run.checkpoints))
+        run.stop.requested |= run.loop.env_steps >= WARM_UP
+
+    run.progress.hook = note
+    with pytest.raises(Stopped):
+        run.train()
+    assert saved_so_far == {0, 1, 2}
+
+
 def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
     run = begin(tmp_path / "run", PLAN._replace(eval_interval=0))
     with contextlib.ExitStack() as stack:

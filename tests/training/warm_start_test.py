@@ -95,6 +95,24 @@ def test_a_damaged_checkpoint_of_the_source_is_named(trained, tmp_path, capsys):
     assert f"has after {int(older.name.split('-')[1]):_} environment steps" in told
 
 
+def test_a_run_keeps_the_agent_that_it_started_with_although_its_source_trains_on(
+    trained, tmp_path
+):
+    source = trained.copied(tmp_path / "source")
+    load("dqn")
+    stop = StopSignal()
+    stop.requested = True  # before anything is trained
+    with pytest.raises(Stopped):
+        train(str(tmp_path / "run"), 1, "resume", stop, warm_start=str(source))
+    shutil.rmtree(source)
+    run(tmp_path / "run", source, train__num_env_steps=120)
+    run(tmp_path / "twin", trained.path, train__num_env_steps=120)
+    started, twin = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "twin")
+    )
+    assert started["weights_sha256"] == twin["weights_sha256"]
+
+
 def test_a_warm_start_is_repeated_by_the_same_command_only_and_does_not_need_its_source_again(
     trained, tmp_path
 ):
