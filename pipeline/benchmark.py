@@ -10,6 +10,7 @@ and failed runs are tried again. The exit code is 1 if runs have failed.
 
 from __future__ import annotations
 
+import math
 import pathlib
 import shlex
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ _THROUGHPUT = flags.DEFINE_bool(
 _SECONDS = flags.DEFINE_float(
     "seconds", 5.0, "With --throughput: minimum seconds for each stage.", lower_bound=0.1
 )
+flags.register_validator("seconds", math.isfinite, "must be a finite number")
 flags.adopt_module_key_flags(run_flags)  # --help lists them
 
 
@@ -76,7 +78,8 @@ def _measure_throughput() -> None:
 
     configuration.apply(statements)
     configure_tensorflow()
-    print(throughput.measure(_SECONDS.value))
+    with StopSignal(ends_at_once=True):  # also if an environment hangs
+        print(throughput.measure(_SECONDS.value))
     configuration.warn_of_ignored()
 
 

@@ -186,16 +186,18 @@ def _play(
 
 
 def _report(result: dict[str, Any], env_steps: int, output: pathlib.Path | None) -> None:
-    if output:
-        write_json(output, {"env_steps": env_steps, "seed": _SEED.value, **result})
-        print(f"wrote {output}")
     returns = result["returns"]
-    print(
-        f"evaluation of {_ROOT_DIR.value or _PRETRAINED.value} after {env_steps:,} environment "
-        f"steps: {score_text(float(np.mean(returns)))} ± {score_text(float(np.std(returns)))} "
-        f"(min {score_text(min(returns))}, max {score_text(max(returns))}) "
-        f"over {len(returns)} episodes"
-    )
+    try:
+        if output:
+            write_json(output, {"env_steps": env_steps, "seed": _SEED.value, **result})
+            print(f"wrote {output}")
+    finally:  # what was found out is shown, also if it cannot be written
+        print(
+            f"evaluation of {_ROOT_DIR.value or _PRETRAINED.value} after {env_steps:,} environment "
+            f"steps: {score_text(float(np.mean(returns)))} ± {score_text(float(np.std(returns)))} "
+            f"(min {score_text(min(returns))}, max {score_text(max(returns))}) "
+            f"over {len(returns)} episodes"
+        )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -72,7 +73,8 @@ def _compare_updates() -> None:
     configure_tensorflow()
     # `train.runner` is ignored: for asynchronous actors, the synchronous form is compared.
     components = build(_SEED.value, *builders)
-    with contextlib.closing(components):
+    # Ctrl-C ends the program also if an environment hangs.
+    with contextlib.closing(components), StopSignal(ends_at_once=True):
         updates = Updates(components, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)

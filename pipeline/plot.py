@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SEED = re.compile(r"((?<=.)[_-]|^)seed[_-]?\d+$")
 _INCHES, _DOTS_PER_INCH = (9.0, 5.0), 100
+_FORMATS = (".png", ".svg", ".pdf")
 _RETURN = "return_mean_100"
 _LABELS = {
     "env_steps": "environment steps",
@@ -143,6 +144,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     A group of one run shows its evaluations as mean ± standard deviation over episodes. A group of
     several runs shows the mean ± standard deviation over the means of the runs.
     """
+    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(_INCHES, _DOTS_PER_INCH, layout="constrained")
@@ -150,8 +152,9 @@ def draw(runs: Sequence[Run]) -> Figure:
     groups: dict[pathlib.Path, list[Run]] = {}
     for run_ in {run_.folder: run_ for run_ in runs}.values():
         groups.setdefault(run_.group, []).append(run_)
+    colors = matplotlib.colormaps["tab10" if len(groups) <= 10 else "tab20"]
     lines = [
-        _draw_group(axes, name, members, color=f"C{index}")
+        _draw_group(axes, name, members, color=colors(index % colors.N))
         for index, (name, members) in enumerate(zip(_names(groups), groups.values(), strict=True))
     ]
     axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))
@@ -177,7 +180,7 @@ def _names(groups: Mapping[pathlib.Path, Sequence[Run]]) -> list[str]:
     )
 
 
-def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: str) -> Line2D:
+def _draw_group(axes: Axes, name: str, members: Sequence[Run], color: Any) -> Line2D:
     """Draws the runs of a group, and returns the line that the legend shows."""
     if len(members) == 1:
         (member,) = members
@@ -266,9 +269,8 @@ def main(_: Sequence[str]) -> None:
     folders = map(pathlib.Path, _ROOT_DIRS.value)
     figure = draw([read_run(folder, _X.value, _Y.value) for folder in folders])
     output = pathlib.Path(_OUTPUT.value)
-    formats = sorted(figure.canvas.get_supported_filetypes())
-    if output.suffix.removeprefix(".").lower() not in formats:
-        raise errors.UserError(f"--output={output}: the name must end in .{', .'.join(formats)}")
+    if output.suffix.lower() not in _FORMATS:
+        raise errors.UserError(f"--output={output}: the name must end in {', '.join(_FORMATS)}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as temporary, warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,9 @@ _MEMORY_PER_RUN = flags.DEFINE_float(
     None,
     "With --ray_address: GiB of memory that each run needs; by default, memory is not divided.",
     lower_bound=0.1,
+)
+flags.register_validator(
+    "memory_per_run", lambda x: x is None or math.isfinite(x), "must be a finite number"
 )
 #: Flags that have no effect unless runs are started.
 OF_RUNS: Sequence[flags.FlagHolder[Any]] = (

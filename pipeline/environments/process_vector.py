@@ -286,11 +286,13 @@ def _serve(
             answer = commands[command](argument)
             observes = command in ("reset", "step")
             sent = [array.tobytes() for array in observation] if observes else ()
-            connection.send((asked[0], _OK, answer, sent))
+            reply: tuple[str, Any, Sent] = _OK, answer, sent
+        except Exception as error:
+            reply = _failure(error)
+        try:
+            connection.send((asked[0], *reply))
         except BrokenPipeError:
             return
-        except Exception as error:
-            connection.send((asked[0], *_failure(error)))
 
 
 def _failure(error: Exception) -> tuple[str, str, Sent]:

@@ -194,7 +194,8 @@ def _can_begin(search: Search, trials: Trials, number: int, num_trials: int) -> 
     """Returns True if everything that the suggestion of trial `number` depends on is known."""
     if not _are_over(trials, range(number - search.num_concurrent + 1), 0):
         return False
-    firsts = range(0, number, search.reduction ** len(search.rungs))
+    # Later brackets are not early.
+    firsts = range(0, number - search.num_concurrent + 1, search.reduction ** len(search.rungs))
     brackets = [bracket(search, first, num_trials) for first in firsts]
     return all(
         _is_complete(search, trials, of_bracket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pathlib
 import time
@@ -249,7 +250,7 @@ class _Tuner:
             result = folder.finished(run.seed, run.num_env_steps)
             values = [result["evaluation"]["return_mean"]] if result else []
         else:
-            evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
+            evaluations = _evaluations(folder.evaluations)
             end = self._search.rungs[rung]
             values = [e["return_mean"] for e in evaluations if _env_steps(e, folder) >= end]
         if not values:
@@ -299,15 +300,15 @@ class _Tuner:
         text += f"{self._num_trials - len(trials)} left"
         if best := best_trial(trials):
             text += f"; best {score_text(best.value(-1))} (trial {best.number}: {best.in_words})"
-        done = trained_steps(search, trials) + sum(map(self._steps_ahead, trials.values()))
+        done = trained_steps(search, trials) + sum(map(self._steps_ahead, self._running.values()))
         total = planned_steps(search, self._num_trials)
         return min(done, total), total, text
 
-    def _steps_ahead(self, trial: Trial) -> int:
-        """Returns the steps that the running runs of a trial have taken after its last rung."""
+    def _steps_ahead(self, process: Process) -> int:
+        """Returns the steps that a running run has taken after the last rung of its trial."""
+        trial = self._folder.trials[int(process.run.experiment.environment)]
         last = self._search.ends[len(trial.returns) - 1] if trial.returns else 0
-        running = [x for x in self._runs_of(trial.number) if x.folder in self._running]
-        return sum(max(train_process.env_steps(run) - last, 0) for run in running)
+        return max(train_process.env_steps(process.run) - last, 0)
 
 
 def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
@@ -327,7 +328,7 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
         warm_up = _whole_number(settings, _WARM_UP, "0")
     except (OverflowError, ValueError):  # The run will refuse it.
         return
-    advice = f'add "{_EVAL_INTERVAL} = {rungs[0]:_}" to search.bindings.'
+    advice = f'add "{_EVAL_INTERVAL} = {math.gcd(*rungs):_}" to search.bindings.'
     if not interval:
         raise UserError(
             "search.rungs: trials are compared by evaluations during training, but "
@@ -355,6 +356,21 @@ def _whole_number(settings: Mapping[str, str], name: str, default: str) -> int:
     for _ in settings:  # macros may be values of macros
         value = settings.get(value.removeprefix("%"), value)
     return int(float(value))
+
+
+def _evaluations(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the evaluations of a run, which are read again only if their file has changed."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return []
+    return _evaluations_of(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache
+def _evaluations_of(path: pathlib.Path, modified: int, size: int) -> list[dict[str, Any]]:
+    del modified, size
+    return read_jsonl(path, "env_steps", "return_mean")
 
 
 def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:

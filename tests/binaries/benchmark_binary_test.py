@@ -201,6 +201,7 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(tmp_path):
             ["--report", "--output_dir=OUT", "--gin_bindings=a.b = 1"],
             "--gin_bindings has no effect without --suite or --throughput.",
         ),
+        (["--throughput", "--seconds=nan"], "flag --seconds=nan: must be a finite number"),
         (
             ["--suite=smoke", "--output_dir=OUT", "--gin_bindings=train.num_env_steps"],
             "--gin_bindings: .*",

@@ -152,6 +152,13 @@ def test_a_binding_lets_actions_be_sampled_and_the_seed_fixes_the_episodes(finis
     assert len({x["mean"] for x in (first, other, greedy)}) == 3
 
 
+def test_what_was_found_is_shown_also_if_it_cannot_be_written(finished_run, tmp_path):
+    (tmp_path / "x.json").mkdir()
+    ended = evaluate(finished_run.root_dir, "--num_episodes=1", f"--output={tmp_path / 'x.json'}")
+    assert ended.returncode == 75
+    assert SUMMARY.fullmatch(ended.stdout.splitlines()[-1])
+
+
 def steps_of(path):
     """Returns the step of a checkpoint's folder, formatted as in the summary."""
     return f"{int(path.name.split('-')[1].split('.')[0]):,}"

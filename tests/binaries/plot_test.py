@@ -294,6 +294,7 @@ def test_a_drawing_that_fails_leaves_the_older_one(tmp_path: pathlib.Path) -> No
         (["--root_dir=missing/run"], "no folder missing/run"),
         (["--root_dir={run}", "--y=speed"], "{run}/metrics.jsonl has no numeric field 'speed'"),
         (["--root_dir={run}", "--output=curve.gif2"], "--output=curve.gif2: the name must end in"),
+        (["--root_dir={run}", "--output=x.pgf"], "--output=x.pgf: the name must end in .png,"),
         (
             ["--root_dir={run}", "--output=/proc/x/curve.png"],
             "cannot write --output=/proc/x/curve.png: ",

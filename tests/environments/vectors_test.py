@@ -116,6 +116,16 @@ def test_all_vectors_give_the_same_rows_and_messages(env_class):
 
 
 @each_vector
+def test_a_broken_pipe_of_the_environment_is_its_own(vector_class):
+    class BrokenEnv(PlainEnv):
+        def step(self, action):
+            raise BrokenPipeError("the simulator")
+
+    with pytest.raises(Exception, match="the simulator"):
+        run(vector_class([BrokenEnv] * 2))
+
+
+@each_vector
 def test_an_exception_names_the_line_of_the_environment(vector_class):
     class FailingEnv(PlainEnv):
         def step(self, action):

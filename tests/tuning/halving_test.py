@@ -1,6 +1,7 @@
 """Successive halving: which trials go on, and that no order of events changes a search."""
 
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,14 @@ from tiny_searches import make_search
 from pipeline.tuning import halving
 from pipeline.tuning.halving import Job, Trial
 from pipeline.tuning.search import Search
+
+
+def test_what_can_begin_is_found_in_little_time(monkeypatch):
+    bracket = mock.Mock(wraps=halving.bracket)
+    monkeypatch.setattr(halving, "bracket", bracket)
+    search = make_search(rungs=(), num_concurrent=300)
+    assert len(list(halving.ready_jobs(search, {}, 300))) == 300
+    assert bracket.call_count < 3_000
 
 
 def simulate(

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from unittest import mock
 
 import preloaded
 import pytest
@@ -223,6 +224,9 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     search = PATIENT._replace(rungs=(10_500,), num_env_steps=20_000)
     with pytest.raises(UserError, match=r"10_500 is not a multiple of train\.eval_interval"):
         run(tmp_path, search, 1)
+    with pytest.raises(UserError, match=r'add "train\.eval_interval = 5_000"'):
+        often = ("train.eval_interval = 10_000",)
+        run(tmp_path, search._replace(rungs=(10_000, 15_000), bindings=often), 1)
     warm_up = ("STEPS = 1e4", "initialize_replay_buffer.num_env_steps = %STEPS")
     late = PATIENT._replace(rungs=(10_000,), num_env_steps=20_000, bindings=warm_up)
     with pytest.raises(UserError, match=r"10_000 is within the warm-up, .*num_env_steps = 10_000"):
@@ -328,6 +332,18 @@ def test_the_first_evaluation_at_a_rung_counts_however_far_the_run_has_gone(tmp_
         file.write(json.dumps({"env_steps": 15_000, "return_mean": 7.0}) + "\n")
     assert run(tmp_path, PATIENT, 1).is_over
     assert path.read_text() == records
+
+
+def test_evaluations_are_read_again_only_if_there_are_new_ones(tmp_path, monkeypatch):
+    read = mock.Mock(wraps=tuner.read_jsonl)
+    monkeypatch.setattr(tuner, "read_jsonl", read)
+    path = tmp_path / "eval.jsonl"
+    assert tuner._evaluations(path) == []
+    for steps in (10, 20):
+        with path.open("a") as file:
+            file.write(json.dumps({"env_steps": steps, "return_mean": 7.0}) + "\n")
+        assert tuner._evaluations(path) == tuner._evaluations(path)
+    assert read.call_count == 2 and len(tuner._evaluations(path)) == 2
 
 
 def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
