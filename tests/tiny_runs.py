@@ -80,7 +80,7 @@ _BINDINGS = {
     "ppo": """
         create_ppo_agent.normalize_returns = True
         ActorCritic.normalize_observations = True
-        Rollout.num_steps = 8
+        Rollout.num_steps = 16  # taken in a loop; a graph of single steps takes longer to build
         Rollout.minibatch_size = 8
         Rollout.num_epochs = 2
         mlp_encoder.units = (8,)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gin import config as gin_config
@@ -99,8 +100,13 @@ def _is_open(configurable: gin_config.Configurable, name: str) -> bool:
 
 def signature(configurable: gin_config.Configurable) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters by name; {} for a function written in C that does not tell them."""
+    return _signature(configurable.wrapped)
+
+
+@functools.cache  # `inspect` takes a quarter of a millisecond, and every statement asks
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(configurable.wrapped).parameters
+        return inspect.signature(function).parameters
     except ValueError:
         return {}
 

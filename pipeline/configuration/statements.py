@@ -169,18 +169,19 @@ class Source(NamedTuple):
 
     text: str
     path: Path | None
+    label: str = COMMAND_LINE
 
     @classmethod
     def read(cls, path: Path) -> Source:
         try:
-            return cls(path.read_text(encoding="utf-8-sig"), path.resolve())
+            return cls(path.read_text(encoding="utf-8-sig"), path.resolve(), _label(path.resolve()))
         except UnicodeDecodeError as error:
             raise UserError(f"cannot read {path}: {error}") from error
         except OSError as error:
             raise error_kind(error)(f"cannot read {path}: {error}") from error
 
     def at(self, line: int) -> str:
-        return f"{_label(self.path)}:{line}" if self.path else COMMAND_LINE
+        return f"{self.label}:{line}" if self.path else self.label
 
     @property
     def folders(self) -> list[Path]:

@@ -62,6 +62,8 @@ def as_schedule(value: Schedule | float) -> Schedule:
     """
     if not callable(value):
         return lambda counter: tf.constant(value, tf.float32)
+    if hasattr(value, ENDS):
+        return value  # a `linear_schedule`, which needs no check
     try:
         first = value(tf.constant(0, tf.int64))
     except Exception as error:  # whatever the user's function raises

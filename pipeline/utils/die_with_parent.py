@@ -1,6 +1,6 @@
 """Ends a process, or a command, when the process that started it ends.
 
-    python -m pipeline.utils.die_with_parent PARENT COMMAND ARGUMENT ...
+    python die_with_parent.py PARENT COMMAND ARGUMENT ...
 
 PARENT is the process id of the caller. When the caller dies, even by kill -9, Linux also kills the
 command (prctl(2), PR_SET_PDEATHSIG, which is kept across exec). So no training continues in the
@@ -29,7 +29,8 @@ def python() -> list[str]:
 
 def command(program: Sequence[str]) -> list[str]:
     """Returns the command that runs `program` so that it ends with the current process."""
-    return [*python(), "-m", "pipeline.utils.die_with_parent", str(os.getpid()), *program]
+    # -I and -S: looking for installed packages would take longer than all else.
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
 def bind(parent: int) -> bool:

@@ -15,6 +15,7 @@ from pipeline.benchmarks import runner, train_process
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.train_process import LocalProcess, TrainProcess
+from pipeline.utils import die_with_parent
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal
 
@@ -148,7 +149,7 @@ def test_signals_and_lost_machines_interrupt_a_run_and_its_own_errors_do_not(
 def test_a_process_that_is_to_die_with_its_parent_starts_nothing_for_a_parent_that_has_died(
     tmp_path,
 ):
-    leash = [sys.executable, "-m", "pipeline.utils.die_with_parent"]
+    leash = die_with_parent.command([])[:-1]
     for parent, is_started in ((os.getpid(), True), (1, False)):
         path = tmp_path / str(parent)
         subprocess.run([*leash, str(parent), "/usr/bin/env", "touch", str(path)], check=True)

@@ -24,8 +24,7 @@ def learners(run):
     return [actor.agent for actor in getattr(runner, "actors", [runner])]
 
 
-# A rollout of 16 steps is taken in a loop; a graph of single steps takes longer to build.
-NESTED = of("Nested", several_actions=True) | {"Rollout__num_steps": 16}
+NESTED = of("Nested", several_actions=True)
 RARELY: list[tuple[str, dict, int]] = [
     ("sac", {"create_sac_agent__accumulate_updates": 7}, 210),
     ("a2c", {}, 210),

@@ -74,9 +74,7 @@ def test_the_clock_of_a_gpu_is_as_exact_as_that_of_tensorflow(graph, monkeypatch
 
 
 def built(algorithm: str, jit_compile: bool) -> Components:
-    # Sixteen steps of a rollout are a loop, and fewer are separate operations, which take longer.
-    steps = {"Rollout__num_steps": 16} if algorithm == "ppo" else {}
-    return build_components(algorithm, compile_update__jit_compile=jit_compile, **steps)
+    return build_components(algorithm, compile_update__jit_compile=jit_compile)
 
 
 def has_compiled_part(traced: tf.types.experimental.ConcreteFunction) -> bool:

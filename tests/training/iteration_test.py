@@ -16,8 +16,6 @@ from pipeline.training.iteration import clear_losses
 ALGORITHMS = {"dqn": 1, "ppo": 1, "sac": 1, "a2c": 1 / 5, "nstep_q": 1 / 5, "trpo": 1 + 2 * 4}
 
 
-# So many steps of a rollout are taken in a loop; a graph of single steps takes longer to build.
-IN_A_LOOP = {"ppo": {"Rollout__num_steps": 16}}
 RARELY_CUT = ("sac", "a2c", "nstep_q", "trpo")
 NORMALIZED = {
     name: {f"create_{name}_agent__normalize_observations": True}
@@ -57,7 +55,7 @@ def repeatable(run):
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
     [(name, NORMALIZED.get(name, {})) for name in RARELY_CUT]
-    + [("ppo", CONTINUOUS | IN_A_LOOP["ppo"])]
+    + [("ppo", CONTINUOUS)]
     + [pytest.param(name, CONTINUOUS, marks=pytest.mark.crash) for name in ("a2c", "trpo")],
 )
 def test_training_is_repeatable(algorithm, bound):
@@ -78,7 +76,7 @@ def test_training_is_repeatable(algorithm, bound):
 def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that_is_not_finite(
     algorithm,
 ):
-    bound = IN_A_LOOP.get(algorithm, {}) | NORMALIZED.get(algorithm, {})
+    bound = NORMALIZED.get(algorithm, {})
     whole, cut = (Chunks(algorithm, **bound) for _ in range(2))
     if whole.parts.experience.keeps_rows:
         whole.collect(10**6, 60)

@@ -95,7 +95,7 @@ def updates_of(run):
     return count
 
 
-def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
+def a_second_process_is_refused_a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
     run = Run(tmp_path, "ppo", train__num_env_steps=200, train__checkpoint_interval=40)
     run.popen = preloaded.Popen  # no bits are compared
     with run.start_until(TRAINING, env_steps=50) as process:
@@ -103,6 +103,11 @@ def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
         while not (tmp_path / "is_stuck").exists():
             assert process.poll() is None
             time.sleep(0.01)
+        second = run.at(run.path)
+        with second.start() as other:
+            said = other.communicate(timeout=120)[0]
+        assert other.returncode == RETRY_CODE
+        assert f"error: another process is training in {run.path}." in said
         process.send_signal(signal.SIGINT)
         time.sleep(1)
         assert process.poll() is None
@@ -121,24 +126,9 @@ def a_second_ctrl_c_exits_at_once_and_environments_may_drift(tmp_path):
     assert_records_go_on(run)
 
 
-def a_second_process_is_refused(tmp_path):
-    run = Run(tmp_path, "ppo")
-    run.popen = preloaded.Popen  # no bits are compared
-    with run.start_until(TRAINING, env_steps=150) as process:
-        (tmp_path / "stuck").touch()  # keeps the first from ending before the second starts
-        second = run.at(run.path)
-        with second.start() as other:
-            second.output = other.communicate(timeout=120)[0]
-        assert other.returncode == RETRY_CODE
-        assert f"error: another process is training in {run.path}." in second.output
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
 SCENARIOS = (
     sac_goes_on_and_falls_back_from_a_damaged_checkpoint,
-    a_second_ctrl_c_exits_at_once_and_environments_may_drift,
-    a_second_process_is_refused,
+    a_second_process_is_refused_a_second_ctrl_c_exits_at_once_and_environments_may_drift,
 )
 
 
