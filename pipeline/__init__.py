@@ -24,10 +24,10 @@ def load_policy(
         import gymnasium, pipeline
         policy = pipeline.load_policy("runs/dqn_cartpole")
         env = gymnasium.make("CartPole-v1")
-        observation, over = env.reset(seed=1)[0], False
-        while not over:
-            observation, reward, over, truncated, _ = env.step(policy.predict(observation))
-            over = over or truncated
+        observation, _ = env.reset(seed=1)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            observation, reward, terminated, truncated, _ = env.step(policy.predict(observation))
 
     Args:
       root_dir: Folder of the run, or "pretrained:NAME" for a policy that comes with the package.

@@ -70,7 +70,7 @@ def main(_: Sequence[str]) -> int:
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
     cli.load_tensorflow(statements)
     from pipeline.environments import Watchdog
-    from pipeline.environments.environment_errors import named_failures
+    from pipeline.environments.training_environment import named_failures
     from pipeline.training.components import build_environment, configure_tensorflow
     from pipeline.training.train_loop import bound
 
@@ -237,7 +237,7 @@ def _resume(
     """Restores the episodes in a second environment, and compares what follows in both."""
     import tensorflow as tf
 
-    from pipeline.environments.environment_errors import named_failures
+    from pipeline.environments.training_environment import named_failures
 
     with tempfile.TemporaryDirectory() as folder:
         environment.save(pathlib.Path(folder))

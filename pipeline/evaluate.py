@@ -177,9 +177,8 @@ def _record(
 def _play(
     evaluator: Evaluator, num_episodes: int, stop: StopSignal, progress: Progress
 ) -> dict[str, Any] | None:
-    def on_progress(episodes: int) -> bool:
-        steps = {"episode_steps": evaluator.episode_steps}
-        progress.update(steps, EVALUATING, (episodes, num_episodes))
+    def on_progress(done: int, length: int, longest: int) -> bool:
+        progress.update({"episode_steps": longest}, EVALUATING, (done, length))
         return stop.requested
 
     return evaluator.run(num_episodes, 0, on_progress)

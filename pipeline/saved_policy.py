@@ -39,21 +39,15 @@ class SavedPolicy:
       agent: The agent, with its networks and policies.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        observation_space: gymnasium.Space,
-        action_space: gymnasium.Space,
-        env_steps: int,
-    ):
-        self.agent = agent
-        self.observation_spec: Any = agent.time_step_spec.observation
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.env_steps = env_steps
-        self._to_space = specs.action_converter(action_space)
-        self._act = self._graph(agent.policy)
-        self._act_stochastically = self._graph(agent.collect_policy)
+    def __init__(self, restored: RestoredAgent):
+        self.agent = restored.agent
+        self.observation_spec: Any = self.agent.time_step_spec.observation
+        self.observation_space = restored.observation_space
+        self.action_space = restored.action_space
+        self.env_steps = restored.checkpoint.env_steps
+        self._to_space = specs.action_converter(self.action_space)
+        self._act = self._graph(self.agent.policy)
+        self._act_stochastically = self._graph(self.agent.collect_policy)
 
     def predict(self, observation: Any, seed: int | None = None) -> np.ndarray | np.generic:
         """Returns the action for an observation, or the actions for a batch of them.
@@ -246,9 +240,4 @@ def policy_of(restored: RestoredAgent, computes_float64: bool = True) -> SavedPo
     for module in restored.agent.submodules:
         if isinstance(module, RunningMoments):
             module.is_precise = computes_float64
-    return SavedPolicy(
-        restored.agent,
-        restored.observation_space,
-        restored.action_space,
-        restored.checkpoint.env_steps,
-    )
+    return SavedPolicy(restored)

@@ -81,11 +81,8 @@ class Phase:
         run_chunk, step = calls_class.run, episodes_class.step
 
         def followed_chunk(calls, chunk, state, until):
-            function = getattr(
-                chunk, "python_function", run_chunk
-            )  # actors lack it and have no warm-ups
-            is_random = function.__name__ == "_random_chunk"
-            self._collect_steps = calls._collect_steps
+            is_random = chunk != calls._runner.train
+            self._collect_steps = calls._runner.collect_steps
             before, self.now = self.now, WARMING_UP if is_random else COLLECTING
             state = run_chunk(calls, chunk, state, until)
             self.now = before
@@ -115,7 +112,7 @@ def load():
     phase = Phase()
     phase.follow(HostLoop, "restore", RESTORING)
     phase.follow(HostLoop, "cut_logs", RESTORING)
-    phase.follow(HostLoop, "_save", CHECKPOINTING)
+    phase.follow(HostLoop, "save", CHECKPOINTING)
     phase.follow(HostLoop, "_play", EVALUATING)
     phase.follow_calls(GraphCalls, Episodes)
     return phase

@@ -20,7 +20,7 @@ from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry
 from pipeline.acting.policies import EpsilonGreedyPolicy
-from pipeline.environments.environment_errors import named_failures
+from pipeline.environments.training_environment import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.utils.constraints import PositiveInt, Probability, check_arguments
 from pipeline.utils.errors import UserError, WriteError
@@ -106,26 +106,16 @@ class Evaluator:
         # Overrides the binding of training, because evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
-        self._tally = self._new_tally(0)
 
     def _play_steps(self, carry: Carry):
         carry, rows = self._driver.run(self.policy, carry, STEPS_PER_CALL)
         return carry, rows.step_type, rows.next_step_type, rows.reward
 
-    @property
-    def episode_steps(self) -> int:
-        """Returns the number of steps taken in the longest unfinished episode."""
-        return self._tally.longest
-
-    def length(self, num_episodes: int) -> int:
-        """Returns the length of an evaluation: `num_env_steps` if that is set, else `num_episodes`.
-
-        `run` reports its progress in the same unit.
-        """
-        return num_episodes if self._num_env_steps is None else self._num_env_steps
-
     def run(
-        self, num_episodes: int, index: int, on_progress: Callable[[int], bool] = lambda _: False
+        self,
+        num_episodes: int,
+        index: int,
+        on_progress: Callable[[int, int, int], bool] = lambda *_: False,
     ) -> dict[str, Any] | None:
         """Plays `num_episodes` episodes, or `num_env_steps` environment steps if that is set.
 
@@ -134,8 +124,10 @@ class Evaluator:
             `num_env_steps`.
           index: Number of this evaluation. The random draws of the environments and of the policy
             depend on it and on the seed.
-          on_progress: Function that is called every 32 vector steps and at the end with the
-            progress, in the unit of `length`. If it returns True, the evaluation stops.
+          on_progress: Function that is called every 32 vector steps and at the end: with the
+            number of episodes (of environment steps if the evaluator has `num_env_steps`) so far,
+            their number at the end, and the steps of the longest unfinished episode. If it returns
+            True, the evaluation stops.
 
         Returns:
           A dict with the keys "return_mean", "return_std" and "returns", and "truncated", the
@@ -145,11 +137,15 @@ class Evaluator:
         Raises:
           UserError: If the environment fails, or a return is not finite.
         """
-        tally = self._tally = self._new_tally(num_episodes)
+        length = num_episodes if self._num_env_steps is None else self._num_env_steps
+        kind = EpisodeTally if self._num_env_steps is None else _StepTally
+        tally = kind(_shares(length, self.environment.batch_size))
         number = index + (_SHARED if self.shares_environment else 0)
         episodes = self.environment.episodes
         with episodes.unrecorded(number, self.max_episode_steps):
-            if not self._play_all(tally, index, on_progress):
+            if not self._play_all(
+                tally, index, lambda: on_progress(tally.done, length, tally.longest)
+            ):
                 return None
             returns = tally.returns(episodes.own_returns)
             truncated = sum(x for of_env in tally.counted(episodes.endings) for x in of_env)
@@ -161,27 +157,19 @@ class Evaluator:
             )
         return summarize(returns) | ({"truncated": truncated} if truncated else {})
 
-    def _play_all(
-        self, tally: EpisodeTally, index: int, on_progress: Callable[[int], bool]
-    ) -> bool:
+    def _play_all(self, tally: EpisodeTally, index: int, on_progress: Callable[[], bool]) -> bool:
         """Plays until the tally is complete; returns False if interrupted."""
         with named_failures(self.environment):
             carry = initial_carry(self.environment, self.policy)
         carry = carry._replace(vector_steps=int64(index << 32))
         while not tally.complete:
-            if on_progress(tally.done):
+            if on_progress():
                 return False
             with named_failures(self.environment):
                 carry, *rows = self._play(carry)
             tally.add(*(row.numpy() for row in rows))
-        on_progress(tally.done)
+        on_progress()
         return True
-
-    def _new_tally(self, num_episodes: int) -> EpisodeTally:
-        num_envs = self.environment.batch_size
-        if self._num_env_steps is not None:
-            return _StepTally(_shares(self._num_env_steps, num_envs))
-        return EpisodeTally(_shares(num_episodes, num_envs))
 
     def close(self) -> None:
         """Closes the environments."""

@@ -1,7 +1,7 @@
 """Agents, with one module per algorithm; `agent.py` holds the interface to the train loop."""
 
 from pipeline.agents.a2c import A2CAgent, create_a2c_agent
-from pipeline.agents.agent import Agent
+from pipeline.agents.agent import Agent, agent_factory
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent
 from pipeline.agents.impala import ImpalaAgent, create_impala_agent
 from pipeline.agents.nstep_q import NStepQAgent, create_nstep_q_agent
@@ -18,6 +18,7 @@ __all__ = [
     "PPOAgent",
     "SacAgent",
     "TRPOAgent",
+    "agent_factory",
     "create_a2c_agent",
     "create_dqn_agent",
     "create_impala_agent",

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import gin
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
+from pipeline.agents.agent import agent_factory
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
@@ -77,7 +77,7 @@ class A2CAgent(OnPolicyAgent):
         return tf_agent.LossInfo(loss, {"loss": loss, **extra})
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_a2c_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -99,12 +99,7 @@ def create_a2c_agent(
 ) -> A2CAgent:
     """Creates an A2C agent for discrete or continuous actions; its network is an `ActorCritic`.
 
-    Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
-      num_envs: Number of environments that collect at once.
-      seed: Unused. Only the collect policy is random, and the driver seeds it.
-      env_steps: int64 counter of environment steps, which schedules read.
+    The first five arguments are those of `agent.agent_factory`.
 
     Raises:
       UserError: If a value is out of its range or is not one of the choices.

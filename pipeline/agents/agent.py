@@ -11,9 +11,11 @@ The train loop calls, in this order and inside one graph:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gin
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.trajectories import TimeStep, Trajectory
@@ -27,6 +29,19 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
 
 Gradients = Any  # a nest of tensors, None where a variable has no gradient
+
+agent_factory = functools.partial(
+    gin.configurable, denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"]
+)
+"""Decorator that lets gin configure a function that creates an agent.
+
+The run passes these arguments, which gin cannot bind:
+  time_step_spec: Unbatched spec of the environment's time steps.
+  action_spec: Unbatched spec of its actions: one or several integers, or floats.
+  num_envs: Number of environments that collect at once.
+  seed: Seed of what the agent draws in updates. The driver seeds the collect policy.
+  env_steps: int64 counter of environment steps, which schedules read.
+"""
 
 
 class Agent(tf_agent.TFAgent):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gin
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
@@ -19,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent, Gradients
+from pipeline.agents.agent import Agent, Gradients, agent_factory
 from pipeline.agents.q_learning import (
     check_td_loss,
     create_q_network,
@@ -148,7 +147,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         self._update_target()
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_dqn_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -174,11 +173,9 @@ def create_dqn_agent(
 ) -> DqnAgent:
     """Creates a DQN agent or, with `double_q`, a Double DQN agent.
 
+    The first five arguments are those of `agent.agent_factory`.
+
     Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1].
-      num_envs, seed: Unused. Only the collect policy is random, and the driver seeds it.
-      env_steps: int64 counter of environment steps, which schedules read.
       target_update_period: Updates between updates of the target network, or None to count
         environment steps instead (`target_update_env_steps`).
 

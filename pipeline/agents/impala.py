@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gin
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.a2c import A2CAgent
+from pipeline.agents.agent import agent_factory
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.optimizers import RMSprop
 from pipeline.ops.returns import v_trace, valid_mask
@@ -77,7 +77,7 @@ class ImpalaAgent(A2CAgent):
         return rows.replace(policy_info=info)
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_impala_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -98,12 +98,7 @@ def create_impala_agent(
 ) -> ImpalaAgent:
     """Creates an IMPALA agent for discrete or continuous actions; its network is an `ActorCritic`.
 
-    Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
-      num_envs: Unused. No state depends on the number of environments.
-      seed: Unused. Only the collect policy is random, and the driver seeds it.
-      env_steps: int64 counter of environment steps, which schedules read.
+    The first five arguments are those of `agent.agent_factory`.
 
     Raises:
       UserError: If a value is out of its range.

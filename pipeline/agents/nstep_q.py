@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gin
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.policies import q_policy
@@ -19,7 +18,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
 from pipeline.acting.policies import EpsilonGreedyPolicy, GreedyPolicy
-from pipeline.agents.agent import Agent
+from pipeline.agents.agent import Agent, agent_factory
 from pipeline.agents.q_learning import (
     check_td_loss,
     create_q_network,
@@ -163,7 +162,7 @@ class NStepQAgent(Agent):
         return tf_agent.LossInfo(loss, extra)
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_nstep_q_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -185,11 +184,7 @@ def create_nstep_q_agent(
 ) -> NStepQAgent:
     """Creates an agent of n-step Q-learning or, with `one_step`, of one-step Q-learning.
 
-    Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1].
-      num_envs, seed: Unused. Only the collect policy is random, and the driver seeds it.
-      env_steps: int64 counter of environment steps, which schedules and the target network read.
+    The first five arguments are those of `agent.agent_factory`.
 
     Raises:
       UserError: If the actions are not discrete, a number is out of its range, or `td_loss` is no

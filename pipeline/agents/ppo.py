@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import gin
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.agents.a2c import A2CAgent
+from pipeline.agents.agent import agent_factory
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights, standardize
 from pipeline.ops.normalizers import RewardScaler
@@ -114,7 +114,7 @@ class PPOAgent(A2CAgent):
         return loss_info
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_ppo_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -138,12 +138,9 @@ def create_ppo_agent(
 ) -> PPOAgent:
     """Creates a PPO-clip agent for discrete or continuous actions; its network is an `ActorCritic`.
 
+    The first five arguments are those of `agent.agent_factory`.
+
     Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
-      num_envs: Number of environments that collect at once.
-      seed: Unused. Only the collect policy is random, and the driver seeds it.
-      env_steps: int64 counter of environment steps, which schedules read.
       normalize_advantages: Rows over which advantages are standardised: "minibatch", "rollout",
         or None to leave them as they are.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import gin
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
@@ -23,7 +22,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
 from pipeline.acting.policies import GreedyPolicy, SampledPolicy
-from pipeline.agents.agent import Agent, Gradients
+from pipeline.agents.agent import Agent, Gradients, agent_factory
 from pipeline.networks.encoders import create_encoder
 from pipeline.networks.initializers import GlorotUniform, Initializer
 from pipeline.networks.sac_networks import (
@@ -236,7 +235,7 @@ class SacAgent(Agent, sac_agent.SacAgent):
         self._update_target()
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_sac_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -261,12 +260,7 @@ def create_sac_agent(
 ) -> SacAgent:
     """Creates a SAC agent with twin critics and a learnt temperature, alpha.
 
-    Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of continuous actions with finite bounds.
-      num_envs: Unused.
-      seed: Seed of the actions drawn inside the losses.
-      env_steps: int64 counter of environment steps, which schedules read.
+    The first five arguments are those of `agent.agent_factory`.
 
     Raises:
       UserError: If the actions are discrete or unbounded, or a number is out of its range.

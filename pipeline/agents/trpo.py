@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import gin
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
+from pipeline.agents.agent import agent_factory
 from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
@@ -244,7 +244,7 @@ class TRPOAgent(OnPolicyAgent):
         return total / num_updates
 
 
-@gin.configurable(denylist=["time_step_spec", "action_spec", "num_envs", "seed", "env_steps"])
+@agent_factory
 def create_trpo_agent(
     time_step_spec: TimeStep,
     action_spec: tensor_spec.BoundedTensorSpec,
@@ -267,12 +267,7 @@ def create_trpo_agent(
 
     Its parts are configured by `TrustRegion` and `actor_critic.ActorCritic`.
 
-    Args:
-      time_step_spec: Unbatched spec from the environment.
-      action_spec: Spec of one discrete action in [0, n-1], or of continuous actions.
-      num_envs: Number of environments that collect at once.
-      seed: Seed of the order of the value function's minibatches.
-      env_steps: int64 counter of environment steps, which schedules read.
+    The first five arguments are those of `agent.agent_factory`.
 
     Raises:
       UserError: If policy and value share an encoder, or a value is out of its range.

@@ -1,11 +1,15 @@
-"""Defines the interface through which the host loop uses the environments of a run."""
+"""Defines the interface through which a run uses its environments, and names their failures."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import gymnasium
+
+from pipeline.utils.errors import UserError
 
 
 class TrainingEnvironment(Protocol):
@@ -43,3 +47,29 @@ class TrainingEnvironment(Protocol):
         Raises:
           ValueError: If `folder` holds something else.
         """
+
+
+@contextlib.contextmanager
+def named_failures(
+    environment: TrainingEnvironment, cause: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Converts exceptions of `environment`, raised eagerly or in a graph, to a UserError.
+
+    The message names the environment.
+
+    Args:
+      environment: Environment whose exceptions are converted.
+      cause: Returns a reason outside the environment, which is added to the message, or "".
+
+    Raises:
+      UserError: If the environment raised.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        message = environment.failure_message()
+        if not message:
+            raise
+        raise UserError(message + cause()) from error

@@ -28,7 +28,7 @@ from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Parts
 from pipeline.checkpointing.saveables import Tensors
-from pipeline.environments.environment_errors import named_failures
+from pipeline.environments.training_environment import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key

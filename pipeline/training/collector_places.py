@@ -1,10 +1,9 @@
-"""Defines the learner's interface to its collectors, and implements it for this process."""
+"""Holds the collectors of a learner in its own process."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.environments.watchdog import Watched
@@ -24,56 +23,12 @@ class CollectorLost(Exception):
         self.number = number
 
 
-class Place(Protocol):
-    """Holds the collectors, in this process or elsewhere. They are numbered from 0.
-
-    `take`, `first`, `save` and `restore` raise `CollectorLost`.
-    """
-
-    @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers, if they are in this process."""
-
-    @property
-    def watched(self) -> Sequence[Watched]:
-        """Returns the objects that may hang: the environments, or the waits for collectors."""
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds spent in environments: the mean if collectors run in parallel."""
-
-    def submit(self, number: int, order: Order) -> None:
-        """Asks a collector for a message; it does not wait."""
-
-    def take(self, number: int) -> Message:
-        """Waits for the oldest message that a collector was asked for, and returns it."""
-
-    def first(self) -> int:
-        """Waits for a message of any collector; returns the number of the collector to take."""
-
-    def replace(self, number: int, restarts: int) -> None:
-        """Puts a new collector in the place of one that was lost.
-
-        Args:
-          number: Number of the collector.
-          restarts: How often this collector has been replaced, with this time.
-        """
-
-    def save(self, number: int) -> dict[str, bytes]:
-        """Returns the files of a collector that has no message under way."""
-
-    def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
-
-    def failure_message(self) -> str:
-        """Returns what environments raised, one line for each, or "" if none raised."""
-
-    def close(self) -> None:
-        """Closes the environments."""
-
-
 class InProcess:
-    """Implements `Place` for this process: a message is collected when it is taken."""
+    """Holds collectors in this process, numbered from 0. A message is collected when it is taken.
+
+    `ray_collectors.OverRay` has the same methods, of which `take`, `first`, `save` and `restore`
+    raise `CollectorLost`.
+    """
 
     def __init__(self, num_collectors: int, create: Callable[[int, int], Collector]):
         """Creates the collectors.
@@ -92,46 +47,51 @@ class InProcess:
 
     @property
     def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers."""
+        """Returns the collect drivers, if they are in this process."""
         return [collector.driver for collector in self._collectors]
 
     @property
     def watched(self) -> Sequence[Watched]:
-        """Returns the environments."""
+        """Returns the objects that may hang: the environments, or the waits for collectors."""
         return [collector.environment.episodes for collector in self._collectors]
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds that all environments have taken."""
+        """Returns the seconds spent in environments: the mean if collectors run in parallel."""
         return sum(collector.environment.seconds for collector in self._collectors)
 
     def submit(self, number: int, order: Order) -> None:
-        """Notes the order."""
+        """Asks a collector for a message; it does not wait."""
         self._orders[number].append(order)
         self._submitted.append(number)
 
     def take(self, number: int) -> Message:
-        """Collects the oldest message that was asked for."""
+        """Waits for the oldest message that a collector was asked for, and returns it."""
         self._submitted.remove(number)
         return self._collectors[number].collect(self._orders[number].popleft())
 
     def first(self) -> int:
-        """Returns the number of the collector that was asked first."""
+        """Waits for a message of any collector; returns the number of the collector to take."""
         return self._submitted[0]
 
     def replace(self, number: int, restarts: int) -> None:
-        """Puts a new collector in the place of another."""
+        """Puts a new collector in the place of one that was lost.
+
+        Args:
+          number: Number of the collector.
+          restarts: How often this collector has been replaced, with this time.
+        """
         self._collectors[number].close()
         self._collectors[number] = self._create(number, restarts)
         self._orders[number].clear()
         self._submitted = deque(other for other in self._submitted if other != number)
 
     def save(self, number: int) -> dict[str, bytes]:
-        """Returns the files of a collector."""
+        """Returns the files of a collector that has no message under way."""
         return self._collectors[number].save()
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; see `Place.restore`."""
+        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
         return self._collectors[number].restore(saved)
 
     def failure_message(self) -> str:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,11 +30,14 @@ from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.collector import Message, Order, files_in, unpack, weights
-from pipeline.training.collector_places import CollectorLost, Place
+from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError
 from pipeline.utils.execution import HOST, int64, on_device
+
+if TYPE_CHECKING:
+    from pipeline.training.ray_collectors import OverRay
 
 _STATE = "state.json"
 _LAGS = 100  # messages
@@ -57,7 +60,7 @@ class Collectors:
         self,
         agent: Agent,
         experience: Experience,
-        place: Place,
+        place: InProcess | OverRay,
         sample: TrainingEnvironment,
         env_steps: tf.Variable,
         num_collectors: int,

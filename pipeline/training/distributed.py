@@ -25,7 +25,7 @@ from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
 from pipeline.training.collector import Collector, Identity, check_memory
-from pipeline.training.collector_places import InProcess, Place
+from pipeline.training.collector_places import InProcess
 from pipeline.training.collectors import Collectors, empty_message, is_on_policy
 from pipeline.training.components import (
     Components,
@@ -138,7 +138,7 @@ def distributed_runner(
         identity = Identity(number, restarts, num_collectors, seed)
         return Collector(identity, create_environment, create_agent, num_steps)
 
-    place: Place
+    place: InProcess | OverRay
     if ray_address is None:
         place = InProcess(num_collectors, create)
     elif importlib.util.find_spec("ray") is None:

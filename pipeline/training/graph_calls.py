@@ -29,8 +29,7 @@ class GraphCalls:
           runner: Runs the iterations.
           environment: The environments that the iterations step.
         """
-        self._collect_steps = runner.collect_steps
-        self._at_once = runner.at_once
+        self._runner = runner
         self._environment = environment
         self._traced: Chunk | None = None
         self._iterations_per_call = 1
@@ -62,7 +61,7 @@ class GraphCalls:
         seconds = time.perf_counter() - started
         self._seconds += seconds
         self._environment_seconds += self._environment.seconds - environment_seconds
-        iterations = (vector_steps - before) // self._collect_steps
+        iterations = (vector_steps - before) // self._runner.collect_steps
         fitting = int(iterations * SECONDS_PER_CALL / seconds)
         self._iterations_per_call = max(1, min(fitting, 4 * self._iterations_per_call))
         return state
@@ -86,7 +85,7 @@ class GraphCalls:
         """
         if not self._seconds:
             return {}
-        seconds = self._seconds * self._at_once
+        seconds = self._seconds * self._runner.at_once
         # Graphs read the machine's clock, which may be set back.
         collect = max((float(state.collect_seconds) - self._collect_seconds) / seconds, 0.0)
         collect = min(collect, 1.0)

@@ -19,8 +19,8 @@ from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Checkpoints, Part
 from pipeline.checkpointing.exactness import Circumstances
 from pipeline.checkpointing.saveables import HostState, Tensors, Variables, weights_sha256
-from pipeline.environments.environment_errors import named_failures
 from pipeline.environments.episodes import WINDOW
+from pipeline.environments.training_environment import named_failures
 from pipeline.environments.watchdog import Watchdog
 from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
@@ -305,11 +305,8 @@ class HostLoop:
             self.save()
 
     def _play(self, num_episodes: int, index: int) -> dict[str, Any]:
-        length = self._components.evaluator.length(num_episodes)
-
-        def on_progress(done: int) -> bool:
-            steps = {"episode_steps": self._components.evaluator.episode_steps}
-            self._progress.update(steps, EVALUATING, (done, length))
+        def on_progress(done: int, length: int, longest: int) -> bool:
+            self._progress.update({"episode_steps": longest}, EVALUATING, (done, length))
             return self._stop.requested
 
         with hinting(self._resume_hint):

@@ -200,11 +200,9 @@ class Iterations(Updates):
         self.collect_steps = experience.collect_steps
         self._env_steps = env_steps
         policy = agent.collect_policy
-        self._random_policy = RandomPolicy(
-            policy.time_step_spec, policy.action_spec, policy.info_spec
-        )
-        self.train = tf.function(self._train_chunk, autograph=False)
-        self.collect_randomly = tf.function(self._random_chunk, autograph=False)
+        random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
+        self.train = self._chunk(self._train_iteration)
+        self.collect_randomly = self._chunk(lambda state: self.collect(state, random, verify=True))
 
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the state before the first iteration."""
@@ -225,39 +223,33 @@ class Iterations(Updates):
         """Closes the environments."""
         self._driver.environment.close()
 
-    def _train_chunk(
-        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
-    ) -> LoopState:
-        return self._repeat(self._train_iteration, state, max_iterations, until)
+    def _chunk(
+        self, iteration: Callable[[LoopState], LoopState]
+    ) -> tf.types.experimental.PolymorphicFunction:
+        """Returns a graph that repeats an iteration."""
 
-    def _random_chunk(
-        self, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
-    ) -> LoopState:
-        return self._repeat(self._random_iteration, state, max_iterations, until)
+        def chunk(state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor) -> LoopState:
+            def unfinished(count, state):
+                finite = tf.math.is_finite(ordered_sum(list(state.loss_sums.values())))
+                return (count < max_iterations) & (self._env_steps < until) & finite
 
-    def _repeat(self, iteration, state, max_iterations, until) -> LoopState:
-        def unfinished(count, state):
-            finite = tf.math.is_finite(ordered_sum(list(state.loss_sums.values())))
-            return (count < max_iterations) & (self._env_steps < until) & finite
+            def body(count, state):
+                before = state.carry.statistics.env_steps
+                state = iteration(state)
+                # Not earlier, because schedules read the count before this iteration's own steps.
+                self._env_steps.assign_add(state.carry.statistics.env_steps - before)
+                return count + 1, state
 
-        def body(count, state):
-            before = state.carry.statistics.env_steps
-            state = iteration(state)
-            # Not earlier, because schedules read the count before this iteration's own steps.
-            self._env_steps.assign_add(state.carry.statistics.env_steps - before)
-            return count + 1, state
+            with tf.device(HOST):
+                # A loop would keep variables on a GPU if they were made there.
+                state, max_iterations, until = tf.nest.map_structure(
+                    tf.identity, (state, max_iterations, until)
+                )
+                count = tf.zeros([], tf.int64)
+                _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
+            return state
 
-        with tf.device(HOST):
-            # A loop would keep variables on a GPU if they were made there.
-            state, max_iterations, until = tf.nest.map_structure(
-                tf.identity, (state, max_iterations, until)
-            )
-            count = tf.zeros([], tf.int64)
-            _, state = tf.while_loop(unfinished, body, (count, state), parallel_iterations=1)
-        return state
-
-    def _random_iteration(self, state: LoopState) -> LoopState:
-        return self.collect(state, self._random_policy, verify=True)
+        return tf.function(chunk, autograph=False)
 
     def _train_iteration(self, state: LoopState) -> LoopState:
         return self.update(self.collect(state, self.agent.collect_policy))

@@ -123,7 +123,7 @@ class _Waits:
 
 
 class OverRay:
-    """Implements `Place` with actors of a Ray cluster, one for each collector."""
+    """Holds collectors as actors of a Ray cluster; see `collector_places.InProcess`."""
 
     drivers: Sequence[CollectDriver] = ()
 
@@ -332,7 +332,7 @@ class OverRay:
                 return self._last
 
     def replace(self, number: int, restarts: int) -> None:
-        """Starts a new collector; see `Place.replace`. The old one is killed if it still runs."""
+        """Starts a new collector, and kills the old one; see `InProcess.replace`."""
         ray.kill(self._actors[number])
         self._calls[number].clear()
         self._actors[number] = self._start(number, restarts)
@@ -344,7 +344,7 @@ class OverRay:
         return self._answer(number, self._actors[number].save.remote(), since)
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; see `Place.restore`."""
+        """Restores a collector; see `InProcess.restore`."""
         since = time.monotonic()
         self._check_machine(number, since)
         call = self._actors[number].restore.remote(saved)

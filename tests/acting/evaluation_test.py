@@ -295,14 +295,13 @@ def test_a_budget_of_steps_can_be_interrupted():
     evaluation = evaluator(environment(ScriptedEnv([(7, "terminated")])), num_env_steps=10_000)
     seen = []
 
-    def on_progress(steps):
-        seen.append(steps)
+    def on_progress(steps, *others):
+        seen.append((steps, *others))
         return steps > 60
 
     assert evaluation.run(5, 0, on_progress) is None
-    assert seen == [0, 28, 56, 84]  # 32 vector steps per call, 4 of them boundaries
-    assert evaluation.length(5) == 10_000
-    assert evaluator(environment(LuckyEnv())).length(5) == 5
+    # 32 vector steps per call, 4 of them boundaries
+    assert seen == [(steps, 10_000, 0) for steps in (0, 28, 56, 84)]
 
 
 # Interruption.
@@ -311,19 +310,19 @@ def test_a_budget_of_steps_can_be_interrupted():
 def test_on_progress_sees_episodes_and_interrupts():
     seen = []
 
-    def on_progress(episodes):
-        seen.append(episodes)
+    def on_progress(episodes, *others):
+        seen.append((episodes, *others))
         return episodes >= 12
 
     env = environment(ScriptedEnv([(7, "terminated")]))
     assert evaluator(env).run(1000, 0, on_progress) is None
     # A call takes 32 vector steps: four episodes of 7 steps, each with a boundary row.
-    assert seen == [0, 4, 8, 12]
+    assert seen == [(episodes, 1000, 0) for episodes in (0, 4, 8, 12)]
 
 
 def test_interrupted_before_it_begins():
     scripted = ScriptedEnv([(7, "terminated")])
-    assert evaluator(environment(scripted)).run(3, 0, lambda _: True) is None
+    assert evaluator(environment(scripted)).run(3, 0, lambda *_: True) is None
     assert scripted.actions == []
 
 
@@ -331,7 +330,7 @@ def test_an_interrupted_evaluation_leaves_nothing_behind():
     evaluation = evaluator(environment(LuckyEnv()))
     undisturbed = evaluation.run(3, 0)
     counts = iter([False, True])
-    evaluation.run(1000, 1, lambda _: next(counts))
+    evaluation.run(1000, 1, lambda *_: next(counts))
     assert evaluation.run(3, 0) == undisturbed
 
 

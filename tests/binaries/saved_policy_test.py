@@ -1,5 +1,6 @@
 import inspect
 import itertools
+import pathlib
 import shutil
 import textwrap
 import threading
@@ -23,8 +24,9 @@ import pipeline
 from pipeline import configuration, saved_policy
 from pipeline.acting.policies import RandomPolicy
 from pipeline.checkpointing import manifest
+from pipeline.checkpointing.checkpoints import Restored
 from pipeline.runs.saved_run import SavedRun
-from pipeline.saved_policy import SavedPolicy, load_policy
+from pipeline.saved_policy import RestoredAgent, SavedPolicy, load_policy
 from pipeline.utils.errors import UserError
 
 
@@ -55,17 +57,19 @@ class FirstNumberPolicy(tf_policy.TFPolicy):
         return policy_step.PolicyStep(action, policy_state, ())
 
 
-def with_policy(policy) -> Any:
-    """Returns what `SavedPolicy` reads of an agent."""
-    return types.SimpleNamespace(
+def saved(policy, observation_space, action_space):
+    """Returns a `SavedPolicy` of an agent with this policy."""
+    agent: Any = types.SimpleNamespace(
         policy=policy, collect_policy=policy, time_step_spec=policy.time_step_spec
     )
+    restored = Restored(pathlib.Path(), 0, [])
+    return SavedPolicy(RestoredAgent(agent, observation_space, action_space, restored))
 
 
 def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
-    return SavedPolicy(with_policy(policy), observation_space, action_space, env_steps=0), policy
+    return saved(policy, observation_space, action_space), policy
 
 
 @gin.configurable(module="saved_policy_test")
@@ -84,7 +88,7 @@ def test_categories_and_integers_are_taken_as_the_environment_gives_them():
     space = Dict(place=Discrete(4, start=1), bytes=Box(0, 255, (2,), np.uint8))
     env = environment(SamplingEnv(space))
     constant = RandomPolicy(env.time_step_spec(), env.action_spec())
-    policy = SavedPolicy(with_policy(constant), space, env.action_space, env_steps=0)
+    policy = saved(constant, space, env.action_space)
     one = {"place": 4, "bytes": np.array([3, 255]), "text": "is not seen"}
     assert np.shape(policy.predict(one)) == ()
     two = {"place": np.array([1, 4]), "bytes": np.zeros((2, 2), np.int32)}

@@ -15,7 +15,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.trajectories import Trajectory
 
 from pipeline.checkpointing.saveables import Variables
-from pipeline.environments.environment_errors import named_failures
+from pipeline.environments.training_environment import named_failures
 from pipeline.training.components import Components
 from pipeline.training.intervals import check_store, initialize_replay_buffer
 from pipeline.training.iteration import Iterations
