@@ -37,6 +37,9 @@ from pipeline.configuration.statements import Binding, Import
 from pipeline.utils import errors, files
 from pipeline.utils.tensorflow_import import import_tensorflow
 
+# Modules of which an environment's package may have installed another version.
+_REPLACED = ("ale_py", "gin", "gymnasium", "numpy", "tensorflow", "tf_agents", "tf_keras")
+
 flags.disclaim_key_flags()  # `define_path` defines flags of the binary, not of this module.
 
 
@@ -61,9 +64,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             sys.stdout.flush()
             return code
         except ImportError as error:
-            if not error.name or error.name.partition(".")[0] == "pipeline":
-                raise
+            package = (error.name or "").partition(".")[0]
             is_missing = isinstance(error, ModuleNotFoundError)
+            if package in ("", "pipeline") or not (is_missing or package in _REPLACED):
+                raise
             what = "is not installed" if is_missing else f"cannot be used ({error})"
             _fail(
                 f"{error.name} {what} in {sys.executable}. Install this package again with "

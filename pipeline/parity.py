@@ -16,7 +16,6 @@ from absl import flags
 
 from pipeline import cli, configuration
 from pipeline.utils.errors import UserError
-from pipeline.utils.shutdown import StopSignal
 from pipeline.utils.tensorflow_import import import_tensorflow
 
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -73,8 +72,7 @@ def _compare_updates() -> None:
     configure_tensorflow()
     # `train.runner` is ignored: for asynchronous actors, the synchronous form is compared.
     components = build(_SEED.value, *builders)
-    # Ctrl-C ends the program also if an environment hangs.
-    with contextlib.closing(components), StopSignal(ends_at_once=True):
+    with contextlib.closing(components):
         updates = Updates(components, _NUM_UPDATES.value)
         for text in report.of_updates(updates):
             print(f"\n{text}", flush=True)

@@ -95,7 +95,7 @@ def create_a2c_agent(
     normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
-    agent_class: Callable[..., A2CAgent] = A2CAgent,  # a subclass may have another loss
+    agent_class: Callable[..., A2CAgent] | None = None,  # a subclass; None: A2CAgent
 ) -> A2CAgent:
     """Creates an A2C agent for discrete or continuous actions; its network is an `ActorCritic`.
 
@@ -107,7 +107,7 @@ def create_a2c_agent(
     check_arguments(create_a2c_agent, locals())
     del seed
     rate_schedule = as_schedule(learning_rate)
-    agent = agent_class(
+    agent = (agent_class or A2CAgent)(
         time_step_spec,
         action_spec,
         actor_critic=ActorCritic(time_step_spec.observation, action_spec),

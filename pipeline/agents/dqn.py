@@ -169,7 +169,7 @@ def create_dqn_agent(
     normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
-    agent_class: Callable[..., DqnAgent] = DqnAgent,  # a subclass may have another loss
+    agent_class: Callable[..., DqnAgent] | None = None,  # a subclass; None: DqnAgent
 ) -> DqnAgent:
     """Creates a DQN agent or, with `double_q`, a Double DQN agent.
 
@@ -189,7 +189,7 @@ def create_dqn_agent(
     need_discrete_actions(action_spec, "DQN")
     check_td_loss(td_loss, "create_dqn_agent.td_loss")
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
-    agent = agent_class(
+    agent = (agent_class or DqnAgent)(
         time_step_spec,
         action_spec,
         optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),

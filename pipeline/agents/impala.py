@@ -94,7 +94,7 @@ def create_impala_agent(
     rho_clip: AtLeastOne = 1.0,  # bound on the ratios that weight an error
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
-    agent_class: Callable[..., ImpalaAgent] = ImpalaAgent,  # a subclass may have another loss
+    agent_class: Callable[..., ImpalaAgent] | None = None,  # a subclass; None: ImpalaAgent
 ) -> ImpalaAgent:
     """Creates an IMPALA agent for discrete or continuous actions; its network is an `ActorCritic`.
 
@@ -106,7 +106,7 @@ def create_impala_agent(
     check_arguments(create_impala_agent, locals())
     del num_envs, seed
     rate_schedule = as_schedule(learning_rate)
-    agent = agent_class(
+    agent = (agent_class or ImpalaAgent)(
         time_step_spec,
         action_spec,
         actor_critic=ActorCritic(time_step_spec.observation, action_spec),

@@ -180,7 +180,7 @@ def create_nstep_q_agent(
     normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # rollouts whose gradients make one update
-    agent_class: Callable[..., NStepQAgent] = NStepQAgent,  # a subclass may have another loss
+    agent_class: Callable[..., NStepQAgent] | None = None,  # a subclass; None: NStepQAgent
 ) -> NStepQAgent:
     """Creates an agent of n-step Q-learning or, with `one_step`, of one-step Q-learning.
 
@@ -195,7 +195,7 @@ def create_nstep_q_agent(
     need_discrete_actions(action_spec, "n-step Q-learning")
     check_td_loss(td_loss, "create_nstep_q_agent.td_loss")
     epsilon_schedule, rate_schedule = as_schedule(epsilon), as_schedule(learning_rate)
-    agent = agent_class(
+    agent = (agent_class or NStepQAgent)(
         time_step_spec,
         action_spec,
         optimizer=optimizer(learning_rate=lambda: rate_schedule(env_steps)),

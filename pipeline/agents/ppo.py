@@ -134,7 +134,7 @@ def create_ppo_agent(
     normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = 0.5,  # maximum global norm; None: no limit
     accumulate_updates: PositiveInt = 1,  # minibatches whose gradients make one update
-    agent_class: Callable[..., PPOAgent] = PPOAgent,  # a subclass may have another loss
+    agent_class: Callable[..., PPOAgent] | None = None,  # a subclass; None: PPOAgent
 ) -> PPOAgent:
     """Creates a PPO-clip agent for discrete or continuous actions; its network is an `ActorCritic`.
 
@@ -150,7 +150,7 @@ def create_ppo_agent(
     check_arguments(create_ppo_agent, locals())
     del seed
     rate_schedule, clip_schedule = as_schedule(learning_rate), as_schedule(clip_ratio)
-    agent = agent_class(
+    agent = (agent_class or PPOAgent)(
         time_step_spec,
         action_spec,
         actor_critic=ActorCritic(time_step_spec.observation, action_spec),

@@ -256,7 +256,7 @@ def create_sac_agent(
     normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # global norm of each of the three; None: no limit
     accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
-    agent_class: Callable[..., SacAgent] = SacAgent,  # a subclass may have another loss
+    agent_class: Callable[..., SacAgent] | None = None,  # a subclass; None: SacAgent
 ) -> SacAgent:
     """Creates a SAC agent with twin critics and a learnt temperature, alpha.
 
@@ -270,7 +270,7 @@ def create_sac_agent(
     check_actions(action_spec)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
-    agent = agent_class(
+    agent = (agent_class or SacAgent)(
         time_step_spec,
         action_spec,
         seed=seed,

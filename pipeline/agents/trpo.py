@@ -261,7 +261,7 @@ def create_trpo_agent(
     normalize_returns: bool = False,  # scale rewards with `RewardScaler`
     gradient_clip_norm: Positive | None = None,  # of the value function; None: no limit
     accumulate_updates: PositiveInt = 1,  # must be 1, because a step needs the whole rollout
-    agent_class: Callable[..., TRPOAgent] = TRPOAgent,  # a subclass may have another loss
+    agent_class: Callable[..., TRPOAgent] | None = None,  # a subclass; None: TRPOAgent
 ) -> TRPOAgent:
     """Creates a TRPO agent for discrete or continuous actions.
 
@@ -280,7 +280,7 @@ def create_trpo_agent(
             "encoders. Bind ActorCritic.share_encoder = False."
         )
     rate_schedule = as_schedule(learning_rate)
-    agent = agent_class(
+    agent = (agent_class or TRPOAgent)(
         time_step_spec,
         action_spec,
         actor_critic=actor_critic,

@@ -241,9 +241,7 @@ class Circumstances:
             f"{name}: {saved.get(name, 'nothing')} in the checkpoint, "
             f"{now.get(name, 'nothing')} here"
             for name in sorted(now.keys() | saved.keys())
-            if saved.get(name) != now.get(name)
-            and name.rpartition("/")[2] not in _HARMLESS | _OF_EVALUATION  # of earlier revisions
-            and (name in saved or not self._is_new(name))
+            if saved.get(name) != now.get(name) and not self._is_harmless(name, saved)
         ]
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
@@ -255,11 +253,17 @@ class Circumstances:
                 f"--warm_start={shlex.quote(str(self._folder))}."
             )
 
-    def _is_new(self, name: str) -> bool:
-        """Returns True if the checkpoint lacks a name because it had no meaning then.
+    def _is_harmless(self, name: str, saved: Mapping[str, str]) -> bool:
+        """Returns True if a difference in a name does not affect the results.
 
-        A package was not installed, or an earlier revision of this package did not have the name.
+        A package was not installed, or an earlier revision of this package lacked the name, or
+        saved it although it is harmless.
         """
+        if name not in self._now:
+            is_macro = "." not in name and not name.startswith("--")
+            return is_macro or name.rpartition("/")[2] in _HARMLESS | _OF_EVALUATION
+        if name in saved:
+            return False
         if name.startswith(_OF_TRAITS):
             return True
         selector, _, parameter = name.rpartition("/")[2].rpartition(".")

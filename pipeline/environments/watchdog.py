@@ -100,7 +100,8 @@ class Watchdog:
 
     def _check(self, environment: Watched, seconds: float, since_stop: float) -> None:
         place = _place(environment.crossing)
-        if min(seconds, since_stop) >= _STOP_SECONDS + environment.usual_seconds:
+        longest = _STOP_SECONDS + environment.usual_seconds
+        if since_stop >= _STOP_SECONDS and seconds >= longest:
             self._end(environment, place, seconds, "", 128 + (self._stop.signal or 0))
         elif environment.limits_itself:
             return

@@ -66,17 +66,15 @@ def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
 
 
 def bad_columns(
-    spec: trajectory.Trajectory, columns: list[tf.Variable], counts: np.ndarray, stride: int = 0
+    spec: trajectory.Trajectory, columns: list[tf.Variable], keys: np.ndarray
 ) -> list[str]:
     """Describes the columns that hold NaN or infinity, one text per column.
 
     Args:
       spec: Specs of a row.
       columns: Columns, in the order of `tf.nest.flatten`.
-      counts: int64 [N], number of rows to check from row 0, stride, 2 * stride, ...
-      stride: Distance between these first rows, in rows.
+      keys: int64 [K], rows to check.
     """
-    keys = np.concatenate([i * stride + np.arange(n) for i, n in enumerate(counts)])
 
     def is_bad(column: tf.Variable) -> bool:
         blocks = (keys[i : i + _BLOCK_ROWS] for i in range(0, len(keys), _BLOCK_ROWS))

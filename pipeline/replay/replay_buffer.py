@@ -119,6 +119,7 @@ class ReplayBuffer:
             self._batches = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             # True as long as every compared stack was rebuilt correctly.
             self._stacks_hold = tf.Variable(True, trainable=False)
+        self._checked = np.zeros([self._num_envs], np.int64)  # rows found finite, as positions
 
     @property
     def longest_addition(self) -> int:
@@ -263,9 +264,17 @@ class ReplayBuffer:
         columns.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
     def bad_columns(self) -> list[str]:
-        """Describes the columns with NaN or infinity in a stored row. Runs eagerly."""
-        held = np.minimum(self._positions, self._stream_capacity)
-        return columns.bad_columns(self._stored_spec, self._columns, held, self._stream_capacity)
+        """Describes the columns with NaN or infinity in a stored row. Runs eagerly.
+
+        Rows that were found finite are not read again.
+        """
+        size, ends = self._stream_capacity, self._positions.numpy()
+        starts = np.maximum(self._checked, ends - size)
+        of_streams = enumerate(zip(starts, ends, strict=True))
+        keys = np.concatenate([i * size + np.arange(*ends) % size for i, ends in of_streams])
+        if not (bad := columns.bad_columns(self._stored_spec, self._columns, keys)):
+            self._checked = ends
+        return bad
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
         """Writes `replay_buffer.json` and the rows, as segments (see `disk_segments`).
@@ -293,6 +302,7 @@ class ReplayBuffer:
         for name, variable in self._state().items():
             variable.assign(saved[name])
         disk_segments.restore(folder, self._rings(), self._positions.numpy())
+        self._checked = np.zeros_like(self._checked)
 
     def _read_state(self, folder: pathlib.Path) -> dict[str, Any]:
         saved = files.read_object(folder / _JSON, *self._header(), *self._state())

@@ -174,7 +174,7 @@ class Rollout:
 
     def bad_columns(self) -> list[str]:
         """Describes the columns with NaN or infinity in the last rollout's rows. Runs eagerly."""
-        rows = np.array([self._num_rows])
+        rows = np.arange(self._num_rows)
         bad = [
             columns.bad_columns(spec, variables, rows)
             for spec, variables in (

@@ -202,7 +202,7 @@ class RunFolder:
             "run.json",
             start
             | {
-                "has_checkpoint": env_steps > 0,
+                "has_checkpoint": before.get("has_checkpoint", False) or env_steps > 0,
                 "resumed_at_env_steps": before.get("resumed_at_env_steps", [])
                 + [env_steps] * len(earlier),
                 "earlier_starts": before.get("earlier_starts", []) + earlier,

@@ -32,8 +32,9 @@ from pipeline.replay import Experience
 from pipeline.training.collector import Message, Order, files_in, unpack, weights
 from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
+from pipeline.training.nan_checks import are_finite
 from pipeline.utils import files
-from pipeline.utils.errors import RetryableError
+from pipeline.utils.errors import RetryableError, UserError
 from pipeline.utils.execution import HOST, int64, on_device
 
 if TYPE_CHECKING:
@@ -360,10 +361,19 @@ class Collectors:
         return self._place.failure_message()
 
     def save(self, folder: pathlib.Path, earlier: pathlib.Path | None = None) -> None:
-        """Waits for all messages that are under way, and writes them with the collectors' files."""
+        """Waits for all messages that are under way, and writes them with the collectors' files.
+
+        Raises:
+          UserError: If a message holds NaN or infinity.
+        """
         for number in range(len(self._arrived)):
             unpack(self._files_of(number), folder / str(number))
         messages = [x for arrived in self._arrived for x in arrived if x is not None]
+        if not are_finite([x.rows for x in messages]):
+            raise UserError(
+                "the message of a collector holds NaN or infinity. Check the observations and the "
+                "rewards of the environment."
+            )
         Tensors(lambda: messages, messages.extend).save(folder)
         state = {
             "next": self._next,

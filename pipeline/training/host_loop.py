@@ -156,8 +156,9 @@ class HostLoop:
           Stopped, UserError: See `train`.
         """
         is_cold = self.env_steps < until
+        saves = self._plan._replace(log_interval=0, eval_interval=0)
         while self.env_steps < until:
-            stop = min(until, self._plan.next_stop(self.env_steps))
+            stop = min(until, saves.next_stop(self.env_steps))
             self._call(self._runner.collect_randomly, stop, WARMING_UP)
             # Before anything is saved, because the advice may be another configuration.
             self._components.experience.check_rows()
@@ -310,7 +311,7 @@ class HostLoop:
             return self._stop.requested
 
         with hinting(self._resume_hint):
-            check_state(*self._checked())
+            check_state(self.state.carry.time_step, *self._checked())
             result = self._components.evaluator.run(num_episodes, index, on_progress)
         if self._components.evaluator.shares_environment:
             self._set_state(self._runner.begin_new_episodes(self.state))
@@ -335,7 +336,7 @@ class HostLoop:
           UserError: If weights or rows are not finite; a WriteError if it cannot be written.
         """
         with hinting(self._resume_hint):
-            check_state(*self._checked())
+            check_state(self.state.carry.time_step, *self._checked())
             self._logs.sync()  # or a resume from this checkpoint would miss records
         of, mean = self._returned or (None, None)
         before = self._host["checkpointed"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
+from tf_agents.trajectories import TimeStep
 
 from pipeline.agents.agent import Agent
 from pipeline.replay import Experience
@@ -61,16 +63,20 @@ def check_losses(
         raise _not_finite(experience.bad_columns(), bad, agent, env_steps, source)
 
 
-def check_state(agent: Agent, experience: Experience, env_steps: int, source: str) -> None:
-    """Checks that all weights and all rows are finite, before they are saved or evaluated.
+def check_state(
+    time_step: TimeStep, agent: Agent, experience: Experience, env_steps: int, source: str
+) -> None:
+    """Checks that weights, rows and the current time step are finite, before they are saved.
 
-    A loss is computed before its update, and of some rows only. So both may be NaN although all
-    losses are finite.
+    A loss is computed before its update, and of some rows only. So all of them may be NaN although
+    all losses are finite.
 
     Raises:
       UserError: If one is NaN or infinite; see `check_losses`.
     """
     columns = experience.bad_columns()
+    if not are_finite(time_step):
+        columns.append("observation or reward of the current time step")
     if columns or _bad_weights(agent):
         raise _not_finite(columns, [], agent, env_steps, source)
 
@@ -88,6 +94,12 @@ def _not_finite(
         f"NaN or infinite after {env_steps:_} environment steps and "
         f"{int(agent.train_step_counter):_} updates: {first}{then}. {advice}."
     )
+
+
+def are_finite(tensors: Any) -> bool:
+    """Returns True if a nest of tensors holds neither NaN nor infinity."""
+    floats = (x for x in tf.nest.flatten(tensors) if tf.as_dtype(x.dtype).is_floating)
+    return all(tf.reduce_all(tf.math.is_finite(x)) for x in floats)
 
 
 def _first_bad(module: tf.Module) -> str:

@@ -139,7 +139,8 @@ def test_a_checkpoint_may_hold_a_value_that_is_no_longer_compared(
 ) -> None:
     circumstances(monkeypatch).save(tmp_path)
     file = tmp_path / "circumstances.json"
-    saved = json.loads(file.read_text()) | {"evaluation/configure_tensorflow.intra_op": "7"}
+    saved = json.loads(file.read_text()) | {"evaluation/configure_tensorflow.intra_op": "%CORES"}
+    saved["CORES"] = "7"
     file.write_text(json.dumps(saved))
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)

@@ -44,8 +44,7 @@ def run(command, folder):
     if module == "pipeline.train" or is_suite:
         flags.append("--gin_bindings=train.num_env_steps = 1_024")
         flags.append("--gin_bindings=train.num_final_episodes = 2")
-    if is_suite:  # DQN on Seek, and all agents on CartPole
-        flags += ["--seeds=1", f"--experiments={'dqn-*' if 'seek' in str(flags) else '*-C*'}"]
+    flags += ["--seeds=1", "--experiments=*-[CS]*"] * is_suite  # CartPole and Seek, not Acrobot
     flags += ["--trials=1"] * (module == "pipeline.tune")
     name = module.removeprefix("pipeline.")
     environment = user_environment(PYTHONPATH=str(ROOT))

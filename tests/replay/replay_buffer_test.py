@@ -378,10 +378,26 @@ def test_bad_rows_of_every_stream_are_found() -> None:
     column = columns.create_column(spec[0], 10)
     values = tf.constant([0.0] * 6 + [np.nan] + [0.0] * 3)
     columns.scatter(column, tf.range(10, dtype=tf.int64), values)
-    # Two rows of the first stream, and one or two of the second, which begins at row 5.
     bad = ["0 of the rows collected"]
-    assert columns.bad_columns(spec, [column], np.array([2, 2]), stride=5) == bad
-    assert columns.bad_columns(spec, [column], np.array([2, 1]), stride=5) == []
+    assert columns.bad_columns(spec, [column], np.array([0, 1, 5, 6])) == bad
+    assert columns.bad_columns(spec, [column], np.array([0, 1, 5])) == []
+
+
+def test_a_bad_row_is_found_until_it_is_overwritten() -> None:
+    buffer, stream = create(0, 1, capacity=10), Stream(0, 0, 0)
+
+    def add(reward: float) -> None:
+        row = stream.step()._replace(reward=np.float32(reward))
+        rows = tf.nest.map_structure(lambda x: tf.constant(np.asarray(x)[None, None]), row)
+        buffer.add(tf.range(1), rows)
+
+    for reward in [0.0] * 12 + [np.nan]:
+        assert buffer.bad_columns() == []
+        add(reward)
+    for _ in range(10):
+        assert buffer.bad_columns() == ["reward of the rows collected"]
+        add(0.0)
+    assert buffer.bad_columns() == []
 
 
 def test_colour_images_are_not_taken_for_stacks() -> None:

@@ -192,6 +192,20 @@ def test_an_environment_that_fails_ends_the_run_and_episodes_that_cannot_be_cont
     again.close()
 
 
+def test_messages_that_are_not_finite_are_not_saved(tmp_path):
+    run = Distributed(tmp_path / "run")
+
+    def spoil_and_stop(record, phase):
+        if run.loop.env_steps >= 150:
+            (tmp_path / "nan").touch()
+            run.stop.requested = True
+
+    run.progress.hook = spoil_and_stop
+    with pytest.raises(UserError, match="message of a collector holds NaN"):
+        run.train()
+    run.close()
+
+
 def test_messages_fit_the_replay_buffer(tmp_path):
     with pytest.raises(UserError, match="A message of 100 vector steps does not fit"):
         Distributed(tmp_path / "run", distributed_runner__message_steps=100)

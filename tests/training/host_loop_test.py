@@ -406,6 +406,20 @@ def test_rows_that_are_not_finite_are_never_saved(tmp_path, begin_dqn, monkeypat
     assert run.checkpoints == []
 
 
+def test_a_time_step_that_is_not_finite_is_never_saved(tmp_path, begin_dqn):
+    run = begin_dqn(tmp_path / "run")
+    run.train_until(100)
+    saved_before, carry = run.checkpoints, run.loop.state.carry
+    observation = tf.nest.map_structure(
+        lambda x: tf.fill(x.shape, tf.constant(math.nan, x.dtype)), carry.time_step.observation
+    )
+    time_step = carry.time_step._replace(observation=observation)
+    run.loop.state = run.loop.state._replace(carry=carry._replace(time_step=time_step))
+    with pytest.raises(UserError, match="observation or reward of the current time step. Check"):
+        run.loop.save()
+    assert run.checkpoints == saved_before
+
+
 def test_a_long_warm_up_is_saved(tmp_path, begin_dqn, monkeypatch):
     monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
     run = begin_dqn(tmp_path / "run", PLAN._replace(checkpoint_interval=20))

@@ -160,6 +160,7 @@ def _collect_batches(components: Components, num_updates: int) -> list[_Batch]:
     if warm_up:
         steps = tf.constant(warm_up, tf.int64)
         state = runner.collect_randomly(state, steps, steps)
+    experience.check_rows()
     experience.check_ready()
     batches: list[_Batch] = []
     while len(batches) < num_updates:
