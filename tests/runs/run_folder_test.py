@@ -69,9 +69,10 @@ def test_a_run_that_has_had_a_checkpoint_knows_so(folder, config):
     folder.note_checkpoint()
     with pytest.raises(UserError, match="run.json says that .* but .*checkpoints holds none"):
         folder.check_none_lost()
-    begin(folder, env_steps=100)
-    with pytest.raises(UserError, match="--restart_behavior=restart"):
-        folder.check_none_lost()
+    for env_steps in (0, 100):  # a warm start has a checkpoint before its first step
+        begin(folder, env_steps=env_steps)
+        with pytest.raises(UserError, match="--restart_behavior=restart"):
+            folder.check_none_lost()
 
 
 def test_a_program_that_has_changed_since_the_last_start_is_told(folder, config, monkeypatch):
