@@ -260,7 +260,7 @@ class Circumstances:
         saved it although it is harmless.
         """
         if name not in self._now:
-            is_macro = "." not in name and not name.startswith("--")
+            is_macro = name.isidentifier()
             return is_macro or name.rpartition("/")[2] in _HARMLESS | _OF_EVALUATION
         if name in saved:
             return False

@@ -174,7 +174,8 @@ class Source(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Source:
         try:
-            return cls(path.read_text(encoding="utf-8-sig"), path.resolve(), _label(path.resolve()))
+            resolved = path.resolve()
+            return cls(path.read_text(encoding="utf-8-sig"), resolved, _label(resolved))
         except UnicodeDecodeError as error:
             raise UserError(f"cannot read {path}: {error}") from error
         except OSError as error:

@@ -103,6 +103,4 @@ def are_finite(tensors: Any) -> bool:
 
 
 def _first_bad(module: tf.Module) -> str:
-    numbers = (v for v in module.variables if v.dtype.is_floating)
-    bad = (v.name for v in numbers if not tf.reduce_all(tf.math.is_finite(v)))
-    return next(bad, "")
+    return next((v.name for v in module.variables if not are_finite(v)), "")

@@ -175,6 +175,17 @@ def test_a_package_that_was_not_installed_does_not_count(
     assert resumed.differences == ["version of box2d: 1 in the checkpoint, 2 here"]
 
 
+def test_a_package_that_is_no_longer_installed_counts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exactness_module, "versions", lambda: {"numpy": "2", "mujoco": "3"})
+    circumstances(monkeypatch).save(tmp_path)
+    monkeypatch.setattr(exactness_module, "versions", lambda: {"numpy": "2"})
+    resumed = circumstances(monkeypatch)
+    resumed.restore(tmp_path)
+    assert resumed.differences == ["version of mujoco: 3 in the checkpoint, nothing here"]
+
+
 def test_a_parameter_that_an_earlier_revision_lacked_counts_unless_it_has_its_default(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

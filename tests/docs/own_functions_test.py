@@ -17,16 +17,23 @@ from pipeline.training.train_loop import train
 from pipeline.utils.shutdown import StopSignal
 
 
+def write_blocks(page, folder, *names):
+    """Writes blocks of a page, which begin with their names, as files; returns the page."""
+    text = (ROOT / "docs" / page).read_text()
+    for name in names:
+        (block,) = re.findall(rf"```\w+\n(# {re.escape(name)}\b.*?)```", text, re.DOTALL)
+        (folder / name).write_text(block)
+    return text
+
+
 @pytest.mark.usefixtures("any_config")
 @pytest.mark.parametrize(
     ("page", "module", "config"),
     [("index", "my_schedules", "ppo_cartpole"), ("dqn", "my_losses", "dqn_cartpole")],
 )
 def test_a_function_of_a_page_can_be_bound(page, module, config, tmp_path, monkeypatch):
-    text = (ROOT / f"docs/algorithms/{page}.md").read_text()
-    (code,) = re.findall(rf"```python\n(# {module}\.py\n.*?)```", text, re.DOTALL)
+    text = write_blocks(f"algorithms/{page}.md", tmp_path, f"{module}.py")
     (bindings,) = re.findall(rf"```gin\n(import {module}\n.*?)```", text, re.DOTALL)
-    (tmp_path / f"{module}.py").write_text(code)
     (tmp_path / "own.gin").write_text(f"include '{config}.gin'\n{bindings}")
     monkeypatch.syspath_prepend(tmp_path)
     configuration.load([str(tmp_path / "own.gin")], [], allow_imports=True)
@@ -47,10 +54,7 @@ def test_a_function_of_a_page_can_be_bound(page, module, config, tmp_path, monke
 
 @pytest.mark.usefixtures("any_config")
 def test_the_agent_class_of_the_tutorial_trains_and_logs_its_loss(tmp_path, monkeypatch):
-    text = (ROOT / "docs/tutorials/agent.md").read_text()
-    for name in ("my_ppo.py", "penalized_ppo.gin"):
-        (block,) = re.findall(rf"```\w+\n(# {name}.*?)```", text, re.DOTALL)
-        (tmp_path / name).write_text(block)
+    write_blocks("tutorials/agent.md", tmp_path, "my_ppo.py", "penalized_ppo.gin")
     monkeypatch.syspath_prepend(tmp_path)
     bindings = ["train.num_env_steps = 256", "train.num_final_episodes = 1"]
     configuration.load([str(tmp_path / "penalized_ppo.gin")], bindings, allow_imports=True)
@@ -62,10 +66,7 @@ def test_the_agent_class_of_the_tutorial_trains_and_logs_its_loss(tmp_path, monk
 
 
 def test_the_environments_of_other_interfaces_of_the_tutorial_can_be_used(tmp_path, monkeypatch):
-    text = (ROOT / "docs/tutorials/environment.md").read_text()
-    for name in ("my_py_environments.py", "my_masks.py"):
-        (block,) = re.findall(rf"```python\n(# {name}.*?)```", text, re.DOTALL)
-        (tmp_path / name).write_text(block)
+    write_blocks("tutorials/environment.md", tmp_path, "my_py_environments.py", "my_masks.py")
     monkeypatch.syspath_prepend(tmp_path)
     countdown = gymnasium_environment(1, name="my_py_environments:Countdown-v0")
     steps = [countdown.step(np.array([action])) for action in (0, 0, 0, 0, 0, 0, 0, 1)]
