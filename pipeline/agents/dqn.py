@@ -163,7 +163,7 @@ def create_dqn_agent(
     discount: Probability = 0.99,  # gamma
     td_loss: Callable[[tf.Tensor], tf.Tensor] = huber_loss,  # loss of each error
     sum_losses: bool = False,  # sum the losses of a batch instead of averaging them
-    target_update_period: PositiveInt | None = 1,
+    target_update_period: PositiveInt | None = 10_000,
     target_update_env_steps: PositiveInt | None = None,  # environment steps between whole copies
     target_update_tau: Fraction = 1.0,  # weight of the online network in a target update
     normalize_observations: bool = False,  # by their running mean and variance

@@ -7,7 +7,6 @@ planned_runs.py        the runs of a suite, with their folders and commands
 suite_folder.py        records, plan and lock of a suite's folder
 records.py             the record of one run
 runner.py              runs a suite with several processes at a time
-display.py             the progress of many runs
 run_flags.py           flags of the programs that start many runs
 train_process.py       the process that trains a run on this machine
 cluster.py             chooses the nodes of a Ray cluster

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.benchmarks import records, results, train_process
-from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
@@ -17,10 +16,11 @@ from pipeline.benchmarks.suites import Suite
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
-from pipeline.utils.progress import duration, score_text
+from pipeline.utils.progress import Progress, duration, score_text
 from pipeline.utils.shutdown import StopSignal
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.5
+_PLAIN_SECONDS = 60.0  # between lines without a terminal
 _STATES = (FINISHED, "running", FAILED, "left")
 
 
@@ -73,7 +73,8 @@ def run_suite(
     workers = min(workers, len(runs))
     with SuiteFolder(output_dir, suite.name) as folder:
         folder.check_settings(runs)
-        with Display(suite.name) as display:
+        total = sum(run.num_env_steps for run in runs)
+        with Progress(total, plain_interval=_PLAIN_SECONDS) as display:
             return _Runner(runs, workers, folder, display, stop, start).run()
 
 
@@ -83,7 +84,7 @@ class _Runner:
         runs: Sequence[Run],
         workers: int,
         folder: SuiteFolder,
-        display: Display,
+        display: Progress,
         stop: StopSignal,
         start: Start,
     ) -> None:
@@ -109,7 +110,7 @@ class _Runner:
             while (self._waiting and not self._stop.requested) or self._running:
                 self._step()
                 self._most_running = max(self._most_running, len(self._running))
-                self._display.show(self._progress)
+                self._display.update(self._progress())
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in self._running:
@@ -181,7 +182,7 @@ class _Runner:
         record = self._folder[run]
         return record["status"] if record and run not in self._waiting else "left"
 
-    def _progress(self) -> tuple[int, int, str]:
+    def _progress(self) -> Record:
         states = [self._state(run) for run in self._runs]
         done = sum(
             run.num_env_steps
@@ -189,9 +190,9 @@ class _Runner:
             else min(train_process.env_steps(run), run.num_env_steps)
             for run, state in zip(self._runs, states, strict=True)
         )
-        total = sum(run.num_env_steps for run in self._runs)
         counts = Counter(states)
-        return done, total, ", ".join(f"{counts[state]} {state}" for state in _STATES)
+        text = ", ".join(f"{counts[state]} {state}" for state in _STATES)
+        return {"env_steps": done, "counts": text}
 
     def _outcome(self) -> Outcome:
         left = {run.name for run in self._waiting}

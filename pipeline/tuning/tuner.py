@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.benchmarks import train_process
-from pipeline.benchmarks.display import Display
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
@@ -37,10 +36,11 @@ from pipeline.utils.errors import (
 )
 from pipeline.utils.files import error_kind
 from pipeline.utils.jsonl import read_jsonl
-from pipeline.utils.progress import score_text
+from pipeline.utils.progress import Progress, score_text
 from pipeline.utils.shutdown import StopSignal
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
+_PLAIN_SECONDS = 60.0  # between lines without a terminal
 _FIRST_TRIALS = 3  # If all of these fail by a mistake, the search ends.
 _EVAL_INTERVAL = "train.eval_interval"
 _WARM_UP = "initialize_replay_buffer.num_env_steps"
@@ -95,9 +95,34 @@ def tune(
             f"--trials={num_trials} is more than the {search.grid_size} points of the grid. Omit "
             "--trials to train all of them."
         )
-    with SearchFolder(output_dir, search) as folder, Display(search.name) as display:
-        tuner = _Tuner(search, folder, output_dir, num_trials, workers, stop, flags, start, display)
-        return tuner.run()
+    with SearchFolder(output_dir, search) as folder:
+        _check(search, folder, output_dir, flags)
+        # With fewer trials, the last bracket would be smaller, and others would be its best.
+        num_trials = max(num_trials, len(folder.trials))
+        steps = planned_steps(search, num_trials)
+        with Progress(steps, plain_interval=_PLAIN_SECONDS) as display:
+            return _Tuner(
+                search, folder, output_dir, num_trials, workers, stop, flags, start, display
+            ).run()
+
+
+def _check(
+    search: Search, folder: SearchFolder, output_dir: pathlib.Path, flags: Sequence[str]
+) -> None:
+    """Checks the config and the rungs before anything is trained."""
+    (run, *_) = plan(search.suite(0, search.suggest(0, [])), output_dir, (), flags)
+    if run.num_env_steps != search.num_env_steps:
+        raise UserError(
+            f"search.bindings: train.num_env_steps = {run.num_env_steps:_} would replace "
+            "search.num_env_steps: set search.num_env_steps instead."
+        )
+    if search.rungs and _WARM_UP in map(short_name, search.parameters):
+        raise UserError(
+            f"search.parameters: {_WARM_UP} cannot be searched over with search.rungs, because "
+            "no trial is evaluated in its warm-up."
+        )
+    _check_interval(run.settings, search.rungs)
+    folder.check_settings({k: v for k, v in run.settings.items() if k not in search.parameters})
 
 
 class _Tuner:
@@ -111,7 +136,7 @@ class _Tuner:
         stop: StopSignal,
         flags: Sequence[str],
         start: Start,
-        display: Display,
+        display: Progress,
     ):
         self._search = search
         self._folder = folder
@@ -127,37 +152,15 @@ class _Tuner:
         self._has_begun = False
         self._losses = Losses(display.message)
 
-    def _check(self) -> None:
-        """Checks the config and the rungs before anything is trained."""
-        parameters = self._search.suggest(0, [])
-        (run, *_) = plan(self._search.suite(0, parameters), self._output_dir, (), self._flags)
-        if run.num_env_steps != self._search.num_env_steps:
-            raise UserError(
-                f"search.bindings: train.num_env_steps = {run.num_env_steps:_} would replace "
-                "search.num_env_steps: set search.num_env_steps instead."
-            )
-        if self._search.rungs and _WARM_UP in map(short_name, self._search.parameters):
-            raise UserError(
-                f"search.parameters: {_WARM_UP} cannot be searched over with search.rungs, because "
-                "no trial is evaluated in its warm-up."
-            )
-        _check_interval(run.settings, self._search.rungs)
-        settings = {k: v for k, v in run.settings.items() if k not in self._search.parameters}
-        self._folder.check_settings(settings)
-
     def run(self) -> Outcome:
-        self._check()
-        trials = self._folder.trials
-        # With fewer trials, the last bracket would be smaller, and others would be its best.
-        self._num_trials = max(self._num_trials, len(trials))
-        over = sum(1 for trial in trials.values() if trial.returns or trial.error)
+        over = sum(1 for trial in self._folder.trials.values() if trial.returns or trial.error)
         self._display.message(f"{self._num_trials} trials, {over} with results")
         try:
             while True:
                 jobs = self._step()
                 if not self._running and (self._stop.requested or not jobs):
                     return Outcome(self._folder.trials, not jobs)
-                self._display.show(self._progress)
+                self._display.update(self._progress())
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in self._running.values():
@@ -289,7 +292,7 @@ class _Tuner:
             f"trial {job.number} failed with {trial.in_words}: {last_line(error)}"
         )
 
-    def _progress(self) -> tuple[int, int, str]:
+    def _progress(self) -> dict[str, Any]:
         trials, search = self._folder.trials, self._search
         running = {process.run.experiment.name for process in self._running.values()}
         states = Counter(state_of(search, trials, n, self._num_trials) for n in trials)
@@ -301,8 +304,7 @@ class _Tuner:
         if best := best_trial(trials):
             text += f"; best {score_text(best.value(-1))} (trial {best.number}: {best.in_words})"
         done = trained_steps(search, trials) + sum(map(self._steps_ahead, self._running.values()))
-        total = planned_steps(search, self._num_trials)
-        return min(done, total), total, text
+        return {"env_steps": done, "counts": text}
 
     def _steps_ahead(self, process: Process) -> int:
         """Returns the steps that a running run has taken after the last rung of its trial."""

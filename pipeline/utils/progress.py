@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a small live panel in a terminal, plain lines elsewhere.
+"""Shows the progress of a run or of many: a small live panel in a terminal, plain lines elsewhere.
 
 This module does not import TensorFlow, so that progress can be shown before TensorFlow is loaded.
 """
@@ -38,6 +38,7 @@ class Progress:
     It knows these keys of a record. All are optional, and each keeps its last value:
         env_steps, env_steps_per_second, return_mean_100: As in metrics.jsonl.
         epsilon, entropy: Values of the schedule or of the policy.
+        counts: Text for many runs: how many of them are in which state.
         evaluation_return_mean: Mean return of the last evaluation.
         episode_steps: Steps so far of the longest episode that an evaluation is playing.
         environment_share, policy_share, update_share: Shares of wall time, in [0, 1]. They are not
@@ -171,10 +172,9 @@ class Progress:
             _Field(3, f"{min(100 * done // max(total, 1), 100)}%"),
         ]
         rate = self._state.get("env_steps_per_second", 0)
-        if rate <= 0 or self._of_phase:
-            return fields
-        fields.append(_Field(2, f"{rate:,.0f} steps/s"))
-        if self._phase != TRAINING or done >= total:
+        if rate > 0 and not self._of_phase:
+            fields.append(_Field(2, f"{rate:,.0f} steps/s"))
+        if self._of_phase or self._phase != TRAINING or done >= total:
             return fields
         if self._began and self._began[1] < self._reached[1]:
             # Not by the rate, which leaves out evaluations and checkpoints.
@@ -191,6 +191,7 @@ class Progress:
         has_shares = bool(shares) and self._phase != WARMING_UP
         is_long = self._phase == EVALUATING and self._state.get("episode_steps", 0) >= _LONG
         return [
+            *self._known(0, "counts", str),
             *(
                 self._known(0, "episode_steps", "an episode of {:,} steps so far".format)
                 if is_long

@@ -269,7 +269,7 @@ def test_target_network_is_copied_at_every_period_exactly() -> None:
 
 
 def test_target_network_moves_by_tau() -> None:
-    agent = create(target_update_tau=0.25)
+    agent = create(target_update_period=1, target_update_tau=0.25)
     target = values_of(agent.target_q_network.variables)
     agent.train(tensors(random_batch(np.random.default_rng(0), 1)), tf.ones(24))
     online = values_of(agent.q_network.variables)

@@ -151,14 +151,20 @@ def test_the_time_left_counts_evaluations_and_begins_after_the_warm_up() -> None
     assert left == ["0:30", "0:30"]  # 30,000 more at 10,000 in 10 s; 20,000 at 20,000 in 30 s
 
 
+def test_many_runs_have_counts_and_a_time_left_but_no_speed() -> None:
+    head, body = panel(80, {"env_steps": 4, "counts": "1 running, 2 left"}, num_env_steps=10)
+    assert head.endswith("4/10 steps  40%  0:15 left")  # after 10 s
+    assert body == "1 running, 2 left"
+
+
 def test_values_stay_until_they_change() -> None:
     clock = Clock()
     shown, file = plain(clock, plain_interval=0)
     shown.update({"env_steps": 100, "evaluation_return_mean": 5.0})
-    shown.update({"env_steps": 200, "evaluation_return_mean": None})
+    shown.update({"evaluation_return_mean": None, "epsilon": 0.5})
     assert file.getvalue().splitlines() == [
         "training: 100/50,000 steps  0%  evaluation 5.0",
-        "training: 200/50,000 steps  0%  evaluation 5.0",
+        "training: 100/50,000 steps  0%  evaluation 5.0  epsilon 0.500",
     ]
 
 
@@ -172,7 +178,7 @@ def test_plain_lines_come_at_once_then_at_intervals_then_at_the_end() -> None:
             shown.update({"env_steps": second})
             lines.append(len(file.getvalue().splitlines()))
     assert lines == [1, 1, 2, 2, 3, 3]
-    assert file.getvalue().splitlines()[-1] == "training: 25/50,000 steps  0%"
+    assert file.getvalue().splitlines()[-1] == "training: 25/50,000 steps  0%  13:52:55 left"
     shown.close()
     assert len(file.getvalue().splitlines()) == 4
 
@@ -211,7 +217,7 @@ def test_a_pipe_gets_neither_colours_nor_carriage_returns() -> None:
     assert run.stdout.decode().split("\n") == [
         "training: 100/400 steps  25%  return 12.0",
         "saved a checkpoint",
-        "training: 200/400 steps  50%  return 12.0",
+        "training: 200/400 steps  50%  0:00 left  return 12.0",
         "",
     ]
 
