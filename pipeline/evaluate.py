@@ -104,7 +104,11 @@ def _evaluate(
     from pipeline.environments import Watchdog
     from pipeline.ops.randomness import stream_key
     from pipeline.saved_policy import restore_agent
-    from pipeline.training.components import build_evaluation_environment, configure_tensorflow
+    from pipeline.training.components import (
+        build_evaluation_environment,
+        configure_tensorflow,
+        seed_generators,
+    )
     from pipeline.training.train_loop import bound
 
     configuration.apply(statements)
@@ -115,6 +119,7 @@ def _evaluate(
 
     @contextlib.contextmanager
     def watched(**kwargs: Any) -> Iterator[Evaluator]:
+        seed_generators(seed)
         environment = build_evaluation_environment(seed, bound("create_environment"), **kwargs)
         watchdog = Watchdog([environment.episodes], str, stop)
         with contextlib.closing(environment), contextlib.closing(watchdog):

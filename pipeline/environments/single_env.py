@@ -67,8 +67,9 @@ class SingleEnv:
     @property
     def description(self) -> Description:
         """Returns the description of the environment for its vector."""
-        # Not every constructor stores its render_mode.
-        asked = self.env.spec.kwargs.get("render_mode") if self.env.spec else None
+        # Not every constructor stores its render_mode. A wrapper's spec copies all arguments.
+        spec = self.env.unwrapped.spec
+        asked = spec.kwargs.get("render_mode") if spec else None
         return Description(
             self.env.observation_space,
             self.env.action_space,
@@ -123,9 +124,7 @@ class SingleEnv:
             raise self._fault(f"step() returned {count:.80}; {_STEP}") from error
         self._store(received, observation)
         try:
-            if isinstance(reward, str | bytes):
-                raise TypeError
-            number = float(reward)
+            number = _number(reward)
         except (TypeError, ValueError) as error:
             raise self._fault(f"the reward {reward!r:.80} is not a number") from error
         is_terminated = self._flag("terminated", terminated)
@@ -134,7 +133,7 @@ class SingleEnv:
         own_return = None
         if self._recorder:
             # The infos have the return only if no wrapper above has ended the episode.
-            own_return = float(self._recorder.episode_returns) - self._return_before
+            own_return = _number(self._recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +193,7 @@ class SingleEnv:
     def _reset(self, observation: Arrays, **seed: Any) -> None:
         recorder = self._recorder
         if recorder:
-            self._return_before = float(recorder.episode_returns)
+            self._return_before = _number(recorder.episode_returns)
             start_before = recorder.episode_start_time
         try:
             results = self._call("reset", **seed)
@@ -244,6 +243,17 @@ class SingleEnv:
 
     def _fault(self, message: str) -> UserError:
         return UserError(f"{message}. Change the environment's class {self._source()}, or wrap it.")
+
+
+def _number(value: Any) -> float:
+    """Returns a number as a float; an array with one entry is a number, too.
+
+    Raises:
+      TypeError: If it is no number; also a ValueError.
+    """
+    if isinstance(value, str | bytes):
+        raise TypeError("a text is not a number")
+    return float(value.item() if isinstance(value, np.ndarray) else value)
 
 
 def _place(layer: type) -> str:

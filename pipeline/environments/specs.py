@@ -252,12 +252,15 @@ def check_mask(observation: Any, action: tensor_spec.BoundedTensorSpec, environm
             "action space, or rename the key if it is not a mask."
         )
     count = int(action.maximum) + 1
-    is_mask = isinstance(mask, tf.TensorSpec) and not mask.dtype.is_floating
-    if not is_mask or tuple(mask.shape) != (count,):
+    is_mask = isinstance(mask, tf.TensorSpec) and tuple(mask.shape) == (count,)
+    if is_mask and mask.dtype.is_floating:
+        bounds = getattr(mask, "minimum", -np.inf), getattr(mask, "maximum", np.inf)
+        is_mask = bool(np.all(bounds[0] == 0) and np.all(bounds[1] == 1))
+    if not is_mask:
         raise UserError(
-            f"{environment}: observation['action_mask'] must be an array of integers or bools with "
-            f"one entry for each of the {count} actions. Change its space, or rename the key if it "
-            "is not a mask."
+            f"{environment}: observation['action_mask'] must be an array of integers, bools, or "
+            f"floats from 0 to 1, with one entry for each of the {count} actions. Change its "
+            "space, or rename the key if it is not a mask."
         )
 
 

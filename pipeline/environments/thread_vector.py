@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +14,7 @@ import numpy as np
 from pipeline.environments.saved_states import State
 from pipeline.environments.vectors import Arrays, Outcome, Vector
 
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 30.0  # some simulators take long to shut down
 
 
 class ThreadVector:
@@ -65,7 +67,7 @@ class ThreadVector:
         """Closes the vector and ends the thread.
 
         Raises:
-          TimeoutError: If an environment has not returned after 5 s. The thread is left behind.
+          TimeoutError: If an environment has not returned after 30 s. The thread is left behind.
         """
         if not self._thread.is_alive():
             return
@@ -90,9 +92,11 @@ class ThreadVector:
         return result
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            number, function = call
-            try:
-                self._results.put((number, function(), None))
-            except BaseException as error:  # raised again in the thread that called
-                self._results.put((number, None, error))
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            asyncio.set_event_loop(loop)  # as in the main thread, where environments may expect one
+            while (call := self._calls.get()) is not None:
+                number, function = call
+                try:
+                    self._results.put((number, function(), None))
+                except BaseException as error:  # raised again in the thread that called
+                    self._results.put((number, None, error))

@@ -98,11 +98,12 @@ def store(leaf: specs.Leaf, received: Any, array: np.ndarray) -> str:
     if given.dtype == array.dtype or (array.dtype.kind == "f" and given.dtype.kind in "uibf"):
         array[...] = given  # as float64 is rounded to float32
         return ""
-    # In other spaces, whole numbers and truth values are stored if they stay the same.
-    if given.dtype.kind in "uib":
-        with np.errstate(over="ignore"):
+    # In other spaces, numbers and truth values are stored if they stay the same.
+    is_number = given.dtype.kind in "uibf"
+    if is_number:
+        with np.errstate(over="ignore", invalid="ignore"):
             array[...] = given.astype(array.dtype)
-    if given.dtype.kind not in "uib" or not np.array_equal(array, given):
+    if not is_number or not np.array_equal(array, given):
         return (
             f"{leaf.name} has the dtype {given.dtype}, whose values cannot be stored in its space "
             f"{leaf.space} without a change"

@@ -58,10 +58,13 @@ def has_pixels(spec: tf.TensorSpec) -> bool:
 def is_channels_first(spec: tf.TensorSpec) -> bool:
     """Returns True if `spec` (unbatched) is an image or a stack with the channels in front.
 
-    Its shape is [channels, height, width]: the first dimension has at most 4 entries, and the
-    others are too large to be channels.
+    Its shape is [channels, height, width]: the first dimension is the smallest, and the others are
+    too large to be channels.
     """
-    return is_image(spec) and spec.shape[0] <= 4 and min(spec.shape[1:]) >= _MIN_SIDE
+    if not is_image(spec):
+        return False
+    channels, side = spec.shape[0], min(spec.shape[1:])
+    return side >= (_MIN_SIDE if channels <= 4 else max(MIN_IMAGE_SIDE, channels + 1))
 
 
 def is_colour_stack(spec: tf.TensorSpec) -> bool:

@@ -46,7 +46,7 @@ from pipeline.training.components import (
     closed_on_error,
     compile_update,
     count_of_env_steps,
-    seed_weights,
+    seed_generators,
 )
 from pipeline.training.iteration import Chunk, LoopState
 from pipeline.utils.constraints import PositiveInt, check_arguments
@@ -232,7 +232,7 @@ def asynchronous_runner(
             "Actors in threads cannot run with --eager: leave it out, or bind "
             'asynchronous_runner.scheduler = "deterministic".'
         )
-    seed_weights(seed)
+    seed_generators(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
     with closed_on_error() as opened:
         environments = []

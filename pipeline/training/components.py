@@ -116,7 +116,7 @@ def build(
     create_experience: Callable[..., Experience],
 ) -> Components:
     """Builds the components of a run; a checkpoint may be restored into them."""
-    seed_weights(seed)
+    seed_generators(seed)
     with closed_on_error() as opened:
         environment = build_environment(stream_key(seed, "training"), create_environment)
         opened.callback(environment.close)
@@ -157,8 +157,11 @@ def count_of_env_steps() -> tf.Variable:
         return tf.Variable(0, dtype=tf.int64, name="env_steps")
 
 
-def seed_weights(seed: int) -> None:
-    """Seeds the weights that Keras draws when networks are built."""
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of Python, NumPy and TensorFlow.
+
+    Keras draws weights from them, and some environments draw from those of Python and NumPy.
+    """
     tf.keras.utils.set_random_seed(stream_key(seed, "weights") % 2**31)
 
 

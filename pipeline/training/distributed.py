@@ -36,7 +36,7 @@ from pipeline.training.components import (
     closed_on_error,
     compile_update,
     count_of_env_steps,
-    seed_weights,
+    seed_generators,
 )
 from pipeline.utils.constraints import Positive, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
@@ -112,7 +112,7 @@ def distributed_runner(
         they arrive, Ray is not installed or cannot be reached, or an environment fails.
     """
     check_arguments(distributed_runner, locals())
-    seed_weights(seed)
+    seed_generators(seed)
     with contextlib.closing(build_environment(seed, create_environment)) as sample:
         specs = sample.time_step_spec(), sample.action_spec()
         CollectDriver(sample, seed=seed)  # for gin, which does not see those of a cluster

@@ -50,14 +50,17 @@ def _actor_class() -> Any:
             from pipeline.utils.tensorflow_import import import_tensorflow
 
             import_tensorflow(configuration.uses_onednn(statements), freeze=True)
+            from pipeline.ops.randomness import stream_key
             from pipeline.training.collector import Collector, Identity
-            from pipeline.training.components import configure_tensorflow
+            from pipeline.training.components import configure_tensorflow, seed_generators
             from pipeline.training.train_loop import bound
             from pipeline.utils.execution import Execution
 
             configuration.apply(statements)
             configure_tensorflow(execution=Execution(execution))
             factories = bound("create_environment"), bound("create_agent")
+            number, restarts, _, seed = identity
+            seed_generators(stream_key(seed, "collector process", number, restarts))
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
         def machine(self) -> tuple[str, str, dict[str, str], Any]:

@@ -102,6 +102,18 @@ class GrowingEnv(SaneEnv):
         return observation, float(self.level), terminated, *rest
 
 
+class ReseededEnv(SaneEnv):
+    """Draws from a generator that only a reset with a seed determines."""
+
+    def reset(self, **kwargs):
+        self.rng = np.random.default_rng(kwargs.get("seed"))
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.rng.random(), *rest
+
+
 class StuckEnv(SaneEnv):
     """Never returns from `step`."""
 
@@ -113,6 +125,7 @@ class StuckEnv(SaneEnv):
 gymnasium.register("Nan-v0", entry_point=f"{__name__}:NanEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
 gymnasium.register("Growing-v0", entry_point=f"{__name__}:GrowingEnv")
+gymnasium.register("Reseeded-v0", entry_point=f"{__name__}:ReseededEnv")
 gymnasium.register("Stuck-v0", entry_point=f"{__name__}:StuckEnv")
 gymnasium.register("Masked-v0", entry_point=f"{__name__}:MaskedEnv")
 gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
@@ -163,6 +176,7 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
             ],
         ),
         ("Growing", [], ["exact resume no"]),
+        ("Reseeded", [], ["exact resume no"]),
         ("Nan", [], ["advice * rewards contain NaN or infinity, which stops training"]),
         (
             "Masked",

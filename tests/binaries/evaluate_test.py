@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -74,6 +75,13 @@ class FailingEnv(BlindEnv):
         raise KeyError("no such room")
 
 
+class GlobalEnv(BlindEnv):
+    """Draws its rewards from the generators of the process."""
+
+    def step(self, action):
+        return np.zeros(4, np.float32), random.random() + np.random.random(), True, False, {}
+
+
 class EndlessEnv(OddEnv):
     def step(self, action):
         observation, reward, *_ = super().step(action)
@@ -81,7 +89,7 @@ class EndlessEnv(OddEnv):
 
 
 env_class: Any
-for env_class in (BlindEnv, OddEnv, FailingEnv, EndlessEnv):
+for env_class in (BlindEnv, OddEnv, FailingEnv, GlobalEnv, EndlessEnv):
     gymnasium.register(f"{env_class.__name__}-v0", env_class, disable_env_checker=True)
 
 
@@ -246,6 +254,14 @@ def test_environment_that_raises(finished_run):
         finished_run.root_dir,
         other_environment("FailingEnv"),
     )
+
+
+def test_the_seed_fixes_what_environments_draw_from_generators_of_the_process(finished_run):
+    flags = "--num_episodes=5", other_environment("GlobalEnv")
+    first, again, other = (
+        summary(evaluate(finished_run.root_dir, *flags, *seed)) for seed in ([], [], ["--seed=2"])
+    )
+    assert first == again and first["mean"] != other["mean"]
 
 
 def test_mistakes(finished_run, tmp_path):

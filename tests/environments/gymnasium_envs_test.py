@@ -130,6 +130,19 @@ def test_environments_do_not_share_the_objects_of_a_binding(corridor):
     assert found[1] == [[0], [7], 1]
 
 
+def test_environments_share_a_large_object_without_a_copy(corridor):
+    class Prices:
+        def __deepcopy__(self, memo):
+            raise AssertionError("gigabytes are copied")
+
+    prices = Prices()
+    environment = gymnasium_environment(1, name=corridor, num_envs=2, kwargs={"marks": prices})
+    environment.reset()
+    envs = environment.episodes.vector.vector.envs
+    assert all(env.env.get_wrapper_attr("marks") is prices for env in envs)
+    environment.close()
+
+
 def test_a_wrapper_that_returns_nothing_is_named(corridor):
     with pytest.raises(UserError, match="'corridor:forgetful' returned None, but it must return"):
         gymnasium_environment(1, name=corridor, wrappers=("corridor:forgetful",))

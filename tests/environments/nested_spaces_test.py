@@ -151,7 +151,7 @@ def test_an_observation_outside_of_its_space_is_named(space, wrong, message):
     ("mask", "action_space"),
     [
         (MultiBinary(3), Discrete(2)),
-        (Box(0, 1, (2,), np.float32), Discrete(2)),
+        (Box(-np.inf, 0, (2,), np.float32), Discrete(2)),
         (Discrete(2), Discrete(2)),
         (Dict(a=MultiBinary(2)), Discrete(2)),
         (MultiBinary(2), Box(0, 1, (2,), np.float32)),
@@ -180,7 +180,7 @@ def test_keys_that_are_not_strings_are_refused(spaces, vector_class):
         vector_class([lambda: SamplingEnv(Dict(spaces))])
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_, np.float32])
 def test_masks_of_integers_and_of_truth_values_are_taken(dtype):
     mask = Box(0, 1, (2,), dtype)
     env = environment(SamplingEnv(Dict(observation=Discrete(3), action_mask=mask)))

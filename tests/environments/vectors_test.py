@@ -1,5 +1,6 @@
 """Vectors of environments in this thread, in a thread of their own, and in processes."""
 
+import asyncio
 import ctypes
 import faulthandler
 import multiprocessing
@@ -21,6 +22,7 @@ import pytest
 import tensorflow as tf
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_environments import PlainEnv
@@ -224,6 +226,17 @@ def test_numbers_and_arrays_may_be_flags(flag):
     assert all(step.discount.all() for step in steps)
 
 
+@pytest.mark.parametrize("reward", [np.array([-2.0]), np.array(-2), np.float64(-2.0), -2])
+def test_arrays_with_one_entry_may_be_rewards(reward):
+    class NumpyEnv(PlainEnv):
+        def step(self, action):
+            return self.observe(), reward, False, True, {}
+
+    _, (first, *_) = run(SyncVector([lambda: RecordEpisodeStatistics(NumpyEnv())] * 2))
+    assert first.reward.tolist() == [-2.0, -2.0]
+    assert dict(first.own_returns) == {0: -2.0, 1: -2.0}
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_four_values_are_named_also_below_gymnasiums_wrappers(limit):
     class OldEnv(PlainEnv):
@@ -273,10 +286,20 @@ def test_integers_that_fit_the_space_are_stored_and_others_refused(vector_class)
         def observe(self):
             return np.array([0, 7, 300], np.uint16)
 
+    class Floats(BytesEnv):
+        def observe(self):
+            return np.array(self.values, np.float64)
+
+    (first,), _ = run(vector_class([Floats] * 2))
+    assert first.dtype == np.uint8 and first.tolist() == [[0, 7, 255]] * 2
+
     class Halves(BytesEnv):
         values = (0.0, 0.5, 1.0)
 
-    for env_class in (TooLarge, Wider, Halves):
+    class Nothing(BytesEnv):
+        values = (0.0, 1.0, np.nan)
+
+    for env_class in (TooLarge, Wider, Halves, Nothing):
         with pytest.raises(UserError, match="cannot be stored in its space"):
             run(vector_class([env_class] * 2))
 
@@ -361,6 +384,16 @@ class HomeEnv(PlainEnv):
 
     def close(self):
         self.database.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_environment_in_a_thread_has_an_event_loop():
+    class SocketEnv(PlainEnv):
+        def observe(self):
+            asyncio.get_event_loop().run_until_complete(asyncio.sleep(0))
+            return super().observe()
+
+    run(in_thread([SocketEnv]), num_envs=1)
 
 
 @pytest.mark.parametrize("vector_class", [in_thread, ProcessVector])

@@ -214,7 +214,7 @@ def test_what_are_no_bytes_keep_their_scale(spec: tf.TensorSpec) -> None:
     np.testing.assert_array_equal(values, as_float32([0, 1, 1]))
 
 
-@pytest.mark.parametrize("shape", [(3, 40, 30), (4, 40, 30), (2, 40, 30, 3)])
+@pytest.mark.parametrize("shape", [(3, 40, 30), (4, 40, 30), (9, 40, 50), (2, 40, 30, 3)])
 def test_convolutions_see_height_and_width(shape: tuple[int, ...]) -> None:
     spec = tf.TensorSpec(shape, tf.float32)
     encoder = create_encoder(spec)
@@ -222,7 +222,7 @@ def test_convolutions_see_height_and_width(shape: tuple[int, ...]) -> None:
     encoder(observations)
     first = next(x for x in encoder.layers if isinstance(x, tf.keras.layers.Conv2D))
     channels = shape[0] * (shape[3] if len(shape) == 4 else 1)
-    assert first.input_shape[1:] == (40, 30, channels)
+    assert first.input_shape[1:] == (*shape[1:3], channels)
 
 
 def test_colour_frames_become_channels() -> None:
