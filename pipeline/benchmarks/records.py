@@ -19,7 +19,8 @@ keys marked with * are None, or [] if they are lists.
     episodes *              number of episodes finished while training
     wall_seconds *          seconds of the run with its evaluations and checkpoints, without startup
     env_steps_per_second *  speed of training alone, without evaluations and checkpoints
-    workers *               largest number of parallel runs in the call in which this run ended
+    workers *               largest number of parallel runs in the call in which this run ended;
+                            null if that call was killed before it recorded the run
     evaluation_returns *    returns of the final weights, one for each episode
     evaluation_policy *     "greedy", "sampled", or for example "0.05-greedy"
     curve *                 [environment steps, mean return of the last 100 training episodes], ...
@@ -140,12 +141,12 @@ def last_words(record: Record) -> str:
     return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
 
 
-def finished(run: Run, workers: int) -> Record:
+def finished(run: Run, workers: int | None) -> Record:
     """Reads the record of a finished run from its folder.
 
     Args:
       run: The run. Its folder must have a result.json.
-      workers: Largest number of parallel runs.
+      workers: Largest number of parallel runs; None if it is not known.
 
     Raises:
       UserError: If a file of the run is missing or damaged, or if a return is not finite.

@@ -15,7 +15,7 @@ from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
 from pipeline.utils.progress import Progress, duration, score_text
 from pipeline.utils.shutdown import StopSignal
 
@@ -65,9 +65,9 @@ def run_suite(
       How many runs have finished, failed or are left.
 
     Raises:
-      UserError: If another benchmark uses the folder, if runs in it have other settings, if a gin
-        file or a binding is wrong, or if the disk is full or not writable. All processes are
-        stopped before the error is raised.
+      UserError: If runs in the folder have other settings, or a gin file or a binding is wrong; a
+        RetryableError if another benchmark uses the folder, the disk is full or not writable, or a
+        run cannot be trained now. All processes are stopped before the error is raised.
     """
     runs = plan(suite, output_dir, gin_bindings, flags)
     workers = min(workers, len(runs))
@@ -133,7 +133,7 @@ class _Runner:
         try:
             if not RunFolder(run.folder).finished(run.seed, run.num_env_steps):
                 return None
-            return records.finished(run, max(self._most_running, 1))
+            return records.finished(run, self._most_running or None)
         except UserError as error:
             return records.failed(run, str(error))
 
@@ -146,6 +146,9 @@ class _Runner:
             record = self._end_of(process.run)
             if record is None and self._losses.goes_on(process):
                 self._waiting.append(process.run)
+            elif record is None and process.poll() == RETRY_CODE:
+                error = self._losses.error(process)
+                raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
             else:
                 record = record or records.failed(process.run, self._losses.error(process))
                 self._note(process.run, record, time.monotonic() - process.started)

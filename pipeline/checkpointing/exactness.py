@@ -27,7 +27,9 @@ _PACKAGES = (
 # Packages with which environments compute, where they are installed.
 _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
 # Environment variables that choose the kernels, except those about what kernels print.
-_OF_KERNELS = re.compile(r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|NVIDIA_TF32)_.*|XLA_FLAGS)")
+_OF_KERNELS = re.compile(
+    r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|TF_CONV2D|NVIDIA_TF32)_.*|XLA_FLAGS)"
+)
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results, or only by what is compared in their place.
 _HARMLESS = {
@@ -71,6 +73,7 @@ def traits() -> dict[str, str]:
     """Returns what changes the exact results of a run from machine to machine, except threads."""
     return {
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
+        f"{_VERSION}C library": " ".join(platform.libc_ver()),  # it has exp, log, sin and the like
         _INSTRUCTIONS: " ".join(_instructions()),
         _VARIABLES: " ".join(
             f"{k}={v}" for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)

@@ -259,13 +259,15 @@ class Episodes:
         Returns:
           Why the repetition does not end with the saved rows, or "" if it does.
         """
-        try:
-            rows = self._replayed_rows()
-        except Exception as error:
-            self._build_again(error)
-            return (
-                f"{self.name} raised {type(error).__name__} when its actions were repeated: {error}"
-            )
+        for is_last in (False, True):  # Memory or a licence may have been short for a moment.
+            try:
+                rows = self._replayed_rows()
+                break
+            except Exception as error:
+                self._build_again(error)
+                if is_last:
+                    kind = type(error).__name__
+                    return f"{self.name} raised {kind} when its actions were repeated: {error}"
         if _sha256(rows) != rows_sha256:
             return f"{self.name} did not reach its saved state when its actions were repeated"
         self._rows = rows

@@ -11,10 +11,10 @@ with the last checkpoint that needs it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pathlib
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -83,12 +83,11 @@ def save(
     """
 
     def write(segment: _Segment) -> None:
-        if (
-            earlier
-            and not _changed(segment, earlier[1], positions)
-            and _link(segment.path(earlier[0]), segment.path(folder))
-        ):
-            return
+        if earlier and not _changed(segment, earlier[1], positions):
+            # It fails if the file is gone, or where there are no hard links.
+            with contextlib.suppress(OSError):
+                os.link(segment.path(earlier[0]), segment.path(folder))
+                return
         _write(segment, folder)
 
     _in_threads(write, columns, positions)
@@ -142,20 +141,6 @@ def _changed(segment: _Segment, before: np.ndarray, now: np.ndarray) -> bool:
 
 def _row_bytes(variable: tf.Variable) -> int:
     return columns.row_bytes(tf.TensorSpec(variable.shape[1:], variable.dtype))
-
-
-def _link(source: pathlib.Path, target: pathlib.Path) -> bool:
-    """Links `target` to `source`, or copies it; returns False if that fails."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        return False
-    except OSError:  # The file system does not support hard links.
-        try:
-            shutil.copyfile(source, target)
-        except OSError:
-            return False
-    return True
 
 
 def _write(segment: _Segment, folder: pathlib.Path) -> None:

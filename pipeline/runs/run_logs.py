@@ -32,19 +32,25 @@ class RunLogs:
         self._all: tuple[JsonlLog | EventLog, ...] = self._metrics, self._evaluations, self._events
         self._unwritten: collections.deque[Callable[[], None]] = collections.deque()
 
-    def truncate_after(self, logged: int, evaluated: int, env_steps: int) -> None:
+    def truncate_after(
+        self, logged: int, evaluated: int, env_steps: int
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Removes what was written after the checkpoint from which the run continues.
 
         Args:
           logged: Environment steps of the last record to keep in metrics.jsonl.
           evaluated: Environment steps of the last record to keep in eval.jsonl.
           env_steps: Environment steps of the checkpoint.
+
+        Returns:
+          The records that are left in metrics.jsonl and in eval.jsonl.
         """
         with named_write_errors(self._folder.path):
             self._folder.check_held()
-            self._metrics.truncate_after(logged)
-            self._evaluations.truncate_after(evaluated)
+            metrics = self._metrics.truncate_after(logged)
+            evaluations = self._evaluations.truncate_after(evaluated)
             self._events.truncate_after(logged, evaluated, env_steps)
+        return metrics, evaluations
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Adds a training record, which must have the key `env_steps`."""

@@ -93,6 +93,7 @@ class HostLoop:
         self._resume_hint = functools.partial(_resume_hint, folder, self._checkpoints)
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
+        self._sync_logs = hinting(self._resume_hint)(self._logs.sync)
         environments = [*self._runner.watched]
         if not components.evaluator.shares_environment:
             environments.append(components.evaluator.environment.episodes)
@@ -144,7 +145,18 @@ class HostLoop:
     def cut_logs(self) -> None:
         """Removes the records that were logged after the restored checkpoint."""
         newest = self.env_steps or -1  # without a checkpoint nothing stays
-        self._logs.truncate_after(self._host["logged"], self._host["evaluated"], newest)
+        host = self._host
+        metrics, evaluations = self._logs.truncate_after(host["logged"], host["evaluated"], newest)
+        if metrics and metrics[-1]["env_steps"] != host["logged"]:
+            self._warn_of_missing("metrics.jsonl")
+        if len(evaluations) != host["evaluations"]:
+            self._warn_of_missing("eval.jsonl")
+
+    def _warn_of_missing(self, log: str) -> None:
+        self._progress.message(
+            f"warning: {log} has lost records that it had when the checkpoint was saved. The run "
+            "goes on without them."
+        )
 
     def collect_randomly(self, until: int) -> None:
         """Collects with a random policy until the run has taken `until` environment steps.
@@ -356,7 +368,7 @@ class HostLoop:
             raise Stopped
 
     def _finish(self) -> dict[str, Any]:
-        self._log_patience.insist(self._flush)
+        self._log_patience.insist(self._sync_logs)
         if not self._is_saved:
             self._save_patience.insist(self.save)
         evaluation = self._play(self._plan.num_final_episodes, _FINAL_EVALUATION)

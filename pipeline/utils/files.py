@@ -23,8 +23,13 @@ import numpy as np
 
 from pipeline.utils.errors import RetryableError, UserError, WriteError
 
-# Errors of a disk or a file server that may pass; others are mistakes, such as a wrong path.
-PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+# Errors of a disk, a file server or a machine that may pass; others are mistakes, such as a wrong
+# path.
+PASSING = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO),
+    *(errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 
 #: Prefix of the names of files and folders that are being written or removed. A killed process
 #: leaves them behind.
@@ -205,18 +210,19 @@ class Lock:
     Processes that this process forks, for example those of an environment, do not hold it.
     """
 
-    def __init__(self, file: IO[str], folder: pathlib.Path):
-        self._file, self._folder = file, folder
+    def __init__(self, file: IO[str], path: pathlib.Path):
+        self._file, self._path, self._folder = file, path, path.parent
         # While it is open, no other folder can have its inode.
-        self._descriptor = os.open(folder, os.O_PATH)
+        self._descriptor = os.open(self._folder, os.O_PATH)
         _locks.add(self)
 
     def check(self) -> None:
-        """Checks that the folder is still where it was. Call it before writing to the folder.
+        """Checks that the folder is still where it was, and locked. Call it before writing there.
 
         Raises:
-          UserError: If another folder has its name; a WriteError if nothing has, because the folder
-            may be put back.
+          UserError: If another folder has its name, or another process has locked it because the
+            lock file was deleted; a WriteError if nothing has its name, because the folder may be
+            put back.
         """
         try:
             is_same = os.path.samestat(os.fstat(self._descriptor), self._folder.stat())
@@ -231,6 +237,25 @@ class Lock:
                 "or deleted, and another one has its name. Nothing more was written. Repeat the "
                 "command with the folder that holds the run."
             )
+        if not _is_at(self._file, self._path):
+            self._lock_again()
+
+    def _lock_again(self) -> None:
+        """Locks a new file, because the lock file was deleted, and other processes make their own.
+
+        Raises:
+          UserError: If another process has done so; a WriteError if the file cannot be written.
+        """
+        with named_errors(self._folder):
+            file = self._path.open("w")
+        if not _try_lock(file):
+            file.close()
+            raise UserError(
+                f"another process has begun in {self._folder}, because the lock file "
+                f"{self._path.name} was deleted while this one ran. Nothing more was written."
+            )
+        self._file.close()
+        self._file = file
 
     def close(self) -> None:
         """Releases the lock. Further calls, also those of a forked process, do nothing."""
@@ -274,7 +299,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
             make_folder(folder)
             file = path.open("w")
             if _try_lock(file) and _is_at(file, path):
-                return Lock(file, folder)
+                return Lock(file, path)
             file.close()
             if time.monotonic() > deadline:
                 raise RetryableError(

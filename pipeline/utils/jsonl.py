@@ -69,6 +69,9 @@ class JsonlLog:
     def __init__(self, path: pathlib.Path | str) -> None:
         self._path = pathlib.Path(path)
         self._file: io.FileIO | None = None
+        self._synced = 0  # size of the file that is on the disk
+        self._unsynced: list[bytes] = []  # lines after it
+        self._is_lost = False  # whether syncing them has failed
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends `record`.
@@ -84,20 +87,36 @@ class JsonlLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
-        size = os.fstat(self._file.fileno()).st_size
+            self._synced = os.fstat(self._file.fileno()).st_size
+        self._write_lost(self._file)
+        self._append(self._file, line)
+        self._unsynced.append(line)
+
+    def _append(self, file: io.FileIO, data: bytes) -> None:
+        size = os.fstat(file.fileno()).st_size
         try:
-            while line:  # A disk that fills up accepts a part of the line and refuses the rest.
-                line = line[self._file.write(line) :]
+            while data:  # A disk that fills up accepts a part of the data and refuses the rest.
+                data = data[file.write(data) :]
         except OSError:
-            self._file.truncate(size)
+            file.truncate(size)
             raise
 
-    def truncate_after(self, env_steps: int) -> None:
+    def _write_lost(self, file: io.FileIO) -> None:
+        """Writes lines again that a failed `sync` may have dropped."""
+        if self._is_lost:
+            file.truncate(self._synced)
+            self._append(file, b"".join(self._unsynced))
+            self._is_lost = False
+
+    def truncate_after(self, env_steps: int) -> list[dict[str, Any]]:
         """Removes the records with more than `env_steps` environment steps, and a torn last line.
 
         A resumed run calls it with the checkpoint's count, so that what it logs again is logged
         only once. The file is replaced in one step: a crash leaves either the old file or the new
         one.
+
+        Returns:
+          The records that are left.
 
         Raises:
           UserError: If a line other than the last is not a JSON object with a number `env_steps`,
@@ -105,7 +124,7 @@ class JsonlLog:
         """
         self.close()
         if not self._path.exists():
-            return
+            return []
         records = read_jsonl(self._path, "env_steps")
         try:
             kept = [record for record in records if record["env_steps"] <= env_steps]
@@ -115,19 +134,30 @@ class JsonlLog:
                 "the line"
             ) from error
         files.write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        return kept
 
     def sync(self) -> None:
         """Blocks until everything written so far is on the disk.
+
+        The kernel reports data that it could not write once, and drops it. The lines are therefore
+        kept until they are on the disk, and written again by the next call.
 
         Raises:
           OSError: If it cannot be written.
         """
         if self._file is not None:
+            self._write_lost(self._file)
+            self._is_lost = True
             os.fsync(self._file.fileno())
             files.sync(self._path.parent)
+            self._is_lost = False
+            self._synced = os.fstat(self._file.fileno()).st_size
+            self._unsynced.clear()
 
     def close(self) -> None:
         """Closes the file. The next `write` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._unsynced.clear()
+            self._is_lost = False

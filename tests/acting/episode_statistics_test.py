@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -240,6 +241,32 @@ def test_jsonl_truncate_of_an_open_log_and_of_a_missing_one(tmp_path: pathlib.Pa
     log.write({"env_steps": 2})
     log.close()
     assert jsonl.read_jsonl(tmp_path / "metrics.jsonl") == [{"env_steps": 2}]
+
+
+@pytest.mark.parametrize("writes_between", [False, True])
+def test_a_failed_sync_loses_no_record(tmp_path, monkeypatch, writes_between):
+    """Syncs as a file server does that is full: the error comes once, and the data is dropped."""
+    path, sync = tmp_path / "metrics.jsonl", os.fsync
+    log = jsonl.JsonlLog(path)
+    log.write({"env_steps": 1})
+    log.sync()
+    size = path.stat().st_size
+    log.write({"env_steps": 2})
+
+    def drop(descriptor):
+        os.ftruncate(descriptor, size)
+        monkeypatch.setattr(os, "fsync", sync)
+        raise OSError(errno.EDQUOT, "the quota is used up")
+
+    monkeypatch.setattr(os, "fsync", drop)
+    with pytest.raises(OSError, match="quota"):
+        log.sync()
+    if writes_between:
+        log.write({"env_steps": 3})
+    log.sync()
+    log.close()
+    steps = [record["env_steps"] for record in jsonl.read_jsonl(path)]
+    assert steps == ([1, 2, 3] if writes_between else [1, 2])
 
 
 def test_a_log_that_cannot_be_read_is_named(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import pytest
 from tiny_benchmarks import (
@@ -14,7 +15,9 @@ from tiny_benchmarks import (
 
 from pipeline.benchmarks import runner
 from pipeline.benchmarks.suite_folder import SuiteFolder
-from pipeline.utils.errors import UserError
+from pipeline.benchmarks.train_process import TrainProcess
+from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
+from pipeline.utils.shutdown import StopSignal
 
 # Suites that run to the end.
 
@@ -31,6 +34,17 @@ def test_runs_all_records_them_and_repeats_nothing(tmp_path, capsys):
     assert run(tmp_path, make_suite(2)) == (4, [], 0)
     assert (tmp_path / "tiny.jsonl").read_text() == before
     assert set(starts(tmp_path).values()) == {1}
+
+
+def test_what_is_no_fault_of_a_run_ends_the_suite_and_fails_no_run(tmp_path):
+    def start(started):
+        program = f"print('error: the disk is full'); raise SystemExit({RETRY_CODE})"
+        return TrainProcess(started, (sys.executable, "-c", program))
+
+    with pytest.raises(RetryableError, match="(?s)dqn-A-v1 seed 1 cannot be .*the disk is full"):
+        runner.run_suite(make_suite(1), tmp_path, 1, (), StopSignal(), start)
+    assert recorded(tmp_path) == {}
+    assert run(tmp_path, make_suite(1)) == (2, [], 0)
 
 
 def test_more_seeds_go_on_with_the_others(tmp_path):
@@ -56,7 +70,8 @@ def test_a_run_that_nobody_recorded_is_recorded_without_running_again(tmp_path):
     before = recorded(tmp_path)
     (tmp_path / "tiny.jsonl").unlink()
     run(tmp_path, make_suite())
-    assert recorded(tmp_path) == before
+    # How many runs shared the machine is no longer known.
+    assert recorded(tmp_path) == {key: of | {"workers": None} for key, of in before.items()}
     assert set(starts(tmp_path).values()) == {1}
 
 

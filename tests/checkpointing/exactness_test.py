@@ -75,13 +75,18 @@ def test_only_what_moves_bits_is_compared(
     [
         ("versions", {"numpy": "9"}, "version of numpy: .* in the checkpoint, 9 here"),
         ("_instructions", ["avx9"], "processor's instructions: .* in the checkpoint, avx9 here"),
+        (
+            "platform.libc_ver",
+            ("glibc", "9.9"),
+            "version of C library: .* in the checkpoint, glibc 9.9 here",
+        ),
     ],
 )
 def test_another_machine_is_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
 ) -> None:
     circumstances(monkeypatch).save(tmp_path)
-    monkeypatch.setattr(exactness_module, name, lambda: value)
+    monkeypatch.setattr(f"{exactness_module.__name__}.{name}", lambda: value)
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)
     assert any(re.fullmatch(said, line) for line in resumed.differences)

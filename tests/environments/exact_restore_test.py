@@ -269,9 +269,10 @@ def test_environments_that_are_left_out_of_a_step_stay_as_they_are(vector_class)
     np.testing.assert_array_equal(in_turn[1::2, 1], together[:-1, 1])
 
 
+@pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("env_class", [FragileEnv, DyingEnv])
-def test_new_episodes_begin_where_processes_did_not_outlive_the_repetition(
-    tmp_path, monkeypatch, env_class
+def test_actions_are_repeated_once_more_if_processes_did_not_outlive_them(
+    tmp_path, monkeypatch, env_class, lasts
 ):
     def create():
         name = f"{env_class.__name__.removesuffix('Env')}-v0"
@@ -279,17 +280,23 @@ def test_new_episodes_begin_where_processes_did_not_outlive_the_repetition(
 
     env = create()
     env.reset()
-    play(env, drawn_actions(env, 5))
+    actions = drawn_actions(env, 8)
+    play(env, actions[:5])
     env.save(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(env_class, "fails", True)
         again = create()
-    processes = again.episodes.vector.processes
-    again.restore(tmp_path)
-    assert "raised" in again.divergence
+        processes = again.episodes.vector.processes
+        if lasts:
+            again.restore(tmp_path)
+    if lasts:
+        assert "raised" in again.divergence
+        assert again.step([0, 0]).step_type.numpy().tolist() == [0, 0]  # of new episodes
+    else:
+        again.restore(tmp_path)
+        assert again.divergence == ""
+        assert play(again, actions[5:]) == play(env, actions[5:])
     assert not any(process.is_alive() for process in processes)
-    assert again.step([0, 0]).step_type.numpy().tolist() == [0, 0]
-    assert again.step([0, 0]).step_type.numpy().tolist() == [1, 1]
     assert not again.failure_message()
     again.close()
     env.close()

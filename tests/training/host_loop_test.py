@@ -471,6 +471,23 @@ def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, begin_dqn,
     assert run.loop.train()["env_steps"] >= 300
 
 
+def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn):
+    before = begin_dqn(tmp_path / "run")
+    before.train_until(250)
+    for path in (before.folder.metrics, before.folder.evaluations):
+        *kept, _ = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(kept))
+    run = begin_dqn(tmp_path / "run")
+    assert run.loop.restore()
+    said = []
+    run.progress.message = said.append
+    run.loop.cut_logs()
+    assert [text.split(" has lost")[0] for text in said] == [
+        "warning: metrics.jsonl",
+        "warning: eval.jsonl",
+    ]
+
+
 def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(
     tmp_path, monkeypatch
 ):

@@ -130,8 +130,6 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
 def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(tmp_path):
     folder, away = tmp_path / "run", tmp_path / "away"
     held = files.lock(folder / ".lock", "busy in", "--folder")
-    (folder / ".lock").unlink()  # the folder counts, not the file
-    held.check()
     folder.rename(away)
     for take, free in (
         (lambda: None, lambda: None),
@@ -153,6 +151,22 @@ def test_a_folder_that_was_moved_away_can_be_put_back_unless_its_name_was_taken(
             held.check()
         assert error.type is UserError  # waiting would not help
     held.close()
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_folder_stays_locked_if_the_lock_file_is_deleted(tmp_path, is_taken):
+    path = tmp_path / ".lock"
+    held = files.lock(path, "busy in", "--folder")
+    path.unlink()
+    if is_taken:
+        other = files.lock(path, "busy in", "--folder")
+        with pytest.raises(UserError, match="another process has begun in .*lock file .lock was"):
+            held.check()
+        other.close()
+    else:
+        held.check()
+        with pytest.raises(UserError, match="busy in"):
+            files.lock(path, "busy in", "--folder")
 
 
 def test_a_process_that_was_forked_does_not_hold_the_lock(tmp_path):
