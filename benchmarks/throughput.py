@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -53,6 +54,7 @@ _WORKLOADS = flags.DEFINE_list(
 _SECONDS = flags.DEFINE_float(
     "seconds", 2.0, "Minimum seconds of a stage in a round.", lower_bound=1e-3
 )
+flags.register_validator("seconds", math.isfinite, "must be a finite number")
 _ROUNDS = flags.DEFINE_integer(
     "rounds",
     5,

@@ -141,7 +141,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         remaining = flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
         _fail(_unrecognized(error.flagname))
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # absl's own flags raise ValueError
         _fail(str(error))
     except SystemExit:
         # Only the --help flags exit while flags are parsed, and absl's exit code means failure.

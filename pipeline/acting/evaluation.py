@@ -102,7 +102,7 @@ class Evaluator:
         if epsilon is not None:
             _check_epsilon(epsilon, greedy, policy)
             self.policy = EpsilonGreedyPolicy(policy, lambda: tf.constant(epsilon, tf.float32))
-        self._num_env_steps = num_env_steps
+        self.num_env_steps = num_env_steps
         # Overrides the binding of training, because evaluation counts the environment's own points.
         self._driver = CollectDriver(environment, seed=seed, reward_range=None)
         self._play = tf.function(self._play_steps, autograph=False)
@@ -137,8 +137,8 @@ class Evaluator:
         Raises:
           UserError: If the environment fails, or a return is not finite.
         """
-        length = num_episodes if self._num_env_steps is None else self._num_env_steps
-        kind = EpisodeTally if self._num_env_steps is None else _StepTally
+        length = num_episodes if self.num_env_steps is None else self.num_env_steps
+        kind = EpisodeTally if self.num_env_steps is None else _StepTally
         tally = kind(_shares(length, self.environment.batch_size))
         number = index + (_SHARED if self.shares_environment else 0)
         episodes = self.environment.episodes

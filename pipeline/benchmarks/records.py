@@ -216,7 +216,8 @@ def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
     """Returns [environment steps, mean return] of the iteration before each budget and the end.
 
     The mean is computed from the running sums of returns in two records: the first at or after the
-    beginning of the iteration, and the first at or after its end.
+    beginning of the iteration, and the first at or after its end. There is no mean if one of them
+    is more than a twentieth of an iteration late, because train.log_interval is too long.
     """
     if run.suite.score_of(run.experiment) != "iteration":
         return []
@@ -226,7 +227,8 @@ def _iterations(run: Run, metrics: Sequence[Record]) -> list[list[float]]:
     for end in sorted({*run.suite.budgets, run.num_env_steps}):
         bounds = (max(end - ITERATION, 0), end)
         begun, ended = (next((c for c in counts if c[0] >= x), counts[0]) for x in bounds)
-        if ended[1] > begun[1]:
+        lateness = max(begun[0] - bounds[0], ended[0] - bounds[1])
+        if ended[1] > begun[1] and lateness <= ITERATION / 20:
             means.append([end, (ended[2] - begun[2]) / (ended[1] - begun[1])])
     return means
 

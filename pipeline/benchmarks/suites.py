@@ -156,7 +156,7 @@ def suite(
     protocol: str | Mapping[str, str] = "",
     score: str | Mapping[str, str] = "evaluation",
     num_seeds: PositiveInt = 5,
-    budgets: Sequence[int] = (),  # environment steps
+    budgets: Sequence[PositiveInt] = (),  # environment steps
     bindings: Sequence[str] = (),
     experiments: Sequence[Sequence[Any]] = (),  # fields of Experiment; bindings may follow
 ) -> Suite:
@@ -172,8 +172,6 @@ def suite(
     is_score = _covers(score, built) and all(_of_algorithm(score, e) in SCORES for e in built)
     _check(is_score, "score", score, f"must be {' or '.join(SCORES)}, or one for every algorithm")
     check_arguments(suite, locals())
-    are_counts = isinstance(budgets, list | tuple) and all(map(_is_count, budgets))
-    _check(are_counts, "budgets", budgets, "must be a tuple of environment steps")
     _check(are_texts(bindings), "bindings", bindings, "must be gin statements")
     expected = "must describe how scores are taken, for every algorithm"
     _check(bool(protocol) and _covers(protocol, built), "protocol", protocol, expected)
@@ -188,12 +186,16 @@ def _covers(values: str | Mapping[str, str], experiments: Sequence[Experiment]) 
 
 
 def _experiment(entry: Sequence[Any]) -> Experiment:
-    is_right = isinstance(entry, list | tuple) and len(entry) >= 4 and _is_count(entry[3])
+    is_right = isinstance(entry, list | tuple) and len(entry) >= 4
     is_right = is_right and are_texts((*entry[:3], *entry[4:]))
     expected = "must be (algorithm, environment, config, environment steps, *bindings)"
     _check(is_right, "experiments", entry, expected)
     algorithm, environment, config, num_env_steps, *bindings = entry
-    return Experiment(algorithm, environment, config, num_env_steps, tuple(bindings))
+    is_count = type(num_env_steps) in (int, float) and num_env_steps >= 1
+    is_count = is_count and num_env_steps % 1 == 0
+    expected = "must have a whole number of environment steps, at least 1, in the fourth place"
+    _check(is_count, "experiments", entry, expected)
+    return Experiment(algorithm, environment, config, int(num_env_steps), tuple(bindings))
 
 
 def _check_experiments(experiments: Sequence[Experiment]) -> None:
@@ -208,10 +210,6 @@ def _check_experiments(experiments: Sequence[Experiment]) -> None:
 def are_texts(values: Any) -> bool:
     """Returns True if `values` is a tuple or list of strings."""
     return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
 
 
 def _check(is_right: bool, parameter: str, value: Any, need: str) -> None:

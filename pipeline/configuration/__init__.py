@@ -10,6 +10,7 @@ from pipeline.configuration.explanation import (
     ignored,
     missing_file_message,
     operative_config,
+    without_effect,
 )
 from pipeline.configuration.loading import (
     applied,
@@ -42,4 +43,5 @@ __all__ = [
     "read",
     "uses_onednn",
     "warn_of_ignored",
+    "without_effect",
 ]

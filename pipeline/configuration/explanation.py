@@ -33,6 +33,10 @@ from pipeline.utils.errors import UserError
 #: The last is in force. `pipeline.configuration.apply` fills it.
 origins: dict[tuple[str, str, str], list[str]] = {}
 
+#: Why parameters have no effect in the run that was built, by "function.parameter". What builds the
+#: run notes them, because gin takes a parameter that a function has received for used.
+without_effect: dict[str, str] = {}
+
 # Prefixes of the selectors that are called while a run is built: those of this package, and those
 # of Keras' optimizers and initializers, which this package registers.
 _OURS = ("pipeline.", "tf_keras.")
@@ -94,11 +98,14 @@ def ignored() -> str | None:
         and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
         and _referent(scope, selector, name) not in called
     ]
-    if not unread:
-        return None
     known = [_target(*key, name) for key, values in operative.items() for name in values]
-    told = (f"{target} is not used here.{suggest(target, known)}" for target in unread)
-    return f"{COMMAND_LINE}: {' '.join(told)}"
+    told = [f"{target} is not used here.{suggest(target, known)}" for target in unread]
+    of_command_line = {_target(*key) for key in origins if origins[key][-1] == COMMAND_LINE}
+    told += [
+        f"{target} has no effect here, because {without_effect[target]}."
+        for target in sorted(without_effect.keys() & of_command_line)
+    ]
+    return f"{COMMAND_LINE}: {' '.join(told)}" if told else None
 
 
 def _referent(scope: str, selector: str, name: str) -> str | None:

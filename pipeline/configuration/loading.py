@@ -116,6 +116,7 @@ def apply(statements: Sequence[Import | Binding]) -> None:
     bindings = [statement for statement in statements if isinstance(statement, Binding)]
     gin.clear_config()
     explanation.origins.clear()
+    explanation.without_effect.clear()
     _applied[:] = statements
     for statement in statements:
         if isinstance(statement, Import):

@@ -25,6 +25,13 @@ FLAGS = {
     "execution": "--eager or --exact_graph",
 }
 
+# What to bind instead of other parameters that gin may not bind.
+_INSTEAD = {
+    "learning_rate": "bind that of the agent, such as create_dqn_agent.learning_rate",
+    "num_envs": "bind that of the environment, such as gymnasium_environment.num_envs",
+    "render": "pipeline.evaluate --video=FILE.mp4 renders an episode",
+}
+
 
 def registered(selector: str) -> gin_config.Configurable | None:
     """Returns the configurable that `selector` matches, or None if it matches none or several."""
@@ -85,7 +92,7 @@ def check_parameter(
             "train.create_agent refers to, such as create_dqn_agent."
         )
     if not _is_open(configurable, name):
-        how = f"use {FLAGS[name]}" if name in FLAGS else "the program sets it"
+        how = f"use {FLAGS[name]}" if name in FLAGS else _INSTEAD.get(name, "the program sets it")
         raise UserError(f"{binding.origin}: {binding.name} cannot be bound: {how}.")
     if not gin_config._might_have_parameter(configurable.wrapper, name):
         hint = suggest(name, known) or f" It has: {', '.join(known)}."

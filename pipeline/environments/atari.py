@@ -19,8 +19,6 @@ from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.vectors import GymnasiumVector
 from pipeline.utils.constraints import (
-    NonNegativeInt,
-    PositiveInt,
     Probability,
     Range,
     check_arguments,
@@ -88,7 +86,7 @@ def atari_environment(
     seed: int,
     *,
     game: str = "",
-    num_envs: PositiveInt = 8,
+    num_envs: PositiveInt32 = 8,
     repeat_action_probability: Probability = 0.25,
     full_action_space: bool = False,
     noop_max: NonNegativeInt32 = 0,
@@ -99,7 +97,7 @@ def atari_environment(
     continuous: bool = False,
     continuous_action_threshold: Probability = 0.5,
     max_episode_frames: PositiveInt32 = 108_000,
-    num_threads: NonNegativeInt = 0,
+    num_threads: NonNegativeInt32 = 0,
     render: bool = False,
 ) -> VectorEnvironment:
     """Creates a vector environment of one Atari game, with whole games and unclipped rewards.

@@ -196,8 +196,8 @@ def _refuse_statistics(env: gymnasium.Env) -> None:
     replacements = {
         gymnasium.wrappers.NormalizeObservation: "normalize_observations = True of the agent or of "
         "its ActorCritic",
-        gymnasium.wrappers.NormalizeReward: "normalize_returns = True of create_ppo_agent, "
-        "create_a2c_agent or create_trpo_agent, or scale the rewards with a wrapper such as "
+        gymnasium.wrappers.NormalizeReward: "normalize_returns = True of an agent that has it, "
+        "or scale the rewards with a wrapper such as "
         "gymnasium.wrappers:TransformReward",
     }
     for layer in saved_states.layers(env):

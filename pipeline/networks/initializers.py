@@ -9,13 +9,22 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from pipeline.utils.constraints import check_arguments
 from pipeline.utils.errors import UserError
 
 Initializer = Callable[[], tf.keras.initializers.Initializer]
 
 GlorotUniform = gin.external_configurable(tf.keras.initializers.GlorotUniform, name="GlorotUniform")
 HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeUniform")
-Orthogonal = gin.external_configurable(tf.keras.initializers.Orthogonal, name="Orthogonal")
+
+
+@gin.configurable
+class Orthogonal(tf.keras.initializers.Orthogonal):
+    """Draws an orthogonal matrix, times `gain` (Saxe et al. 2014)."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        check_arguments(Orthogonal, locals())
+        super().__init__(gain=gain)
 
 
 @gin.configurable

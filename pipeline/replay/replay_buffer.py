@@ -97,8 +97,12 @@ class ReplayBuffer:
         self._names = columns.column_names(self._stored_spec)
         self._key = stream_key(seed, "replay")
         self.collect_steps, self.num_batches = iteration_sizes(env_steps_per_update, num_envs)
-        needs = {"sequence": sequence_length, "iteration": self.collect_steps}
+        needs = {
+            "sequence": sequence_length,
+            "iteration (ReplayBuffer.env_steps_per_update)": self.collect_steps,
+        }
         check_capacity(capacity, num_envs, needs, self._stack - 1, self._stored_spec)
+        self.capacity = capacity
         self._stream_capacity = capacity // num_envs
         self._create_variables()
 

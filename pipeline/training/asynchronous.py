@@ -19,6 +19,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver, interrupt_episodes
 from pipeline.acting.episode_statistics import initial_statistics, with_empty_window
 from pipeline.agents.agent import Agent
@@ -232,6 +233,9 @@ def asynchronous_runner(
             "Actors in threads cannot run with --eager: leave it out, or bind "
             'asynchronous_runner.scheduler = "deterministic".'
         )
+    if scheduler == "deterministic":
+        reason = "actors that take turns never exclude each other"
+        configuration.without_effect["asynchronous_runner.use_locking"] = reason
     seed_generators(seed)
     keys = [stream_key(seed, "actor", number) for number in range(num_actors)]
     with closed_on_error() as opened:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import gin
 import tensorflow as tf
@@ -22,19 +22,20 @@ from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.randomness import stream_key
 from pipeline.replay import Experience
 from pipeline.training.iteration import Iterations, Runner
-from pipeline.utils.constraints import NonNegativeInt, check_arguments
+from pipeline.utils.constraints import Range, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu, device_name
 
 T = TypeVar("T")
 
+Threads = Annotated[int, Range(0, 4_096)]
 EVALUATION = "evaluation"  # gin scope and random stream of evaluation
 
 
 @gin.configurable(denylist=["execution"])
 def configure_tensorflow(
-    intra_op: NonNegativeInt = 0,
-    inter_op: NonNegativeInt = 0,
+    intra_op: Threads = 0,
+    inter_op: Threads = 0,
     onednn: bool = True,
     use_gpu: bool = True,
     *,
@@ -58,10 +59,10 @@ def configure_tensorflow(
       The settings in force, for run.json.
 
     Raises:
-      UserError: If a number of threads is negative, or if TensorFlow already runs with other
+      UserError: If a number of threads is out of range, or if TensorFlow already runs with other
         settings.
     """
-    # TensorFlow accepts any number here, and aborts the process when it starts that many threads.
+    # TensorFlow aborts the process if it cannot start as many threads.
     check_arguments(configure_tensorflow, locals())
     threading = tf.config.threading
     try:
@@ -287,6 +288,23 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
         )
 
 
+def _check_shared(factory: str) -> None:
+    """Checks that evaluations bind nothing else for the environment that they share with training.
+
+    Raises:
+      UserError: If they do.
+    """
+    trained, evaluated = (configuration.in_force(scope, factory) for scope in ("", EVALUATION))
+    differing = [name for name, value in evaluated.items() if value != trained.get(name)]
+    if differing:
+        name = f"{factory}.{differing[0]}"
+        raise UserError(
+            "build_evaluator.share_environment = True evaluates in the training environment, where "
+            f"{EVALUATION}/{name} = {evaluated[differing[0]]!r} has no effect. Bind it to "
+            f"{trained.get(differing[0])!r} as in training, or do not share the environment."
+        )
+
+
 @gin.configurable(denylist=["agent", "seed", "create_environment", "environment", "may_share"])
 def build_evaluator(
     agent: Agent,
@@ -308,8 +326,8 @@ def build_evaluator(
         run only one simulator. Each evaluation then truncates the training episodes.
 
     Raises:
-      UserError: If `share_environment` is True without `may_share`, or the environment that is
-        built for evaluation has other spaces.
+      UserError: If `share_environment` is True without `may_share`, or although evaluations bind
+        other values, or the environment that is built for evaluation has other spaces.
     """
     check_arguments(build_evaluator, locals())
     if share_environment and not may_share:
@@ -317,6 +335,8 @@ def build_evaluator(
             "build_evaluator.share_environment = True needs the default train.runner, which trains "
             "in one environment. Bind it to False."
         )
+    if share_environment:
+        _check_shared(create_environment.__name__)
     with closed_on_error() as opened:
         if not share_environment:
             trained = environment.observation_space, environment.action_space

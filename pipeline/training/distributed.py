@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import gin
 
+from pipeline import configuration
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -127,9 +128,14 @@ def distributed_runner(
         unit = num_collectors * experience.collect_steps
         num_steps = unit * -(-message_steps // unit)
         _check_length(num_steps, experience)
+    else:
+        reason = "a message has Rollout.num_steps vector steps"
+        configuration.without_effect["distributed_runner.message_steps"] = reason
     if is_on_policy(agent, experience):
         _check_order(order)
         in_flight = 1
+        reason = "an on-policy agent waits for every message"
+        configuration.without_effect["distributed_runner.in_flight"] = reason
     like = empty_message(agent, num_steps, sample.batch_size)
     check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
@@ -140,6 +146,8 @@ def distributed_runner(
 
     place: InProcess | OverRay
     if ray_address is None:
+        reason = "collectors run in this process without --ray_address"
+        configuration.without_effect["distributed_runner.timeout"] = reason
         place = InProcess(num_collectors, create)
     elif importlib.util.find_spec("ray") is None:
         raise UserError("--ray_address needs Ray, which is not installed: pip install ray==2.60.0")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import gin
 
-from pipeline.replay import Experience
+from pipeline.replay import Experience, ReplayBuffer
 from pipeline.utils.constraints import NonNegativeInt, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -57,10 +57,16 @@ def check_store(warm_up: int, experience: Experience) -> None:
     """Checks that `experience` keeps the rows of a warm-up until they are learnt from.
 
     Raises:
-      UserError: If there is a warm-up and `experience` does not keep rows.
+      UserError: If there is a warm-up and `experience` does not keep rows, or not as many.
     """
     if warm_up and not experience.keeps_rows:
         raise UserError(
             f"initialize_replay_buffer.num_env_steps = {warm_up:_}, but this agent uses a rollout, "
             "which has no warm-up. Bind initialize_replay_buffer.num_env_steps to 0."
+        )
+    if isinstance(experience, ReplayBuffer) and warm_up > experience.capacity:
+        raise UserError(
+            f"initialize_replay_buffer.num_env_steps = {warm_up:_}, but ReplayBuffer.capacity = "
+            f"{experience.capacity:_} keeps only the last of these. Lower the former or raise the "
+            "latter."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gin
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from pipeline import configuration
 from pipeline.benchmarks.suites import Experiment, Suite, are_texts
 from pipeline.configuration.statements import Binding, find_file
-from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
+from pipeline.utils.constraints import NonNegativeInt, PositiveInt, Range, check_arguments
 from pipeline.utils.errors import UserError
 
 # A distribution is a tuple of its kind and its arguments.
@@ -210,8 +210,8 @@ def search(
     bindings: Sequence[str] = (),
     sampler: Literal["tpe", "random", "grid"] = "tpe",
     num_seeds: PositiveInt = 1,
-    rungs: Sequence[int] = (),
-    reduction: PositiveInt = 3,
+    rungs: Sequence[PositiveInt] = (),
+    reduction: Annotated[int, Range(2)] = 3,
     num_concurrent: PositiveInt = 4,
     seed: NonNegativeInt = 1,
 ) -> Search:
@@ -223,9 +223,11 @@ def search(
     check_arguments(search, locals())
     _check_runs(config, num_env_steps, bindings)
     _check_parameters(parameters, sampler)
-    _check_rungs(rungs, num_env_steps)
-    if reduction < 2:
-        raise UserError(f"search.reduction = {reduction} must be at least 2.")
+    if [*rungs, num_env_steps] != sorted({*rungs, num_env_steps}):
+        raise UserError(
+            f"search.rungs = {rungs!r} must be in increasing order, and all less than "
+            f"search.num_env_steps = {num_env_steps:_}."
+        )
     return Search.of(locals())
 
 
@@ -308,19 +310,3 @@ def _wrong_with(distribution: Any) -> str:
     if not -_LARGEST < low < high < _LARGEST:  # A comparison with NaN is false.
         return f"low must be less than high, and both between {-_LARGEST:g} and {_LARGEST:g}"
     return f"low must be greater than 0 for {kind}" if kind[:3] == "log" and low <= 0 else ""
-
-
-def _check_rungs(rungs: Any, num_env_steps: int) -> None:
-    """Checks the rungs.
-
-    Raises:
-      UserError: If they are not increasing, or not below the budget.
-    """
-    is_tuple = isinstance(rungs, list | tuple)
-    ends = (*rungs, num_env_steps) if is_tuple else ()
-    are_whole = is_tuple and all(type(x) is int and x > 0 for x in ends)
-    if not are_whole or list(ends) != sorted(set(ends)):
-        raise UserError(
-            f"search.rungs = {rungs!r} must be positive whole numbers in increasing order, all "
-            f"less than search.num_env_steps = {num_env_steps:_}."
-        )

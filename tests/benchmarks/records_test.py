@@ -152,6 +152,16 @@ def test_an_iteration_s_score_is_of_the_episodes_that_ended_in_it(run):
     assert results.score_of(record, 1_000_000) is None
 
 
+def test_an_iteration_between_records_that_are_too_far_apart_has_no_score(run):
+    (run.folder / "metrics.jsonl").unlink()
+    log = JsonlLog(run.folder / "metrics.jsonl")
+    for steps, episodes, total in [(260, 10, -200.0), (760, 90, 20.0)]:
+        log.write({"env_steps": 1000 * steps, "episodes": episodes, "return_sum": total})
+    suite = run.suite._replace(score="iteration", budgets=(250_000, 500_000))
+    iterations = run._replace(suite=suite, settings={"train.num_env_steps": "750000"})
+    assert records.finished(iterations, 1)["iterations"] == [[250_000, -20.0]]
+
+
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
 def test_a_file_that_lacks_something_is_named(run, name):
     key = {"run.json": "threads", "result.json": "updates"}[name]

@@ -263,6 +263,13 @@ def test_bad_flag_value_is_named() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+def test_bad_value_of_absls_own_flag_is_named() -> None:
+    ended = run("--stderrthreshold=loud")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ") and "loud" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_path_may_begin_in_the_user_s_home() -> None:
     ended = run("--root_dir=~/runs")
     assert ended.stdout == f"ran {os.path.expanduser('~')}/runs 3\n"

@@ -19,6 +19,7 @@ from numpy_references import (
 )
 from tf_agents.specs import tensor_spec
 
+from pipeline import configuration
 from pipeline.networks.encoders import (
     QNetwork,
     create_encoder,
@@ -242,6 +243,13 @@ def test_mlp_equals_numpy() -> None:
     w0, b0, w1, b1 = float64(encoder.trainable_variables)
     expected = np.tanh(np.tanh(x.reshape(4, 6) @ w0 + b0) @ w1 + b1)
     assert_close(encoder(x), expected)
+
+
+@pytest.mark.parametrize("gain", ["'0.01'", "None", "True"])
+def test_a_gain_that_is_no_number_is_refused(gain: str) -> None:
+    message = r"policy/Orthogonal\.gain = .*a number"
+    with configuration.preserved(), pytest.raises(UserError, match=message):
+        configuration.load([], [f"policy/Orthogonal.gain = {gain}"])
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.4142135, 0.01])

@@ -152,7 +152,7 @@ def test_values_out_of_range_are_named(optimizer, values, message) -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop", "CenteredRMSprop"])
 def test_the_learning_rate_is_not_theirs_to_bind(name: str) -> None:
-    message = f"{name}.learning_rate cannot be bound: the program sets it."
+    message = f"{name}.learning_rate cannot be bound: bind that of the agent, such as"
     with pytest.raises(UserError, match=message):
         configuration.load([], [f"import pipeline.ops.optimizers\n{name}.learning_rate = 0.1"])
     gin.clear_config()

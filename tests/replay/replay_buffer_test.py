@@ -348,7 +348,8 @@ def test_iteration_sizes(
 def test_user_errors() -> None:
     with pytest.raises(UserError, match="gives each of the 2 .* 4 rows, .* need 5. Set it to 10 "):
         create(4, num_envs=2, capacity=8)
-    with pytest.raises(UserError, match="4 rows of one iteration and 3 .* need 7. Set it to 14 "):
+    message = "4 rows of one iteration .*env_steps_per_update.* and 3 .* need 7. Set it to 14 "
+    with pytest.raises(UserError, match=message):
         create(4, num_envs=2, capacity=13, env_steps_per_update=8)
     create(4, num_envs=2, capacity=14, env_steps_per_update=8)
     with pytest.raises(

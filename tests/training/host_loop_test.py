@@ -479,7 +479,7 @@ def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn):
         path.write_text("".join(kept))
     run = begin_dqn(tmp_path / "run")
     assert run.loop.restore()
-    said = []
+    said: list[str] = []
     run.progress.message = said.append
     run.loop.cut_logs()
     assert [text.split(" has lost")[0] for text in said] == [

@@ -97,6 +97,12 @@ def test_processes_are_one_way_out(tmp_path):
     run.close()
 
 
+def test_what_only_evaluations_bind_is_refused_where_they_share(tmp_path):
+    kwargs = {"evaluation/gymnasium_environment__max_episode_steps": 9}
+    with pytest.raises(UserError, match="max_episode_steps = 9 has no effect. Bind it to None as"):
+        Run(tmp_path / "run", PLAN, "dqn", **SHARED, **kwargs)
+
+
 def test_actors_do_not_share(tmp_path):
     with pytest.raises(UserError, match="needs the default train.runner"):
         Run(tmp_path / "run", PLAN, "a3c", build_evaluator__share_environment=True)

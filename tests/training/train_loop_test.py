@@ -69,6 +69,33 @@ def test_a_warm_up_that_leaves_nothing_to_train_is_refused(tmp_path, warm_up):
 
 
 @pytest.mark.usefixtures("any_config")
+def test_a_warm_up_that_the_buffer_does_not_keep_is_refused(tmp_path):
+    lengths = {"train__num_env_steps": 500, "initialize_replay_buffer__num_env_steps": 301}
+    configuration.load(gin_files("dqn"), bindings("dqn", **lengths))
+    said = message_of(train, str(tmp_path / "run"), 1, "resume", StopSignal())
+    assert "num_env_steps = 301, but ReplayBuffer.capacity = 300 keeps only the last" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("any_config")
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "told"),
+    [
+        ("a3c", {"asynchronous_runner__use_locking": True}, ["asynchronous_runner.use_locking"]),
+        (
+            "dqn",
+            {"Evaluator__num_env_steps": 50},
+            ["train.num_eval_episodes", "train.num_final_episodes"],
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(tmp_path, algorithm, overrides, told):
+    configuration.load(gin_files(algorithm), bindings(algorithm, **overrides))
+    said = message_of(train, str(tmp_path / "run"), 1, "resume", StopSignal())
+    assert [text.split()[-1] for text in said.split(" has no effect here")[:-1]] == told
+
+
+@pytest.mark.usefixtures("any_config")
 def test_defaults_of_training_are_in_force_and_told(tmp_path):
     configuration.load(gin_files("dqn"), [x for x in bindings("dqn") if "log_interval" not in x])
     train(str(tmp_path), 1, "resume", StopSignal(), dry_run=True)
@@ -111,14 +138,16 @@ def test_losses_need_names_of_their_own(tmp_path, monkeypatch):
     "name", [f"{owner}.{name}" for owner, names in SET_BY_THE_PROGRAM.items() for name in names]
 )
 def test_what_the_program_passes_cannot_be_bound(name):
-    flags = {
+    instead = {
         "root_dir": "use --root_dir",
         "seed": "use --seed",
         "restart_behavior": "use --restart_behavior",
         "dry_run": "use --explain",
         "execution": "use --eager or --exact_graph",
+        "num_envs": "bind that of the environment, such as gymnasium_environment.num_envs",
+        "render": "pipeline.evaluate --video=FILE.mp4 renders an episode",
     }
-    why = flags.get(name.rpartition(".")[2], "the program sets it")
+    why = instead.get(name.rpartition(".")[2], "the program sets it")
     message = message_of(configuration.load, EVERYTHING, [f"{name} = 1"])
     assert message == f"--gin_bindings: {name} cannot be bound: {why}."
 
