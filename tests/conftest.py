@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import gin
 import preloaded
@@ -62,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     import_tensorflow()
     importlib.import_module("pipeline.training")  # registers what gin can bind
     importlib.import_module("pipeline.utils.execution").configure_gpu(True)
+    # The test processes keep the processors busy, so further threads only take time.
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    with mock.patch.dict(os.environ, threads):
+        importlib.import_module("tensorflow").constant(0)  # TensorFlow reads them now
 
 
 def pytest_collection_finish() -> None:
