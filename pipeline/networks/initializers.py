@@ -22,9 +22,9 @@ HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeU
 class Orthogonal(tf.keras.initializers.Orthogonal):
     """Draws an orthogonal matrix, times `gain` (Saxe et al. 2014)."""
 
-    def __init__(self, gain: float = 1.0) -> None:
+    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
         check_arguments(Orthogonal, locals())
-        super().__init__(gain=gain)
+        super().__init__(gain=gain, seed=seed)
 
 
 @gin.configurable
