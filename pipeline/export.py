@@ -55,15 +55,16 @@ def main(_: Sequence[str]) -> None:
     from pipeline.utils.execution import configure_gpu
 
     configure_gpu(False)
-    export = exported_policy.load_export(run, _ALLOW_GIN_IMPORTS.value, _FORMAT.value)
+    allow_imports, name = _ALLOW_GIN_IMPORTS.value, _FORMAT.value
+    write, description = exported_policy.load_export(run, allow_imports, name)
     with named_errors(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=output.parent) as folder:
             temporary = pathlib.Path(folder) / output.name
-            export.write(temporary)
+            write(temporary)
             temporary.rename(output)
     print(f"exported to {output}")
-    for line in export.description:
+    for line in description:
         print(line)
 
 

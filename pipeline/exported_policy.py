@@ -8,7 +8,6 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +20,8 @@ from pipeline.saved_policy import SavedPolicy, load_policy, restore_agent
 from pipeline.utils.errors import UserError, WriteError
 from pipeline.utils.files import write_json, write_text
 
+# A function that writes a loaded policy to a path, and lines that describe the policy.
+Export = tuple[Callable[[pathlib.Path], None], list[str]]
 _OUTPUT = "action"
 
 
@@ -131,18 +132,6 @@ def _converting(export_format: str) -> Iterator[None]:
         ) from error
 
 
-class Export(NamedTuple):
-    """Holds a loaded policy, ready to be written.
-
-    Attributes:
-      write: Function that writes it to a path.
-      description: Lines that describe it.
-    """
-
-    write: Callable[[pathlib.Path], None]
-    description: list[str]
-
-
 def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> Export:
     """Loads the policy of a run, to be written as "saved_model", "tflite", "onnx" or "run".
 
@@ -158,10 +147,8 @@ def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> E
         run, allow_gin_imports, bindings, computes_float64=export_format != "tflite"
     )
     exported = ExportedPolicy(policy)
-    return Export(
-        functools.partial(write[export_format], exported),
-        [_after(policy.env_steps), *exported.description()],
-    )
+    description = [_after(policy.env_steps), *exported.description()]
+    return functools.partial(write[export_format], exported), description
 
 
 def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
@@ -179,7 +166,7 @@ def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
         checkpoints = Checkpoints(path / "checkpoints", {NETWORKS: networks})
         checkpoints.save(env_steps, return_mean_of(restored.checkpoint.path))
 
-    return Export(write, [_after(env_steps)])
+    return write, [_after(env_steps)]
 
 
 def _after(env_steps: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -15,9 +14,6 @@ from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RESTART_BEHAVIORS
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import score_text
-
-if TYPE_CHECKING:
-    from pipeline.utils.execution import Execution
 
 _ROOT_DIR = cli.define_path("root_dir", None, "Folder of the run; created if missing.")
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -100,7 +96,10 @@ def _train() -> int:
     cli.load_tensorflow(statements)
     from pipeline.checkpointing.exactness import Exactness
     from pipeline.training.train_loop import train
+    from pipeline.utils.execution import Execution
     from pipeline.utils.shutdown import Stopped, StopSignal
+
+    graph = Execution.EXACT_GRAPH if _EXACT_GRAPH.value else Execution.GRAPH
 
     # Modules that gin imports, and environments, may change the working directory.
     python = cli.python_command()
@@ -116,7 +115,7 @@ def _train() -> int:
                 stop,
                 dry_run=_EXPLAIN.value,
                 exactness=Exactness(_ALLOW_INEXACT_RESUME.value, _REQUIRE_EXACT_RESUME.value),
-                execution=_execution(),
+                execution=Execution.EAGER if _EAGER.value else graph,
                 warm_start=warm_start,
             )
         except Stopped:
@@ -129,14 +128,6 @@ def _train() -> int:
         else:
             print(_closing_words(result, python))
     return 0
-
-
-def _execution() -> Execution:
-    from pipeline.utils.execution import Execution
-
-    if _EAGER.value:
-        return Execution.EAGER
-    return Execution.EXACT_GRAPH if _EXACT_GRAPH.value else Execution.GRAPH
 
 
 def _closing_words(result: dict, python: str) -> str:

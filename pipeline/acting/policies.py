@@ -124,9 +124,7 @@ class RandomPolicy(tf_policy.TFPolicy):
             action = spec.minimum + uniform * (spec.maximum - spec.minimum)
         else:
             action = clip_action(tf.random.stateless_normal(shape, seed, dtype=spec.dtype), spec)
-        info = tf.nest.map_structure(
-            lambda s: tf.zeros(tf.concat([[batch_size], s.shape], 0), s.dtype), self.info_spec
-        )
+        info = tensor_spec.zero_spec_nest(self.info_spec, outer_dims=[batch_size])
         return policy_step.PolicyStep(action, policy_state, info)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from pipeline.networks.encoders import QNetwork, create_encoder
-from pipeline.networks.heads import QHead, num_actions
+from pipeline.networks.heads import QHead
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.utils.constraints import Positive, check_arguments
 from pipeline.utils.errors import UserError
@@ -89,7 +89,7 @@ def create_q_network(
     observation_spec, action_spec, normalizer: ObservationNormalizer | None, name: str
 ) -> QNetwork:
     """Creates the Q-network for an observation spec: [B, *observation] -> Q-values [B, actions]."""
-    head = QHead(num_actions(action_spec))
+    head = QHead(int(action_spec.maximum) + 1)
     encoder = create_encoder(observation_spec, normalizer)
     return QNetwork(observation_spec, encoder, head, name)
 

@@ -16,7 +16,6 @@ from pipeline.utils.files import parse_object, sync
 
 _NAME = "manifest.json"
 _FORMAT_VERSION = 1
-_BLOCK_BYTES = 1 << 20
 # Errors which mean that the file does not exist. Any other error may be temporary.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
@@ -172,11 +171,8 @@ def _missing_is_damage(name: str) -> Iterator[None]:
 
 
 def _file_sha256(path: pathlib.Path) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json_sha256(body: Any) -> str:

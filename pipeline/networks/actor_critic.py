@@ -13,7 +13,7 @@ from tf_agents.trajectories.policy_step import PolicyStep
 from tf_agents.typing import types
 
 from pipeline.networks.encoders import create_encoder
-from pipeline.networks.heads import ValueHead, create_policy_head
+from pipeline.networks.heads import CategoricalHead, GaussianHead, ValueHead
 from pipeline.networks.initializers import Initializer, Orthogonal
 from pipeline.ops.normalizers import create_normalizer
 from pipeline.ops.observations import action_mask, has_pixels
@@ -53,7 +53,8 @@ class ActorCritic(tf.Module):
         self.value_encoder = (
             self.encoder if share else create_encoder(observation_spec, self.normalizer)
         )
-        self.policy_head = create_policy_head(action_spec, policy_initializer)
+        head = CategoricalHead if tensor_spec.is_discrete(action_spec) else GaussianHead
+        self.policy_head = head(action_spec, policy_initializer)
         self.value_head = ValueHead(value_initializer)
         self(tensor_spec.zero_spec_nest(observation_spec, outer_dims=[1]))
 

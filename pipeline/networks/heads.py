@@ -129,16 +129,3 @@ def _units(action_spec: tensor_spec.BoundedTensorSpec) -> tuple[np.ndarray, np.n
     if (half == 1).all() and (middle == 0).all():
         return None
     return half.astype(np.float32), middle.astype(np.float32)
-
-
-def create_policy_head(
-    action_spec: tensor_spec.BoundedTensorSpec, kernel_initializer: Initializer
-) -> tf.keras.layers.Layer:
-    """Creates a categorical head for discrete actions, or a Gaussian head for continuous ones."""
-    head = CategoricalHead if tensor_spec.is_discrete(action_spec) else GaussianHead
-    return head(action_spec, kernel_initializer)
-
-
-def num_actions(action_spec: tensor_spec.BoundedTensorSpec) -> int:
-    """Returns the number of actions of a discrete spec [0, n-1]."""
-    return int(action_spec.maximum - action_spec.minimum) + 1

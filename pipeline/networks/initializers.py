@@ -35,26 +35,16 @@ class TorchUniform(tf.keras.initializers.Initializer):
     instance between layers: it draws biases from the range of the last kernel that it drew.
     """
 
-    def __init__(self) -> None:
-        self.bias_initializer = _SameRange(self)
-        self.limit = 0.0
+    limit = 0.0
 
     def __call__(self, shape: Any, dtype: Any = None, **unused: Any) -> tf.Tensor:
         """Draws a kernel of shape [..., inputs, units]."""
         self.limit = 1 / math.sqrt(math.prod(shape[:-1]))
-        return self.draw(shape, dtype)
+        return self.bias_initializer(shape, dtype)
 
-    def draw(self, shape: Any, dtype: Any) -> tf.Tensor:
+    def bias_initializer(self, shape: Any, dtype: Any = None, **unused: Any) -> tf.Tensor:
         """Draws a tensor from the range of the kernel."""
         return tf.keras.initializers.RandomUniform(-self.limit, self.limit)(shape, dtype)
-
-
-class _SameRange(tf.keras.initializers.Initializer):
-    def __init__(self, kernel: TorchUniform):
-        self._kernel = kernel
-
-    def __call__(self, shape: Any, dtype: Any = None, **unused: Any) -> tf.Tensor:
-        return self._kernel.draw(shape, dtype)
 
 
 def check_unseeded(initializer: Any) -> None:

@@ -54,11 +54,7 @@ class BlockReplayBuffer(ReplayBuffer):
         """Allocates the rings and the block.
 
         Args:
-          data_spec: See `ReplayBuffer`.
-          num_envs: See `ReplayBuffer`.
-          sequence_length: See `ReplayBuffer`.
-          seed: See `ReplayBuffer`.
-          training_spec: See `ReplayBuffer`.
+          data_spec, num_envs, sequence_length, seed, training_spec: See `ReplayBuffer`.
           block_size: Number of sequences sampled at a time.
 
         Raises:

@@ -132,9 +132,7 @@ class Collectors:
     def initial_state(self) -> LoopState:
         """Returns the state before the first iteration; the collectors have reset already."""
         agent = self._updates.agent
-        time_step = tf.nest.map_structure(
-            lambda spec: tf.zeros([self.batch_size, *spec.shape], spec.dtype), agent.time_step_spec
-        )
+        time_step = tensor_spec.zero_spec_nest(agent.time_step_spec, [self.batch_size])
         carry = Carry(
             time_step,
             agent.collect_policy.get_initial_state(self.batch_size),

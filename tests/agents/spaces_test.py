@@ -41,7 +41,7 @@ from pipeline.agents.sac import create_sac_agent
 from pipeline.agents.trpo import create_trpo_agent
 from pipeline.checkpointing.saveables import weights_sha256
 from pipeline.networks.encoders import create_encoder
-from pipeline.networks.heads import CategoricalHead, GaussianHead, create_policy_head
+from pipeline.networks.heads import CategoricalHead, GaussianHead
 from pipeline.networks.initializers import GlorotUniform
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import CategoricalSpec
@@ -270,8 +270,7 @@ def test_probabilities_of_allowed_actions_sum_to_one(name: str) -> None:
 
 
 def multi_categorical(rng: np.random.Generator) -> tuple[Any, Array, Array]:
-    head = create_policy_head(THREE_NUMBERS_OF_SIZES, GlorotUniform)
-    assert isinstance(head, CategoricalHead)
+    head = CategoricalHead(THREE_NUMBERS_OF_SIZES, GlorotUniform)
     features = as_float32(rng.normal(size=(6, 4)))
     head(tf.constant(features))
     randomize(rng, head.trainable_variables)

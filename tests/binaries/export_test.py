@@ -220,7 +220,7 @@ def test_a_policy_with_bfloat16_encoders_is_exported_in_float32(name, tmp_path):
     text = config.read_text()
     config.write_text(text.replace("policy = 'float32'", "policy = 'mixed_bfloat16'"))
     assert config.read_text() != text
-    load_export(SavedRun(run, "latest"), False, name).write(tmp_path / "policy")
+    load_export(SavedRun(run, "latest"), False, name)[0](tmp_path / "policy")
     frames = np.random.default_rng(0).integers(0, 256, (9, 4, 84, 84), np.uint8)
     actions = RUNTIMES[name][1](tmp_path / "policy")(observation=frames)["action"]
     expected = pipeline.load_policy("pretrained:ppo_pong_fast").predict(frames)

@@ -32,8 +32,6 @@ from pipeline.networks.heads import (
     GaussianHead,
     QHead,
     ValueHead,
-    create_policy_head,
-    num_actions,
 )
 from pipeline.networks.initializers import (
     GlorotUniform,
@@ -299,8 +297,7 @@ def test_value_head_drops_the_last_dimension() -> None:
 
 
 def test_categorical_head() -> None:
-    head = create_policy_head(FOUR_ACTIONS, GlorotUniform)
-    assert isinstance(head, CategoricalHead)
+    head = CategoricalHead(FOUR_ACTIONS, GlorotUniform)
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     distribution = head(x)
     kernel, bias = float64(head.trainable_variables)
@@ -328,16 +325,10 @@ def test_gaussian_head() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
 def test_gaussian_head_has_the_shape_of_the_action(shape: tuple[int, ...]) -> None:
-    head = create_policy_head(tensor_spec.BoundedTensorSpec(shape, tf.float32, -1, 1), Orthogonal)
+    head = GaussianHead(tensor_spec.BoundedTensorSpec(shape, tf.float32, -1, 1), Orthogonal)
     distribution = head(tf.ones([5, 3]))
     assert distribution.mode().shape == [5, *shape]
     assert distribution.log_prob(distribution.mode()).shape == [5]
-
-
-@pytest.mark.parametrize("count", [1, 2, 18])
-def test_num_actions(count: int) -> None:
-    spec = tensor_spec.BoundedTensorSpec((), tf.int32, 0, count - 1)
-    assert num_actions(spec) == count
 
 
 def convolve(images: np.ndarray, weights: list[np.ndarray], stride: int) -> np.ndarray:
