@@ -185,6 +185,14 @@ def any_threads() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def collect_loops() -> Iterator[None]:
+    """Lets drivers collect short rollouts in a loop, as long ones: its graph is built sooner."""
+    driver = importlib.import_module("pipeline.acting.collect_driver")
+    with mock.patch.object(driver, "_MAX_UNROLLED_STEPS", 0):
+        yield
+
+
 @pytest.fixture
 def any_config() -> Iterator[None]:
     """Lets a test load configs with other numbers of threads than this process has."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import gin
 import gymnasium
@@ -24,6 +24,7 @@ from tiny_runs import (
 )
 
 from pipeline import configuration
+from pipeline.acting import collect_driver
 from pipeline.acting.episode_statistics import initial_statistics, merge_statistics
 from pipeline.checkpointing.exactness import Exactness
 from pipeline.environments.gymnasium_envs import gymnasium_environment
@@ -34,6 +35,8 @@ from pipeline.training.asynchronous_actors import split_state
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped
+
+pytestmark = pytest.mark.usefixtures("collect_loops")
 
 THREADS: dict = {"asynchronous_runner__scheduler": "threads"}
 ONE: dict = {"asynchronous_runner__num_actors": 1}
@@ -67,6 +70,12 @@ class Alone(NamedTuple):
 
 @pytest.fixture(scope="module")
 def alone():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect_driver, "_MAX_UNROLLED_STEPS", 8)  # as in training
+        yield from train_alone()
+
+
+def train_alone():
     turns = Training(**ONE)
     locked = Training(**ONE, **THREADS, asynchronous_runner__use_locking=True)
     counts = [turns.env_steps]
@@ -375,13 +384,20 @@ def test_an_actor_that_raises_ends_the_run_with_its_message(tmp_path, monkeypatc
     # Threads may leave all steps of a short run to the other actor.
     run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **chosen)
     failing, _ = (driver.environment for driver in run.parts.runner.drivers)
-    run.at(130, lambda: setattr(failing.episodes.vector, "step", no_such_room))
+    failed_at = []
+
+    def fail(*arguments):
+        failed_at.append(int(run.parts.env_steps))
+        no_such_room()
+
+    run.at(130, lambda: setattr(failing.episodes.vector, "step", fail))
     with pytest.raises(UserError) as error:
         run.train()
     newest = run.checkpoints[-1]
     assert "tiny_runs:Walk-v0 raised KeyError" in str(error.value)
     assert f"{newest} is intact" in str(error.value)
-    assert int(newest.removeprefix("step-")) < 130  # What the other actor did since is not saved.
+    # What the other actor did since is not saved.
+    assert int(newest.removeprefix("step-")) <= failed_at[0]
     run.close()
     assert not actor_threads()
 
@@ -399,7 +415,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message(tmp_path, monkeypatc
     assert not actor_threads()
 
 
-def no_such_room(*arguments):
+def no_such_room(*arguments) -> NoReturn:
     raise KeyError("no such room")
 
 

@@ -18,7 +18,6 @@ from tf_agents.trajectories import StepType, Trajectory
 from tiny_runs import assert_same, saved
 
 from pipeline import configuration
-from pipeline.acting import collect_driver
 from pipeline.acting.episode_statistics import initial_statistics
 from pipeline.training import collector, distributed
 from pipeline.training.collector import Collector, Identity
@@ -27,6 +26,8 @@ from pipeline.training.train_loop import bound
 from pipeline.utils.errors import UserError
 from pipeline.utils.progress import WARMING_UP
 from pipeline.utils.shutdown import Stopped
+
+pytestmark = pytest.mark.usefixtures("collect_loops")
 
 
 class Distributed(Run):
@@ -74,14 +75,6 @@ class Trained(NamedTuple):
     result: dict
     killed: pathlib.Path
     are_random: list[bool]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def loops():
-    """Lets drivers collect the short messages of these tests in a loop, as they do long ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect_driver, "_MAX_UNROLLED_STEPS", 0)
-        yield
 
 
 @pytest.fixture(scope="module")
