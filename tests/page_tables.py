@@ -73,7 +73,8 @@ def _scores_of(agent: str) -> Table:
             "mean [95 % interval]",
         )
         rows = [(row[0], *row[2:5]) for row in _rows(folder) if row[1] == agent]
-        return table(f"{agent}: mean return of 100 episodes", columns, rows)
+        iqm = "IQM: interquartile mean of the runs, with a bootstrap interval"
+        return table(f"{agent}: mean return of 100 episodes; {iqm}", columns, rows)
 
     return made
 
