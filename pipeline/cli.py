@@ -107,7 +107,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 def _outer_cause(error: Exception) -> errors.UserError | None:
     """Returns an error about a folder or a disk, if that may explain `error`."""
     if isinstance(error, OSError) and error.errno in files.PASSING:
-        return errors.RetryableError(f"{error.filename or 'a file'}: {error.strerror}")
+        return errors.RetryableError(f"{error.filename or 'this machine'}: {error.strerror}")
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -91,7 +91,9 @@ def _train() -> int:
         bindings.append(f"distributed_runner.ray_address = {_RAY_ADDRESS.value!r}")
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
     runners = [s for s in statements if isinstance(s, Binding) and s.short_name == "train.runner"]
-    if _RAY_ADDRESS.value is not None and "distributed_runner" not in str(runners[-1:]):
+    if _RAY_ADDRESS.value is not None and (
+        not runners or "asynchronous_runner" in str(runners[-1])
+    ):
         raise UserError("--ray_address has no effect without --gin_file=runners/distributed.")
     cli.load_tensorflow(statements)
     from pipeline.checkpointing.exactness import Exactness

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.benchmarks import records, results, train_process
+from pipeline.benchmarks import formatting, records, results, train_process
 from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
@@ -66,8 +66,8 @@ def run_suite(
 
     Raises:
       UserError: If runs in the folder have other settings, or a gin file or a binding is wrong; a
-        RetryableError if another benchmark uses the folder, the disk is full or not writable, or a
-        run cannot be trained now. All processes are stopped before the error is raised.
+        RetryableError if another benchmark uses the folder, the disk is full or not writable, or,
+        after all other runs, if some cannot be trained now. All processes have then been stopped.
     """
     runs = plan(suite, output_dir, gin_bindings, flags)
     workers = min(workers, len(runs))
@@ -98,6 +98,7 @@ class _Runner:
         self._running: list[Process] = []
         self._losses = Losses(display.message)
         self._most_running = 0
+        self._postponed: list[str] = []  # why runs cannot be trained now
 
     def run(self) -> Outcome:
         self._waiting.extend(run for run in self._runs if not self._record_if_over(run))
@@ -117,6 +118,11 @@ class _Runner:
                 process.stop()
             for process in self._running:
                 process.wait()
+        if self._postponed:
+            raise RetryableError(
+                f"{formatting.count(len(self._postponed), 'run')} cannot be trained now. Run the "
+                f"same command again, later or elsewhere. The last one:\n{self._postponed[-1]}"
+            )
         return self._outcome()
 
     def _record_if_over(self, run: Run) -> bool:
@@ -147,8 +153,9 @@ class _Runner:
             if record is None and self._losses.goes_on(process):
                 self._waiting.append(process.run)
             elif record is None and process.poll() == RETRY_CODE:
-                error = self._losses.error(process)
-                raise RetryableError(f"{process.run.name} cannot be trained now:\n{error}")
+                text = f"{process.run.name} cannot be trained now:\n{self._losses.error(process)}"
+                self._display.message(text)
+                self._postponed.append(text)
             else:
                 record = record or records.failed(process.run, self._losses.error(process))
                 self._note(process.run, record, time.monotonic() - process.started)

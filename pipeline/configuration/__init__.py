@@ -10,6 +10,7 @@ from pipeline.configuration.explanation import (
     ignored,
     missing_file_message,
     operative_config,
+    warnings,
     without_effect,
 )
 from pipeline.configuration.loading import (
@@ -43,5 +44,6 @@ __all__ = [
     "read",
     "uses_onednn",
     "warn_of_ignored",
+    "warnings",
     "without_effect",
 ]

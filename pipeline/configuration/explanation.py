@@ -98,14 +98,28 @@ def ignored() -> str | None:
         and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
         and _referent(scope, selector, name) not in called
     ]
+    if not unread:
+        return None
     known = [_target(*key, name) for key, values in operative.items() for name in values]
-    told = [f"{target} is not used here.{suggest(target, known)}" for target in unread]
-    of_command_line = {_target(*key) for key in origins if origins[key][-1] == COMMAND_LINE}
-    told += [
-        f"{target} has no effect here, because {without_effect[target]}."
-        for target in sorted(without_effect.keys() & of_command_line)
+    told = (f"{target} is not used here.{suggest(target, known)}" for target in unread)
+    return f"{COMMAND_LINE}: {' '.join(told)}"
+
+
+def warnings() -> list[str]:
+    """Returns a message for each parameter that is bound but has no effect in this run.
+
+    Only bindings of the command line count, and bindings of a scope, because files bind parameters
+    for other runs as well.
+    """
+    return [
+        f"{target} has no effect, because {without_effect[target]}."
+        for target in sorted(without_effect.keys() & {_target(*key) for key in origins})
+        if "/" in target or _is_of_command_line(target)
     ]
-    return f"{COMMAND_LINE}: {' '.join(told)}" if told else None
+
+
+def _is_of_command_line(target: str) -> bool:
+    return any(_target(*key) == target and origins[key][-1] == COMMAND_LINE for key in origins)
 
 
 def _referent(scope: str, selector: str, name: str) -> str | None:

@@ -145,6 +145,7 @@ def preserved() -> Iterator[None]:
         gin_config._SINGLETONS,
         gin_config._IMPORTS,
         explanation.origins,
+        explanation.without_effect,
     ]
     with _preserving:
         before, applied_before = [store.copy() for store in stores], list(_applied)

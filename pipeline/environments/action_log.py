@@ -41,16 +41,28 @@ class ActionLog:
         self.anchors = np.zeros(num_envs, np.int64)
         self.numbers = np.zeros(num_envs, np.int64)
         self.states: list[State] = []
-        self._actions: list[np.ndarray] = []  # of the steps since the oldest anchor
+        self._oldest = 0
+        self._rows = np.zeros(0)  # the actions of a step in each row, with room for more
+        self._first = 0  # row of the first action that is kept
 
     @property
     def length(self) -> int:
         """Returns the number of steps since the oldest anchor."""
-        return len(self._actions)
+        return self.steps - self._oldest
+
+    @property
+    def _kept(self) -> np.ndarray:
+        return self._rows[self._first : self._first + self.length]
 
     def append(self, action: np.ndarray) -> None:
         """Appends the actions [N, ...] of one step."""
-        self._actions.append(action.copy())
+        end = self._first + self.length
+        if end == len(self._rows):
+            rows = np.empty([max(64, 2 * self.length), *action.shape], action.dtype)
+            if self.length:
+                rows[: self.length] = self._kept
+            self._rows, self._first, end = rows, 0, self.length
+        self._rows[end] = action
         self.steps += 1
 
     def anchor(self, environments: np.ndarray) -> None:
@@ -61,10 +73,11 @@ class ActionLog:
         """
         self.anchors[environments] = self.steps
         self.numbers[environments] += 1
-        unneeded = self.length - (self.steps - int(np.min(self.anchors)))
-        if unneeded:
+        oldest = int(np.min(self.anchors))
+        if oldest > self._oldest:
             self.states = []
-            del self._actions[:unneeded]
+        self._first += oldest - self._oldest
+        self._oldest = oldest
 
     def anchor_at(self, states: list[State]) -> None:
         """Makes the current states the anchor of all environments, and drops all actions.
@@ -72,14 +85,14 @@ class ActionLog:
         Args:
           states: State of each environment before the next action.
         """
-        self._actions.clear()
-        self.anchors[:] = self.steps
+        self._first += self.length
+        self.anchors[:] = self._oldest = self.steps
         self.states = states
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes the log to a file in `folder`."""
         arrays: dict[str, Any] = {
-            "actions": np.array(self._actions),
+            "actions": self._kept,
             "anchors": self.anchors,
             "numbers": self.numbers,
             "steps": np.int64(self.steps),
@@ -105,7 +118,7 @@ class ActionLog:
         if len(actions) != steps - oldest:
             raise ValueError(f"{_FILE} has {len(actions)} actions, but must have {steps - oldest}")
         self.steps, self.anchors, self.numbers = steps, anchors, numbers
-        self._actions = list(actions)
+        self._rows, self._first, self._oldest = actions, 0, oldest
         prefixes = [f"{_STATE}{index}/" for index in range(anchors.size)]
         states = [
             {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
@@ -120,5 +133,5 @@ class ActionLog:
           Actions [N, ...] of a vector step; bool [N], the environments that take them, because
           their anchors lie before the step; bool [N], the environments to reset after the step.
         """
-        for step, action in enumerate(self._actions, self.steps - self.length + 1):
+        for step, action in enumerate(self._kept, self._oldest + 1):
             yield action, self.anchors < step, self.anchors == step

@@ -26,7 +26,7 @@ from pipeline.utils.errors import UserError
 
 Sent = Sequence[bytes]  # bytes of each array of an observation
 
-_CLOSE_SECONDS = 30.0  # after which a process that does not end is killed
+_CLOSE_SECONDS = 10.0  # after which a process that does not end is killed
 
 # A forked process knows the gin bindings of wrappers and ids that were registered by hand; a
 # spawned one would know neither.

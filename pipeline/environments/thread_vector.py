@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.environments.saved_states import State
 from pipeline.environments.vectors import Arrays, Outcome, Vector
 
-_CLOSE_SECONDS = 30.0  # some simulators take long to shut down
+_CLOSE_SECONDS = 10.0  # some simulators take long to shut down
 
 
 class ThreadVector:
@@ -67,7 +67,7 @@ class ThreadVector:
         """Closes the vector and ends the thread.
 
         Raises:
-          TimeoutError: If an environment has not returned after 30 s. The thread is left behind.
+          TimeoutError: If an environment has not returned after 10 s. The thread is left behind.
         """
         if not self._thread.is_alive():
             return
@@ -92,8 +92,11 @@ class ThreadVector:
         return result
 
     def _serve(self) -> None:
-        with contextlib.closing(asyncio.new_event_loop()) as loop:
-            asyncio.set_event_loop(loop)  # as in the main thread, where environments may expect one
+        with contextlib.ExitStack() as opened:
+            # The main thread has an event loop, which environments may expect. It takes files.
+            with contextlib.suppress(OSError):
+                loop = opened.enter_context(contextlib.closing(asyncio.new_event_loop()))
+                asyncio.set_event_loop(loop)
             while (call := self._calls.get()) is not None:
                 number, function = call
                 try:

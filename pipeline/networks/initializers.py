@@ -9,7 +9,6 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from pipeline.utils.constraints import check_arguments
 from pipeline.utils.errors import UserError
 
 Initializer = Callable[[], tf.keras.initializers.Initializer]
@@ -23,7 +22,6 @@ class Orthogonal(tf.keras.initializers.Orthogonal):
     """Draws an orthogonal matrix, times `gain` (Saxe et al. 2014)."""
 
     def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
-        check_arguments(Orthogonal, locals())
         super().__init__(gain=gain, seed=seed)
 
 

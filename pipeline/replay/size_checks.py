@@ -10,7 +10,7 @@ from pipeline.replay import columns
 from pipeline.utils.errors import UserError
 from pipeline.utils.memory import available_memory
 
-_MOST_UPDATES = 100  # Limit per iteration, unless the iteration has a single vector step.
+_MOST_UPDATES = 1_000  # Limit per iteration, unless the iteration has a single vector step.
 
 
 def iteration_sizes(env_steps_per_update: int | float, num_envs: int) -> tuple[int, int]:

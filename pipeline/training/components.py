@@ -288,21 +288,14 @@ def _check_experience(agent: Agent, experience: Experience) -> None:
         )
 
 
-def _check_shared(factory: str) -> None:
-    """Checks that evaluations bind nothing else for the environment that they share with training.
-
-    Raises:
-      UserError: If they do.
-    """
+def _note_shared(factory: str) -> None:
+    """Notes which parameters of evaluations have no effect on an environment that they share."""
     trained, evaluated = (configuration.in_force(scope, factory) for scope in ("", EVALUATION))
-    differing = [name for name, value in evaluated.items() if value != trained.get(name)]
-    if differing:
-        name = f"{factory}.{differing[0]}"
-        raise UserError(
-            "build_evaluator.share_environment = True evaluates in the training environment, where "
-            f"{EVALUATION}/{name} = {evaluated[differing[0]]!r} has no effect. Bind it to "
-            f"{trained.get(differing[0])!r} as in training, or do not share the environment."
-        )
+    for name, value in evaluated.items():
+        if value != trained.get(name):
+            configuration.without_effect[f"{EVALUATION}/{factory}.{name}"] = (
+                "build_evaluator.share_environment = True evaluates in the training environment"
+            )
 
 
 @gin.configurable(denylist=["agent", "seed", "create_environment", "environment", "may_share"])
@@ -326,8 +319,8 @@ def build_evaluator(
         run only one simulator. Each evaluation then truncates the training episodes.
 
     Raises:
-      UserError: If `share_environment` is True without `may_share`, or although evaluations bind
-        other values, or the environment that is built for evaluation has other spaces.
+      UserError: If `share_environment` is True without `may_share`, or the environment that is
+        built for evaluation has other spaces.
     """
     check_arguments(build_evaluator, locals())
     if share_environment and not may_share:
@@ -336,7 +329,7 @@ def build_evaluator(
             "in one environment. Bind it to False."
         )
     if share_environment:
-        _check_shared(create_environment.__name__)
+        _note_shared(create_environment.__name__)
     with closed_on_error() as opened:
         if not share_environment:
             trained = environment.observation_space, environment.action_space

@@ -149,7 +149,8 @@ class HostLoop:
         metrics, evaluations = self._logs.truncate_after(host["logged"], host["evaluated"], newest)
         if metrics and metrics[-1]["env_steps"] != host["logged"]:
             self._warn_of_missing("metrics.jsonl")
-        if len(evaluations) != host["evaluations"]:
+        last = evaluations[-1]["env_steps"] if evaluations else host["evaluated"]
+        if last != host["evaluated"] or (host["evaluations"] and not evaluations):
             self._warn_of_missing("eval.jsonl")
 
     def _warn_of_missing(self, log: str) -> None:

@@ -53,7 +53,7 @@ def check_warm_up(warm_up: int, plan: Plan) -> None:
         )
 
 
-def check_store(warm_up: int, experience: Experience) -> None:
+def check_store(warm_up: int, experience: Experience, is_new: bool = True) -> None:
     """Checks that `experience` keeps the rows of a warm-up until they are learnt from.
 
     Raises:
@@ -64,7 +64,8 @@ def check_store(warm_up: int, experience: Experience) -> None:
             f"initialize_replay_buffer.num_env_steps = {warm_up:_}, but this agent uses a rollout, "
             "which has no warm-up. Bind initialize_replay_buffer.num_env_steps to 0."
         )
-    if isinstance(experience, ReplayBuffer) and warm_up > experience.capacity:
+    # An earlier run may be past its warm-up.
+    if is_new and isinstance(experience, ReplayBuffer) and warm_up > experience.capacity:
         raise UserError(
             f"initialize_replay_buffer.num_env_steps = {warm_up:_}, but ReplayBuffer.capacity = "
             f"{experience.capacity:_} keeps only the last of these. Lower the former or raise the "

@@ -147,13 +147,14 @@ def train(
     if may_be_finished and (result := _finished(folder, seed, num_env_steps, flags)):
         return result
     checkpoints = Checkpoints(folder.checkpoints, {}, writable=False)
-    if source and (restart_behavior == "restart" or not checkpoints.latest()):
+    is_new = restart_behavior == "restart" or not checkpoints.latest()
+    if source and is_new:
         SavedRun(source)  # raises at once if there is no such run; a resumed run does not need it
     settings = configure_tensorflow(execution=execution) | flags
     with _out_of_memory_named():
         components = runner(seed, create_environment, create_agent, create_experience)
     with contextlib.closing(components), _out_of_memory_named():
-        check_store(warm_up, components.experience)
+        check_store(warm_up, components.experience, is_new)
         _call_what_training_calls()
         _check_schedules(components.agent, num_env_steps)
         _check_names(components)
@@ -172,6 +173,8 @@ def train(
                 progress.message(message)
             for note in components.evaluator.environment.notes:
                 progress.message(f"note: {note}")
+            for warning in configuration.warnings():
+                progress.message(f"warning: {warning}")
             settings |= {
                 "observation_space": to_json(components.environment.observation_space),
                 "action_space": to_json(components.environment.action_space),

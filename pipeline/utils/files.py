@@ -28,7 +28,7 @@ from pipeline.utils.errors import RetryableError, UserError, WriteError
 PASSING = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO),
     *(errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOMEM),
 }
 
 #: Prefix of the names of files and folders that are being written or removed. A killed process
@@ -237,25 +237,28 @@ class Lock:
                 "or deleted, and another one has its name. Nothing more was written. Repeat the "
                 "command with the folder that holds the run."
             )
-        if not _is_at(self._file, self._path):
-            self._lock_again()
+        self._keep_locked()
 
-    def _lock_again(self) -> None:
-        """Locks a new file, because the lock file was deleted, and other processes make their own.
+    def _keep_locked(self) -> None:
+        """Locks a new file if the lock file was deleted, because other processes make their own.
 
         Raises:
           UserError: If another process has done so; a WriteError if the file cannot be written.
         """
-        with named_errors(self._folder):
-            file = self._path.open("w")
-        if not _try_lock(file):
-            file.close()
-            raise UserError(
-                f"another process has begun in {self._folder}, because the lock file "
-                f"{self._path.name} was deleted while this one ran. Nothing more was written."
-            )
-        self._file.close()
-        self._file = file
+        try:
+            while not _is_at(self._file, self._path):
+                file = self._path.open("w")
+                if not _try_lock(file):
+                    file.close()
+                    raise UserError(
+                        f"another process has begun in {self._folder}, because the lock file "
+                        f"{self._path.name} was deleted while this one ran. Nothing more was "
+                        "written."
+                    )
+                self._file.close()
+                self._file = file
+        except OSError as error:
+            raise WriteError(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Releases the lock. Further calls, also those of a forked process, do nothing."""

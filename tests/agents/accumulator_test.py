@@ -45,7 +45,11 @@ SGD = tf.keras.optimizers.legacy.SGD
 ROWS, BATCHES = 6, 4
 AGENTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dqn": (create_dqn_agent, FOUR_ACTIONS, {"n_step": 2, "target_update_period": 1}),
-    "dqn, summed": (create_dqn_agent, FOUR_ACTIONS, {"sum_losses": True}),
+    "dqn, summed": (
+        create_dqn_agent,
+        FOUR_ACTIONS,
+        {"sum_losses": True, "target_update_period": 1},
+    ),
     "nstep_q": (create_nstep_q_agent, FOUR_ACTIONS, {}),
     "ppo": (create_ppo_agent, FOUR_ACTIONS, {"normalize_advantages": "rollout"}),
     "ppo, continuous": (create_ppo_agent, TWO_MOTORS, {"normalize_advantages": None}),

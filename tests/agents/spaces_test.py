@@ -403,7 +403,11 @@ def test_masks_are_not_normalised() -> None:
 
 TWO_MOTORS = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)
 OFF_POLICY = {
-    "dqn": (create_dqn_agent, ONE_ACTION, {"target_update_tau": 0.1}),
+    "dqn": (
+        create_dqn_agent,
+        ONE_ACTION,
+        {"target_update_period": 1, "target_update_tau": 0.1},
+    ),
     "nstep_q": (create_nstep_q_agent, ONE_ACTION, {}),
     "sac": (create_sac_agent, TWO_MOTORS, {}),
 }

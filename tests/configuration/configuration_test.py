@@ -681,14 +681,21 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped, capsys):
     assert capsys.readouterr().out == f"warning: {message}\n"
 
 
-def test_what_the_command_line_binds_without_effect_is_told(shipped):
-    for bindings, is_told in ((["make_fruit.count = 5"], True), ([], False)):
+@pytest.mark.parametrize(
+    ("binding", "target"),
+    [
+        ("make_fruit.count = 5", "make_fruit.count"),
+        ("evaluation/make_fruit.count = 5", "evaluation/make_fruit.count"),
+    ],
+)
+def test_what_is_bound_without_effect_is_told(shipped, binding, target):
+    for bindings, is_told in (([binding], True), ([], False)):
         configuration.load(["dqn_cartpole"], bindings)
-        make_fruit()
-        assert configuration.ignored() is None
-        configuration.without_effect["make_fruit.count"] = "the basket has its own"
-        message = "make_fruit.count has no effect here, because the basket has its own."
-        assert configuration.ignored() == (f"--gin_bindings: {message}" if is_told else None)
+        configuration.without_effect[target] = "the basket has its own"
+        with configuration.preserved():
+            configuration.load([], [])
+        message = f"{target} has no effect, because the basket has its own."
+        assert configuration.warnings() == ([message] if is_told else [])
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ class Alone(NamedTuple):
 def alone():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collect_driver, "_MAX_UNROLLED_STEPS", 8)  # as in training
-        yield from train_alone()
+        trained = train_alone()
+    yield trained
+    trained.turns.runner.close()
 
 
 def train_alone():
@@ -85,8 +87,7 @@ def train_alone():
     locked.train(10**6, 150)
     snapshots = [turns.snapshot(), locked.snapshot()]
     locked.runner.close()  # other tests count threads
-    yield Alone(turns, locked, snapshots, np.diff(counts).tolist())
-    turns.runner.close()
+    return Alone(turns, locked, snapshots, np.diff(counts).tolist())
 
 
 def test_one_actor_learns_the_same_bits_in_turns_and_in_a_thread_with_a_lock(alone):

@@ -97,10 +97,12 @@ def test_processes_are_one_way_out(tmp_path):
     run.close()
 
 
-def test_what_only_evaluations_bind_is_refused_where_they_share(tmp_path):
+def test_what_only_evaluations_bind_is_told_where_they_share(tmp_path):
     kwargs = {"evaluation/gymnasium_environment__max_episode_steps": 9}
-    with pytest.raises(UserError, match="max_episode_steps = 9 has no effect. Bind it to None as"):
-        Run(tmp_path / "run", PLAN, "dqn", **SHARED, **kwargs)
+    run = Run(tmp_path / "run", PLAN, "dqn", **SHARED, **kwargs)
+    (warning,) = configuration.warnings()
+    assert warning.startswith("evaluation/gymnasium_environment.max_episode_steps has no effect")
+    run.close()
 
 
 def test_actors_do_not_share(tmp_path):
