@@ -118,7 +118,7 @@ class _Runner:
                 process.stop()
             for process in self._running:
                 process.wait()
-        if self._postponed:
+        if self._postponed and not self._stop.requested:
             raise RetryableError(
                 f"{formatting.count(len(self._postponed), 'run')} cannot be trained now. Run the "
                 f"same command again, later or elsewhere. The last one:\n{self._postponed[-1]}"

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from pipeline.utils.constraints import NonNegativeInt, Positive, check_arguments
 from pipeline.utils.errors import UserError
 
 Initializer = Callable[[], tf.keras.initializers.Initializer]
@@ -21,7 +22,8 @@ HeUniform = gin.external_configurable(tf.keras.initializers.HeUniform, name="HeU
 class Orthogonal(tf.keras.initializers.Orthogonal):
     """Draws an orthogonal matrix, times `gain` (Saxe et al. 2014)."""
 
-    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+    def __init__(self, gain: Positive = 1.0, seed: NonNegativeInt | None = None) -> None:
+        check_arguments(Orthogonal, locals())
         super().__init__(gain=gain, seed=seed)
 
 

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("any_config")
 def test_a_workload_is_what_is_trained(name, num_envs):
     workload = WORKLOADS[name]
     bindings = our_worker.gin_bindings(workload, num_envs, "bfloat16")
-    # Nothing is measured here, so the memory for a million frames is saved.
-    small = [b.replace("1000000", "1000") for b in bindings]
+    # Nothing is measured here, so the memory for a million frames is saved. A warm-up fits.
+    small = [b.replace("1000000", "20000") for b in bindings]
     small.append("evaluation/atari_environment.num_envs = 1")  # each loads a game
     configuration.load(our_worker.gin_files(workload), small)
     built = []
