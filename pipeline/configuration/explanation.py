@@ -111,15 +111,9 @@ def warnings() -> list[str]:
     Only bindings of the command line count, and bindings of a scope, because files bind parameters
     for other runs as well.
     """
-    return [
-        f"{target} has no effect, because {without_effect[target]}."
-        for target in sorted(without_effect.keys() & {_target(*key) for key in origins})
-        if "/" in target or _is_of_command_line(target)
-    ]
-
-
-def _is_of_command_line(target: str) -> bool:
-    return any(_target(*key) == target and origins[key][-1] == COMMAND_LINE for key in origins)
+    bound = {_target(*x) for x in origins if x[0] or origins[x][-1] == COMMAND_LINE}
+    told = sorted(bound & without_effect.keys())
+    return [f"{target} has no effect, because {without_effect[target]}." for target in told]
 
 
 def _referent(scope: str, selector: str, name: str) -> str | None:

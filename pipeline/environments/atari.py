@@ -18,11 +18,7 @@ from pipeline.configuration.statements import suggest
 from pipeline.environments.atari_rendering import RenderingAtariVectorEnv
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.vectors import GymnasiumVector
-from pipeline.utils.constraints import (
-    Probability,
-    Range,
-    check_arguments,
-)
+from pipeline.utils.constraints import Probability, Range, check_arguments
 from pipeline.utils.errors import UserError
 
 # ROMs for two or more players. The ALE's vector environment ends the process on loading them.

@@ -197,8 +197,7 @@ def _refuse_statistics(env: gymnasium.Env) -> None:
         gymnasium.wrappers.NormalizeObservation: "normalize_observations = True of the agent or of "
         "its ActorCritic",
         gymnasium.wrappers.NormalizeReward: "normalize_returns = True of an agent that has it, "
-        "or scale the rewards with a wrapper such as "
-        "gymnasium.wrappers:TransformReward",
+        "or scale the rewards with a wrapper such as gymnasium.wrappers:TransformReward",
     }
     for layer in saved_states.layers(env):
         for kind, replacement in replacements.items():

@@ -336,13 +336,18 @@ def build_evaluator(
             environment = build_evaluation_environment(seed, create_environment)
             opened.callback(environment.close)
             environment.check_spaces(*trained)
-        return Evaluator(
+        evaluator = Evaluator(
             environment,
             agent.policy,
             agent.collect_policy,
             seed=stream_key(seed, EVALUATION),
             shares_environment=share_environment,
         )
+    if evaluator.num_env_steps is not None:
+        reason = "Evaluator.num_env_steps sets the length of evaluations"
+        for name in ("train.num_eval_episodes", "train.num_final_episodes"):
+            configuration.without_effect[name] = reason
+    return evaluator
 
 
 def build_evaluation_environment(

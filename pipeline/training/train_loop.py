@@ -158,10 +158,6 @@ def train(
         _call_what_training_calls()
         _check_schedules(components.agent, num_env_steps)
         _check_names(components)
-        if components.evaluator.num_env_steps is not None:
-            reason = "Evaluator.num_env_steps sets the length of evaluations"
-            for name in ("train.num_eval_episodes", "train.num_final_episodes"):
-                configuration.without_effect[name] = reason
         if dry_run:
             agent = components.agent
             return {"networks": summarize(agent.trained, agent.time_step_spec.observation)}
