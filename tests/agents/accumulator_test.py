@@ -140,7 +140,13 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
     assert train_part.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.crash] * (name not in ("dqn, summed", "sac")))
+        for name in AGENTS
+    ],
+)
 def test_every_optimizer_is_handed_the_gradients_of_all_rows(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,9 +119,15 @@ def reference_loss(
     return REFERENCE_LOSSES[td_loss](errors[~np.isnan(errors)]).mean()
 
 
-@pytest.mark.parametrize("td_loss", [huber_loss, squared_loss])
-@pytest.mark.parametrize("double_q", [False, True])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(
+    ("n_step", "double_q", "td_loss"),
+    [  # every pair of values
+        (1, False, huber_loss),
+        (1, True, squared_loss),
+        (3, False, squared_loss),
+        (3, True, huber_loss),
+    ],
+)
 def test_loss_and_gradients(n_step: int, double_q: bool, td_loss: Any) -> None:
     agent = agent_of(n_step, double_q, td_loss)
     weights = float64(agent.q_network.trainable_weights)

@@ -68,8 +68,7 @@ def greedy_values(agent: NStepQAgent, observation: Array) -> Array:
     return dense_layers(as_float64(observation), weights).max(-1)
 
 
-@pytest.mark.parametrize("one_step", [False, True])
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(("one_step", "in_graph"), [(False, True), (True, False)])
 def test_targets_equal_numpy_in_all_that_can_happen(one_step: bool, in_graph: bool) -> None:
     agent, seen = create(one_step=one_step), set()
     prepare = tf.function(agent.prepare, autograph=False) if in_graph else agent.prepare

@@ -244,7 +244,7 @@ def with_other_boundary_rows(batch: Trajectory) -> Trajectory:
     )
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10**6))
 def test_boundary_rows_move_nothing(agent: SacAgent, seed: int) -> None:
     batch = random_batch(seed)
@@ -419,7 +419,13 @@ def test_the_actor_sees_the_encoder_under_stop_gradient(pixel_agent: SacAgent) -
     assert tape.gradient(parameters, encoder_variables(pixel_agent)) == [None] * 6
 
 
-@pytest.mark.parametrize("observation_spec", [THREE_NUMBERS, PIXELS], ids=["vector", "pixels"])
+@pytest.mark.parametrize(
+    "observation_spec",
+    [
+        pytest.param(THREE_NUMBERS, id="vector", marks=pytest.mark.crash),
+        pytest.param(PIXELS, id="pixels"),
+    ],
+)
 def test_targets_move_by_tau_once_an_update(observation_spec) -> None:
     learner = create(observation_spec, optimizer=SGD, learning_rate=0.1, target_update_tau=0.25)
     pairs = [

@@ -208,7 +208,8 @@ def masked_batch(agent: DqnAgent, rng: np.random.Generator, count: int = 24) -> 
 
 @pytest.mark.parametrize("double_q", [False, True])
 def test_dqn_bootstraps_with_allowed_actions(double_q: bool) -> None:
-    agent = create(create_dqn_agent, MASKED, double_q=double_q, discount=0.9)
+    with bound({"mlp_encoder.units": (5,)}):
+        agent = create(create_dqn_agent, MASKED, double_q=double_q, discount=0.9)
     rng = np.random.default_rng(1)
     randomize(rng, agent.q_network.variables)
     randomize(rng, agent.target_q_network.variables)

@@ -40,9 +40,9 @@ def test_atari_protocols(name, num_actions, sticky, noop_max, cuts):
     assert isinstance(env.episodes.vector, atari.LifeLossAtariVector) == cuts
     assert gin.query_parameter("atari_environment.repeat_action_probability") == sticky
     assert gin.query_parameter("atari_environment.noop_max") == noop_max
+    assert gin.query_parameter("evaluation/atari_environment.num_envs") == 8
     with gin.config_scope("evaluation"):
-        evaluation = atari.atari_environment(2)
-    assert evaluation.batch_size == 8
+        evaluation = atari.atari_environment(2, num_envs=1)
     assert evaluation.action_spec().maximum == num_actions - 1
     assert type(evaluation.episodes.vector) is atari.AtariVector
 

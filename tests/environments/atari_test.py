@@ -28,9 +28,9 @@ def test_specs_of_the_protocols():
 
 
 def test_rows_depend_on_the_seed_and_not_on_threads_or_other_rows():
-    actions = np.random.default_rng(0).integers(0, 4, (40, 3)).astype(np.int32)
+    actions = np.random.default_rng(0).integers(0, 4, (25, 2)).astype(np.int32)
 
-    def rows(seed, num_threads, num_envs=3):
+    def rows(seed, num_threads, num_envs=2):
         env = atari_environment(
             seed, game="breakout", num_envs=num_envs, num_threads=num_threads, noop_max=30
         )

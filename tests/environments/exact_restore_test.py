@@ -155,7 +155,14 @@ def test_actions_of_every_kind_are_kept_exactly(tmp_path):
     "game",
     ["breakout", *(pytest.param(game, marks=pytest.mark.crash) for game in ("pong", "qbert"))],
 )
-@pytest.mark.parametrize("protocol", [{}, OPENAI], ids=["sticky", "openai"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param({}, id="sticky", marks=pytest.mark.crash),
+        pytest.param(OPENAI, id="openai", marks=pytest.mark.crash),
+        pytest.param(OPENAI | {"repeat_action_probability": 0.25}, id="both"),
+    ],
+)
 def test_atari_continues(tmp_path, monkeypatch, game, protocol):
     monkeypatch.setattr(atari, "ANCHOR_INTERVAL", 150)
     first, _ = assert_continues(
@@ -170,7 +177,10 @@ def test_atari_continues(tmp_path, monkeypatch, game, protocol):
 
 
 # Before and after the save, and possibly at it, lives are lost, games end and no-ops follow.
-@pytest.mark.parametrize(("interval", "before"), [(10_000, 75), (130, 255), (30, 100)])
+@pytest.mark.parametrize(
+    ("interval", "before"),
+    [pytest.param(10_000, 75, marks=pytest.mark.crash), (130, 255), (30, 100)],
+)
 def test_games_with_no_ops_after_lost_lives_continue(tmp_path, monkeypatch, interval, before):
     monkeypatch.setattr(deepmind_atari, "ANCHOR_INTERVAL", interval)
     first, again = assert_continues(

@@ -22,7 +22,10 @@ def newest(time_step):
     return time_step.observation[0, -1].numpy().astype(int)
 
 
-@pytest.mark.parametrize(("sticky", "steps", "fewest_ends"), [(0.0, 120, 0), (0.25, 400, 1)])
+@pytest.mark.parametrize(
+    ("sticky", "steps", "fewest_ends"),
+    [pytest.param(0.0, 120, 0, marks=pytest.mark.crash), (0.25, 400, 1)],
+)
 def test_observations_are_the_vector_environments(sticky, steps, fewest_ends):
     settings = {
         "game": "breakout",
@@ -68,7 +71,7 @@ def test_frames_are_those_that_the_observations_are_made_of(game, sticky, limit)
     )
     time_step = env.reset()
     moved = set()
-    for action in np.random.default_rng(0).integers(0, 4, 500):
+    for action in np.random.default_rng(0).integers(0, 4, 300):
         frame = env.render()
         if time_step.step_type[0] != LAST:
             difference = np.abs(newest(time_step) - seen(frame))
