@@ -26,7 +26,7 @@ from pipeline.utils.tensorflow_import import import_tensorflow
 
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # `make test-crash`
 settings.register_profile(
-    "everyday", deadline=None, derandomize=True, database=None, max_examples=40
+    "everyday", deadline=None, derandomize=True, database=None, max_examples=20
 )
 settings.load_profile("everyday")
 set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
@@ -50,7 +50,7 @@ FINISHED_RUN_FLAGS = [
 
 # These fork, which takes longer the more memory the test process has gathered.
 FORKING_FILES = ("nested_spaces", "vectors", "exact_restore")
-# These start next, so that both test processes are busy to the end.
+# These start next, so that all test processes are busy to the end.
 LONGEST_FILES = (
     *("resume", "asynchronous", "exact_resume", "host_loop", "train_binary", "evaluate"),
     *("shipped_configs", "parity", "our_worker", "tensorflow_import", "execution", "tutorials"),
@@ -67,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     with mock.patch.dict(os.environ, threads):
         importlib.import_module("tensorflow").constant(0)  # TensorFlow reads them now
+    # Only a power failure would show that files are not synced; `files_test` checks the calls.
+    mock.patch.object(os, "fsync", lambda descriptor: None).start()
 
 
 def pytest_collection_finish() -> None:

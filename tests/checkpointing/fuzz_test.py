@@ -5,6 +5,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import json
@@ -72,6 +73,7 @@ def documents(valid):
     return JSON | st.builds(lambda place, value: replaced(valid, place, value), of_valid, JSON)
 
 
+@functools.cache
 def contents(valid):
     """Returns a strategy for new contents of a file that held the valid content."""
     kinds = [st.binary(max_size=200), mutated(valid), DEEP]

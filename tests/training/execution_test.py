@@ -19,7 +19,10 @@ from pipeline.utils import execution
 from pipeline.utils.execution import Execution
 
 BINDINGS = {
-    "dqn_pong": ["ReplayBuffer.capacity = 1_000", "ReplayBuffer.batch_size = 4"],
+    "dqn_pong": [
+        "ReplayBuffer.capacity = 1_000", "ReplayBuffer.batch_size = 4",
+        "evaluation/atari_environment.num_envs = 1",
+    ],
     "ppo_pong": [
         "Rollout.num_steps = 16", "Rollout.minibatch_size = 32", "Rollout.num_epochs = 1",
     ],
