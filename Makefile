@@ -47,7 +47,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/lint-imports
 	$(BIN)/mypy --num-workers=2
 	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x
 

@@ -27,7 +27,8 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
 
 if TYPE_CHECKING:
-    from pipeline.acting import Carry, CollectDriver, RandomPolicy
+    from pipeline.acting.collect_driver import Carry, CollectDriver
+    from pipeline.acting.policies import RandomPolicy
     from pipeline.environments import VectorEnvironment
 
 _GIN_FILE = flags.DEFINE_multi_string(
@@ -183,7 +184,8 @@ def _second(error: UserError) -> str:
 
 
 def _collector(environment: VectorEnvironment) -> tuple[CollectDriver, RandomPolicy]:
-    from pipeline.acting import CollectDriver, RandomPolicy
+    from pipeline.acting.collect_driver import CollectDriver
+    from pipeline.acting.policies import RandomPolicy
 
     policy = RandomPolicy(environment.time_step_spec(), environment.action_spec())
     return CollectDriver(environment, seed=_SEED.value, reward_range=None), policy
@@ -192,7 +194,7 @@ def _collector(environment: VectorEnvironment) -> tuple[CollectDriver, RandomPol
 def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _Rows]:
     import tensorflow as tf
 
-    from pipeline.acting import initial_carry
+    from pipeline.acting.collect_driver import initial_carry
 
     @tf.function(autograph=False)
     def play(carry: Any) -> Any:

@@ -1,32 +1,11 @@
-"""Observation encoders, heads, and the networks of the agents."""
+"""Observation encoders, heads, and the networks of the agents.
 
-from pipeline.networks.actor_critic import ActorCritic, ActorCriticPolicy
-from pipeline.networks.encoders import (
-    QNetwork,
-    create_encoder,
-    mlp_encoder,
-    nature_cnn_encoder,
-    small_cnn_encoder,
-)
-from pipeline.networks.heads import GaussianHead, QHead
-from pipeline.networks.initializers import GlorotUniform, HeUniform, Orthogonal, TorchUniform
-from pipeline.networks.sac_networks import ActorNetwork, ActorPolicy, CriticNetwork
-
-__all__ = [
-    "ActorCritic",
-    "ActorCriticPolicy",
-    "ActorNetwork",
-    "ActorPolicy",
-    "CriticNetwork",
-    "GaussianHead",
-    "GlorotUniform",
-    "HeUniform",
-    "Orthogonal",
-    "QHead",
-    "QNetwork",
-    "TorchUniform",
-    "create_encoder",
-    "mlp_encoder",
-    "nature_cnn_encoder",
-    "small_cnn_encoder",
-]
+actor_critic.py    network and policy of the on-policy agents
+encoder_checks.py  checks of the encoders' parameters and of layers that users write
+encoders.py        encoders by observation spec, and the networks that hold them
+heads.py           heads for Q-values, state values and policies
+initializers.py    kernel and bias initialisers
+layers.py          Keras layers that prepare observations
+sac_networks.py    actor and critics of SAC
+summary.py         summary of an agent's networks, layer by layer
+"""

@@ -38,6 +38,14 @@ SEEDS = (1, 2, 3, 4, 5)
 NUMBER = r"-?[\d,]+(?:\.\d+)?"
 SCORE, MEAN = "score: IQM [95 % interval] (runs)", "mean [95 % interval]"
 BEST = "best published: same agent, protocol and steps"
+FEW = {"_RESAMPLES": 1_000, "_RESAMPLES_OF_CURVES": 100}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """Resamples less for intervals, of which these tests only say that they are there."""
+    with mock.patch.dict(vars(interval_estimates), FEW):
+        yield
 
 
 class Report:
@@ -662,7 +670,8 @@ def test_same_records_give_the_same_bytes(everything, tmp_path):
     code = (
         "import pathlib, sys, matplotlib\n"
         "matplotlib.rcParams['font.size'] = 31\n"
-        "from pipeline.benchmarks import report\n"
+        "from pipeline.benchmarks import interval_estimates, report\n"
+        f"vars(interval_estimates).update({FEW})\n"
         "report.write(pathlib.Path(sys.argv[1]))\n"
         "assert 'tensorflow' not in sys.modules\n"
     )

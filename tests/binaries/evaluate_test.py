@@ -301,6 +301,7 @@ def test_interrupt_ends_it_quickly(finished_run, tmp_path, flags):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.crash
 @pytest.mark.usefixtures("any_config")
 def test_the_papers_evaluation_of_dqn3(tmp_path):
     encoder = ["nature_cnn_encoder.filters = ((4, 8, 4),)", "nature_cnn_encoder.units = (8,)"]

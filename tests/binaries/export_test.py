@@ -1,5 +1,6 @@
 """Tests that exported policies give the actions of `load_policy` in their own runtimes."""
 
+import itertools
 import pathlib
 import re
 import shutil
@@ -79,7 +80,7 @@ class SpacesEnv(SamplingEnv):
 gymnasium.register("Spaces-v0", entry_point=f"{__name__}:SpacesEnv")
 
 
-@pytest.fixture(scope="module", params=SPACES)
+@pytest.fixture(scope="module")
 def restored(request):
     """Returns an agent with random weights."""
     parts = build_components(
@@ -138,7 +139,15 @@ def played(restored):
     return policy.action_space, [(batch, np.asarray(policy.predict(batch))) for batch in batches]
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
+@pytest.mark.parametrize(
+    ("restored", "name"),
+    [  # the program exports DQN to the other formats in a test below
+        pytest.param(algorithm, name, marks=[pytest.mark.crash] * is_below)
+        for algorithm, name in itertools.product(SPACES, RUNTIMES)
+        for is_below in [algorithm == "dqn" and name != "saved_model"]
+    ],
+    indirect=["restored"],
+)
 def test_each_runtime_returns_the_same_actions(restored, played, name, tmp_path):
     write, runtime = RUNTIMES[name]
     write(ExportedPolicy(policy_of(restored, name != "tflite")), tmp_path / "policy")

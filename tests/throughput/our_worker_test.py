@@ -227,6 +227,7 @@ def test_stages_count_environment_steps_and_batches(monkeypatch):
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
     monkeypatch.setattr(throughput, "timed", lambda repeat, unit, **_: repeat)
+    monkeypatch.setattr(throughput, "_DRAWN", 10)
     stages, times = throughput.Stages(parts), tf.constant(2, tf.int64)
     # An episode of CartPole has 8 steps at least, so none ends here.
     assert stages.collect()(times) == 2 * parts.experience.collect_steps * 2 <= 16

@@ -167,7 +167,7 @@ def stored_observations(buffer):
     return [rows.view(np.float32).reshape(-1, 3) for name, rows in files if "observation" in name]
 
 
-@pytest.mark.parametrize("in_flight", [pytest.param(1, marks=pytest.mark.crash), 2])
+@pytest.mark.parametrize("in_flight", [1, pytest.param(2, marks=pytest.mark.crash)])
 def test_an_environment_that_fails_ends_the_run_and_episodes_that_cannot_be_continued_begin_anew(
     tmp_path, in_flight
 ):
