@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -88,6 +89,14 @@ class FinishedRun(NamedTuple):
     first_line_seconds: float
     stdout: str
     stderr: str
+
+
+def combinations(*factors: Iterable, often: Collection[tuple]) -> list:
+    """Returns parameters for all combinations; those not in `often` run in `make test-crash`."""
+    return [
+        pytest.param(*values, marks=[pytest.mark.crash] * (values not in often))
+        for values in itertools.product(*factors)
+    ]
 
 
 def user_environment(**variables: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import combinations
 from numpy_references import (
     FIRST,
     FOUR_ACTIONS,
@@ -140,13 +141,7 @@ def test_k_batches_make_the_update_of_one_batch_of_all_their_rows(
     assert train_part.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.crash] * (name not in ("dqn, summed", "sac")))
-        for name in AGENTS
-    ],
-)
+@pytest.mark.parametrize("name", combinations(AGENTS, often=[("dqn, summed",), ("sac",)]))
 def test_every_optimizer_is_handed_the_gradients_of_all_rows(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

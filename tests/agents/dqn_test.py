@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 import tensorflow as tf
+from conftest import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy_references import (
@@ -121,12 +122,17 @@ def reference_loss(
 
 @pytest.mark.parametrize(
     ("n_step", "double_q", "td_loss"),
-    [  # every pair of values
-        (1, False, huber_loss),
-        (1, True, squared_loss),
-        (3, False, squared_loss),
-        (3, True, huber_loss),
-    ],
+    combinations(
+        (1, 3),
+        (False, True),
+        (huber_loss, squared_loss),
+        often=[  # every pair of values
+            (1, False, huber_loss),
+            (1, True, squared_loss),
+            (3, False, squared_loss),
+            (3, True, huber_loss),
+        ],
+    ),
 )
 def test_loss_and_gradients(n_step: int, double_q: bool, td_loss: Any) -> None:
     agent = agent_of(n_step, double_q, td_loss)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import combinations
 from numpy_references import (
     FIRST,
     FOUR_ACTIONS,
@@ -68,7 +69,10 @@ def greedy_values(agent: NStepQAgent, observation: Array) -> Array:
     return dense_layers(as_float64(observation), weights).max(-1)
 
 
-@pytest.mark.parametrize(("one_step", "in_graph"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("one_step", "in_graph"),
+    combinations((False, True), (False, True), often=[(False, True), (True, False)]),
+)
 def test_targets_equal_numpy_in_all_that_can_happen(one_step: bool, in_graph: bool) -> None:
     agent, seen = create(one_step=one_step), set()
     prepare = tf.function(agent.prepare, autograph=False) if in_graph else agent.prepare

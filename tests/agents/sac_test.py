@@ -244,7 +244,7 @@ def with_other_boundary_rows(batch: Trajectory) -> Trajectory:
     )
 
 
-@settings(max_examples=4)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_boundary_rows_move_nothing(agent: SacAgent, seed: int) -> None:
     batch = random_batch(seed)

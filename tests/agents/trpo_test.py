@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy_references import (
@@ -210,10 +211,9 @@ def test_fisher_vector_products_equal_an_explicit_matrix(
 
 @pytest.mark.parametrize(
     ("action_spec", "fraction"),
-    [
-        pytest.param(FOUR_ACTIONS, 1.0, id="discrete"),
-        pytest.param(TWO_MOTORS, 0.4, id="continuous"),
-    ],
+    combinations(
+        (FOUR_ACTIONS, TWO_MOTORS), (1.0, 0.4), often=[(FOUR_ACTIONS, 1.0), (TWO_MOTORS, 0.4)]
+    ),
 )
 def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float) -> None:
     region = {"cg_iterations": 60, "cg_damping": 0.1, "max_kl": 0.02, "fisher_fraction": fraction}
@@ -239,7 +239,7 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
     assert_close(moved, taken * longest, 1e-3)
     assert any(abs(taken - 0.8**i) < 1e-6 for i in range(10))
     # The previous try, if any, exceeded the bound; there is one if only few states are used.
-    assert taken < 1 or action_spec is FOUR_ACTIONS
+    assert taken < 1 or fraction == 1.0 or action_spec is FOUR_ACTIONS
     if taken < 1:
         longer = unflatten(as_float32(before + taken / 0.8 * longest), agent.policy_variables)
         assign(agent.policy_variables, longer)
@@ -259,7 +259,7 @@ def test_accepted_steps_improve_within_the_bound(traced) -> None:
     agent, train, initial, action_spec = traced
     for offset in (0.0, 2.0):  # with 2 the surrogate is not 0 before the step
         assign(agent.variables, initial)
-        for seed in range(3):
+        for seed in range(6):
             rows, valid = rollout(agent, action_spec, seed)
             rows.policy_info.advantage[:] += offset
             check_accepted_step(agent, rows, valid, train)
@@ -309,12 +309,15 @@ def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
     assert_same(flatten(agent.policy_variables), before + outcome.fraction * longest)
 
 
-def test_a_rejected_step_leaves_the_weights_untouched() -> None:
+@pytest.mark.parametrize(
+    "action_spec", combinations((FOUR_ACTIONS, TWO_MOTORS), often=[(FOUR_ACTIONS,)])
+)
+def test_a_rejected_step_leaves_the_weights_untouched(action_spec) -> None:
     # The Fisher matrix is computed from states of zeros, so that along the other weights the step
     # is far too long, and two tries cannot shorten it enough.
     region = {"fisher_fraction": 0.1, "cg_damping": 1e-4, "line_search_steps": 2}
-    agent = create(region=region)
-    rows, _ = rollout(agent, FOUR_ACTIONS)
+    agent = create(action_spec, region=region)
+    rows, _ = rollout(agent, action_spec)
     rows.observation[: ROWS // 10] = 0.0
     rows.step_type[: ROWS // 10] = MID
     rows.observation[ROWS // 10 :] *= 100.0
@@ -355,6 +358,15 @@ def test_boundary_rows_never_enter(traced) -> None:
     assign(agent.variables, initial)
     train(tensors(rows.replace(observation=garbage, policy_info=info)), tf.ones(ROWS))
     assert_same(values_of(agent.actor_critic.trainable_variables), trained)
+
+
+def test_the_value_function_learns_by_minibatches() -> None:
+    agent = create(value_epochs=3, value_minibatch_size=12, learning_rate=0.05)
+    train, (rows, _) = tf.function(agent.train, autograph=False), rollout(agent, FOUR_ACTIONS)
+    losses = [float(train(tensors(rows), tf.ones(ROWS)).extra["value_loss"]) for _ in range(15)]
+    # Three epochs of 40 // 12 minibatches, and a step of the policy unless it is rejected.
+    assert 15 * 3 * 3 < agent.train_step_counter <= 15 * (1 + 3 * 3)
+    assert losses[-1] < 0.9 * losses[0]
 
 
 def test_every_epoch_fits_the_value_function_to_other_minibatches() -> None:

@@ -174,6 +174,9 @@ def single(game="breakout", training=True, **kwargs):
         pytest.param("breakout", 340, True, id="breakout-training"),
         pytest.param("breakout", 340, False, id="breakout-evaluation"),
         pytest.param("space_invaders", 200, True, id="space_invaders-training"),
+        pytest.param(
+            "space_invaders", 200, False, id="space_invaders-evaluation", marks=pytest.mark.crash
+        ),
     ],
 )
 def test_it_plays_as_the_lua_program_does(game, num_steps, training):

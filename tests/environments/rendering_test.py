@@ -71,7 +71,7 @@ def test_frames_are_those_that_the_observations_are_made_of(game, sticky, limit)
     )
     time_step = env.reset()
     moved = set()
-    for action in np.random.default_rng(0).integers(0, 4, 300):
+    for action in np.random.default_rng(0).integers(0, 4, 500):
         frame = env.render()
         if time_step.step_type[0] != LAST:
             difference = np.abs(newest(time_step) - seen(frame))

@@ -4,6 +4,7 @@ import random
 from unittest import mock
 
 import pytest
+from conftest import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_searches import make_search
@@ -11,6 +12,8 @@ from tiny_searches import make_search
 from pipeline.tuning import halving
 from pipeline.tuning.halving import Job, Trial
 from pipeline.tuning.search import Search
+
+SAMPLERS, RUNGS, COUNTS = ("tpe", "random"), ((), (10,), (10, 30)), (1, 3, 30)
 
 
 def test_what_can_begin_is_found_in_little_time(monkeypatch):
@@ -52,11 +55,16 @@ def simulate(
 
 @pytest.mark.parametrize(
     ("sampler", "rungs", "num_concurrent"),
-    [  # every pair of values
-        (("tpe", "random")[(i + j) % 2], rungs, num_concurrent)
-        for i, rungs in enumerate([(), (10,), (10, 30)])
-        for j, num_concurrent in enumerate([1, 3, 30])
-    ],
+    combinations(
+        SAMPLERS,
+        RUNGS,
+        COUNTS,
+        often=[  # every pair of values
+            (SAMPLERS[(i + j) % 2], rungs, count)
+            for i, rungs in enumerate(RUNGS)
+            for j, count in enumerate(COUNTS)
+        ],
+    ),
 )
 def test_the_trials_depend_neither_on_the_workers_nor_on_the_order(sampler, rungs, num_concurrent):
     search = make_search(sampler=sampler, rungs=rungs, num_concurrent=num_concurrent)
@@ -87,7 +95,7 @@ def test_every_bracket_trains_its_best_to_the_end(num_trials, workers, seed):
 
 @pytest.mark.parametrize("rungs", [(10,), (10, 30)])
 @settings(max_examples=20)
-@given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 99))
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 99))
 def test_a_search_with_fewer_trials_first_is_told_the_same(rungs, fewer, more, seed):
     search = make_search(rungs=rungs, num_concurrent=2)
     num_trials = fewer + more
