@@ -64,6 +64,10 @@ WORKLOADS = {
     "ppo:MountainCar-v0": Workload(
         1_000_000, 16, True, dict(n_steps=16, gae_lambda=0.98, gamma=0.99, n_epochs=4)
     ),
+    "ppo:LunarLanderContinuous-v3": Workload(
+        1_000_000, 16, False,
+        dict(n_steps=1024, gae_lambda=0.98, gamma=0.999, n_epochs=4, ent_coef=0.01),
+    ),
     "a2c:LunarLander-v3": Workload(
         200_000, 8, False,
         dict(n_steps=5, gamma=0.995, ent_coef=1e-5, learning_rate=_annealed(8.3e-4)),
