@@ -37,11 +37,11 @@ from benchmarks.sides import Side
 from benchmarks.tables import document
 from benchmarks.worker_process import Worker, WorkerError
 from pipeline import cli
-from pipeline.checkpointing.exactness import machine
 from pipeline.runs import source_revision
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import lock, named_errors, read_json, write_text
 from pipeline.utils.jsonl import plain
+from pipeline.utils.processor import machine
 
 _OUTPUT_DIR = cli.define_path("output_dir", None, "Folder of the results; created if missing.")
 _PEERS = flags.DEFINE_bool("peers", False, "Also measure the peers; creates .venv-peers.")

@@ -54,12 +54,12 @@ import numpy as np
 
 from pipeline import configuration
 from pipeline.benchmarks.planned_runs import Run
-from pipeline.checkpointing.exactness import machine
 from pipeline.configuration.statements import Binding, value_of
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import jsonl
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import error_kind, write_text
+from pipeline.utils.processor import machine
 
 FINISHED, FAILED = "finished", "failed"
 MAX_CURVE_POINTS = 200

@@ -11,13 +11,14 @@ import platform
 import pprint
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pipeline import configuration
 from pipeline.configuration.statements import Binding, Macro, Source, leaves, scan
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
+from pipeline.utils.processor import machine, vector_instructions
 
 _FILE = "circumstances.json"
 _PACKAGES = (
@@ -30,7 +31,6 @@ _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless"
 _OF_KERNELS = re.compile(
     r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|TF_CONV2D|NVIDIA_TF32)_.*|XLA_FLAGS)"
 )
-_VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 # These parameters do not affect a run's results, or only by what is compared in their place.
 _HARMLESS = {
     "Patience.give_up_after",
@@ -74,7 +74,7 @@ def traits() -> dict[str, str]:
     return {
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
         f"{_VERSION}C library": " ".join(platform.libc_ver()),  # it has exp, log, sin and the like
-        _INSTRUCTIONS: " ".join(_instructions()),
+        _INSTRUCTIONS: " ".join(vector_instructions()),
         _VARIABLES: " ".join(
             f"{k}={v}" for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)
         ),
@@ -88,15 +88,6 @@ def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:
     except (ValueError, OSError):
         return {}  # A resume examines the checkpoint, and reports what is damaged.
     return {k: str(v) for k, v in saved.items() if k.startswith(_OF_TRAITS)}
-
-
-def machine() -> dict[str, Any]:
-    """Returns this machine's `cpu_model` and the `cpu_count` available to this process.
-
-    The model is None if Linux does not report it.
-    """
-    models = _cpu_info("model name")
-    return {"cpu_model": next(models, None), "cpu_count": len(os.sched_getaffinity(0))}
 
 
 class Exactness(NamedTuple):
@@ -303,14 +294,3 @@ def _threads(kind: str, count: int, cpu_count: int) -> str:
     """
     chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
     return str(count or chosen or cpu_count)
-
-
-def _instructions() -> list[str]:
-    flags = next(_cpu_info("flags"), "").split()
-    return sorted({flag for flag in flags if _VECTOR_INSTRUCTIONS.fullmatch(flag)})
-
-
-def _cpu_info(name: str) -> Iterator[str]:
-    """Returns the values that Linux reports under `name`, one per core."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    return (line.partition(":")[2].strip() for line in lines if line.startswith(name))

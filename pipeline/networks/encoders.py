@@ -18,6 +18,7 @@ The widths, activations and initialisers of the three encoders are gin parameter
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -55,22 +56,30 @@ from pipeline.ops.observations import (
 )
 from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import HOST, accelerator
+from pipeline.utils.processor import has_bfloat16
 
 
 @gin.configurable
-def encoder_precision(policy: Literal["float32", "mixed_bfloat16"] = "float32") -> str:
+def encoder_precision(policy: Literal["float32", "mixed_bfloat16", "auto"] = "float32") -> str:
     """Returns the Keras dtype policy of encoders, "float32" or "mixed_bfloat16".
 
     Args:
       policy: With "mixed_bfloat16" the layers of an encoder compute in bfloat16. Its weights, its
         features and all layers after it stay float32. This is faster only on processors with
-        bfloat16 instructions.
+        bfloat16 instructions. "auto" is "mixed_bfloat16" if networks run with oneDNN on such a
+        processor, and else "float32".
 
     Raises:
-      UserError: If `policy` is neither of the two.
+      UserError: If `policy` is none of the three.
     """
     check_arguments(encoder_precision, locals())
-    return policy
+    if policy != "auto":
+        return policy
+    # On these processors, TensorFlow uses oneDNN unless the environment variable forbids it.
+    has_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+    is_faster = accelerator() == HOST and has_onednn and has_bfloat16()
+    return "mixed_bfloat16" if is_faster else "float32"
 
 
 @gin.configurable

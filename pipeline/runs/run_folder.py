@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import configuration
-from pipeline.checkpointing.exactness import machine, versions
+from pipeline.checkpointing.exactness import versions
 from pipeline.runs import source_revision
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
 from pipeline.utils.files import Lock, lock, named_errors, write_text
+from pipeline.utils.processor import machine
 
 #: What to do without run.json, for messages.
 REWRITE = (

@@ -10,9 +10,9 @@ from tiny_benchmarks import make_suite
 
 from pipeline.benchmarks import records, results
 from pipeline.benchmarks.planned_runs import Run, plan
-from pipeline.checkpointing.exactness import machine
 from pipeline.utils.errors import UserError
 from pipeline.utils.jsonl import JsonlLog
+from pipeline.utils.processor import machine
 
 METRICS = [
     # env_steps, env_steps_per_second, return_mean_100

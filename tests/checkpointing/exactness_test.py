@@ -74,7 +74,11 @@ def test_only_what_moves_bits_is_compared(
     "name, value, said",
     [
         ("versions", {"numpy": "9"}, "version of numpy: .* in the checkpoint, 9 here"),
-        ("_instructions", ["avx9"], "processor's instructions: .* in the checkpoint, avx9 here"),
+        (
+            "vector_instructions",
+            ["avx9"],
+            "processor's instructions: .* in the checkpoint, avx9 here",
+        ),
         (
             "platform.libc_ver",
             ("glibc", "9.9"),

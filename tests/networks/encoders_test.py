@@ -20,9 +20,11 @@ from numpy_references import (
 from tf_agents.specs import tensor_spec
 
 from pipeline import configuration
+from pipeline.networks import encoders
 from pipeline.networks.encoders import (
     QNetwork,
     create_encoder,
+    encoder_precision,
     mlp_encoder,
     nature_cnn_encoder,
     small_cnn_encoder,
@@ -42,6 +44,7 @@ from pipeline.networks.initializers import (
 )
 from pipeline.networks.layers import ColourFramesToChannels, ToFloat
 from pipeline.networks.sac_networks import SquashedGaussianHead
+from pipeline.utils import processor
 from pipeline.utils.errors import UserError
 
 MLP, NATURE, SMALL = "mlp", "nature", "small"
@@ -177,6 +180,28 @@ def test_mixed_precision_computes_in_bfloat16_on_float32_weights(shape: tuple[in
     assert not np.array_equal(outputs, expected)
     # bfloat16 has 8 significant bits.
     np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("flags", "onednn", "chosen"),
+    [
+        ("fma avx512f avx512_bf16", "1", "mixed_bfloat16"),
+        ("avx2 amx_bf16 amx_tile", "1", "mixed_bfloat16"),
+        ("avx2 amx_bf16 amx_tile", "0", "float32"),
+        ("fma avx2 avx512f avx512_vnni amx_int8", "1", "float32"),
+        ("", "1", "float32"),
+    ],
+)
+def test_the_automatic_precision_is_bfloat16_where_it_is_fast(
+    monkeypatch: pytest.MonkeyPatch, flags: str, onednn: str, chosen: str
+) -> None:
+    monkeypatch.setattr(processor, "_cpu_info", lambda name: flags or None)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
+    with bound({"encoder_precision.policy": "auto"}):
+        assert encoder_precision() == chosen
+    monkeypatch.setattr(encoders, "accelerator", lambda: "/GPU:0")
+    with bound({"encoder_precision.policy": "auto"}):
+        assert encoder_precision() == "float32"
 
 
 def test_an_unknown_precision_is_refused() -> None:

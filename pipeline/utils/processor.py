@@ -1,0 +1,36 @@
+"""Reads what Linux reports about the processors of this machine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import Any
+
+_VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
+_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+
+
+def machine() -> dict[str, Any]:
+    """Returns this machine's `cpu_model` and the `cpu_count` available to this process.
+
+    The model is None if Linux does not report it.
+    """
+    return {"cpu_model": _cpu_info("model name"), "cpu_count": len(os.sched_getaffinity(0))}
+
+
+def vector_instructions() -> list[str]:
+    """Returns the names of the processor's vector instructions, sorted."""
+    flags = (_cpu_info("flags") or "").split()
+    return sorted({flag for flag in flags if _VECTOR_INSTRUCTIONS.fullmatch(flag)})
+
+
+def has_bfloat16() -> bool:
+    """Returns True if the processor multiplies in bfloat16."""
+    return not _BFLOAT16.isdisjoint(vector_instructions())
+
+
+def _cpu_info(name: str) -> str | None:
+    """Returns what Linux reports under `name` for the first core, or None."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith(name)), None)
