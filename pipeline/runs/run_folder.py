@@ -179,7 +179,7 @@ class RunFolder:
         Args:
           seed: Seed of the run.
           num_envs: Number of training environments.
-          settings: Settings of TensorFlow and the environments' spaces.
+          settings: Settings of TensorFlow and of the encoders, and the environments' spaces.
           env_steps: Number of environment steps at which the run begins or continues.
           inexact: Reasons why the run does not continue bit for bit; empty if it does.
 

@@ -32,6 +32,7 @@ from pipeline.environments import specs
 from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
+from pipeline.networks.encoders import encoder_precision
 from pipeline.networks.summary import summarize
 from pipeline.replay import Experience
 from pipeline.runs import pretrained
@@ -172,6 +173,7 @@ def train(
             for warning in configuration.warnings():
                 progress.message(f"warning: {warning}")
             settings |= {
+                "encoder_precision": encoder_precision(),
                 "observation_space": to_json(components.environment.observation_space),
                 "action_space": to_json(components.environment.action_space),
             }

@@ -61,6 +61,7 @@ def test_run_json(finished_run):
         "execution",
         "threads",
         "onednn",
+        "encoder_precision",
         "device",
         "versions",
         "cpu_model",
@@ -77,6 +78,7 @@ def test_run_json(finished_run):
     assert run["has_checkpoint"] is True
     assert run["threads"].keys() == {"intra_op", "inter_op"}
     assert (run["onednn"], run["execution"]) == ("0", "graph")
+    assert run["encoder_precision"] == "float32"
     assert run["versions"].keys() >= {"python", "tensorflow", "tf-agents", "gymnasium"}
 
 
