@@ -9,6 +9,7 @@ measure the machine, the start of a run, memory and checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import pathlib
 from typing import Any
@@ -216,7 +217,8 @@ def _training(
     settings = configure_tensorflow()
     parts = throughput.build_components()
     steps_per_update = 1 + workload.value_steps(num_envs)
-    stages = throughput.all_stages(parts, workload.warm_up, output_dir, steps_per_update)
+    opened = contextlib.ExitStack()  # The process ends with its environments.
+    stages = throughput.all_stages(parts, workload.warm_up, output_dir, opened, steps_per_update)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
     num_parameters = sum(w.shape.num_elements() for w in weights)
     return {**settings, "num_parameters": num_parameters}, stages

@@ -17,7 +17,7 @@ from pipeline.configuration.statements import Binding, Import
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import write_json
+from pipeline.utils.files import error_kind, write_json
 from pipeline.utils.progress import EVALUATING, Progress, score_text
 from pipeline.utils.shutdown import StopSignal
 
@@ -82,9 +82,8 @@ def _path_of(flag: flags.FlagHolder, suffix: str) -> pathlib.Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"--{flag.name}={path}: cannot create its folder: {error.strerror}."
-        ) from error
+        message = f"--{flag.name}={path}: cannot create its folder: {error.strerror}."
+        raise error_kind(error)(message) from error
     return path
 
 

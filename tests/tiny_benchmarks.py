@@ -14,7 +14,7 @@ import fake_training
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.suites import Experiment, Suite
-from pipeline.benchmarks.train_process import TrainProcess
+from pipeline.benchmarks.train_process import Start, TrainProcess
 from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
@@ -33,12 +33,15 @@ def start_fake(run: Run) -> TrainProcess:
 
 
 def run(
-    output_dir: pathlib.Path, suite: Suite, workers: int = 1, bindings=(), stop=None
+    output_dir: pathlib.Path,
+    suite: Suite,
+    workers: int = 1,
+    bindings=(),
+    stop=None,
+    start: Start = start_fake,
 ) -> runner.Outcome:
     with mock.patch.object(runner, "_POLL_SECONDS", 0.01):
-        return runner.run_suite(
-            suite, output_dir, workers, bindings, stop or StopSignal(), start_fake
-        )
+        return runner.run_suite(suite, output_dir, workers, bindings, stop or StopSignal(), start)
 
 
 def recorded(output_dir: pathlib.Path) -> dict[tuple[str, int], dict]:

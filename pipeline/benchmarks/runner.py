@@ -16,6 +16,7 @@ from pipeline.benchmarks.suites import Suite
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
+from pipeline.utils.files import PASSING
 from pipeline.utils.progress import Progress, duration, score_text
 from pipeline.utils.shutdown import StopSignal
 
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
     Attributes:
       finished: Number of runs that have finished, in this call or before.
       failed: Runs that have failed, each with the reason in one line.
-      left: Number of runs that were stopped or not started.
+      left: Number of runs that were stopped, not started, or cannot be trained now.
     """
 
     finished: int
@@ -98,12 +99,13 @@ class _Runner:
         self._running: list[Process] = []
         self._losses = Losses(display.message)
         self._most_running = 0
-        self._postponed: list[str] = []  # why runs cannot be trained now
+        self._postponed: list[tuple[Run, str]] = []  # and why they cannot be trained now
 
     def run(self) -> Outcome:
-        self._waiting.extend(run for run in self._runs if not self._record_if_over(run))
-        over = len(self._runs) - len(self._waiting)
+        for run in self._runs:
+            self._record_if_over(run)
         left = len(self._waiting)
+        over = len(self._runs) - left - len(self._postponed)
         self._display.message(
             f"runs to do: {left}, done: {over}; at most {self._workers} at a time"
         )
@@ -121,27 +123,44 @@ class _Runner:
         if self._postponed and not self._stop.requested:
             raise RetryableError(
                 f"{formatting.count(len(self._postponed), 'run')} cannot be trained now. Run the "
-                f"same command again, later or elsewhere. The last one:\n{self._postponed[-1]}"
+                f"same command again, later or elsewhere. The last one:\n{self._postponed[-1][1]}"
             )
         return self._outcome()
 
-    def _record_if_over(self, run: Run) -> bool:
-        """Returns True if a run has ended; records the end if it was not recorded."""
+    def _record_if_over(self, run: Run) -> None:
+        """Records the end of a run that has ended unrecorded; lets one that has not ended wait."""
         if self._folder.is_finished(run):
-            return True
-        record = self._end_of(run)
+            return
+        try:
+            record = self._end_of(run)
+        except RetryableError as error:
+            self._postpone(run, str(error))
+            return
         if record:
             self._folder.add(self._with_losses(run, record))
-        return record is not None
+        else:
+            self._waiting.append(run)
 
     def _end_of(self, run: Run) -> Record | None:
-        """Returns the record of a run that has ended by its folder; None if it has not ended."""
+        """Returns the record of a run that has ended by its folder; None if it has not ended.
+
+        Raises:
+          RetryableError: If its folder cannot be read now.
+        """
         try:
             if not RunFolder(run.folder).finished(run.seed, run.num_env_steps):
                 return None
             return records.finished(run, self._most_running or None)
+        except RetryableError:
+            raise
         except UserError as error:
             return records.failed(run, str(error))
+
+    def _postpone(self, run: Run, reason: str) -> None:
+        """Leaves a run to a later call, because of something that is not its fault."""
+        text = f"{run.name} cannot be trained now:\n{reason}"
+        self._display.message(text)
+        self._postponed.append((run, text))
 
     def _step(self) -> None:
         if self._stop.requested:
@@ -149,13 +168,15 @@ class _Runner:
                 process.stop()
         for process in [x for x in self._running if x.poll() is not None]:
             self._running.remove(process)
-            record = self._end_of(process.run)
+            try:
+                record = self._end_of(process.run)
+            except RetryableError as error:
+                self._postpone(process.run, str(error))
+                continue
             if record is None and self._losses.goes_on(process):
                 self._waiting.append(process.run)
             elif record is None and process.poll() == RETRY_CODE:
-                text = f"{process.run.name} cannot be trained now:\n{self._losses.error(process)}"
-                self._display.message(text)
-                self._postponed.append(text)
+                self._postpone(process.run, self._losses.error(process))
             else:
                 record = record or records.failed(process.run, self._losses.error(process))
                 self._note(process.run, record, time.monotonic() - process.started)
@@ -171,7 +192,10 @@ class _Runner:
             process = self._start(run)
         except OSError as error:
             reason = f"the process cannot be started: {error}"
-            self._note(run, records.failed(run, reason), 0.0)
+            if error.errno in PASSING:
+                self._postpone(run, reason)
+            else:
+                self._note(run, records.failed(run, reason), 0.0)
             return
         if process is None:
             self._waiting.append(run)
@@ -205,7 +229,7 @@ class _Runner:
         return {"env_steps": done, "counts": text}
 
     def _outcome(self) -> Outcome:
-        left = {run.name for run in self._waiting}
+        left = {run.name for run in (*self._waiting, *(run for run, _ in self._postponed))}
         over = [(run, self._folder[run]) for run in self._runs if run.name not in left]
         failed = [
             (run, records.last_words(record))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pathlib
 import tempfile
@@ -16,6 +17,8 @@ from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.acting.policies import RandomPolicy
+from pipeline.environments.training_environment import named_failures
+from pipeline.environments.watchdog import Watchdog
 from pipeline.ops.randomness import stream_key
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training.components import Components
@@ -48,13 +51,11 @@ def measure(seconds: float) -> str:
     Returns:
       A text with one line per stage.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        components = build_components()
-        try:
-            stages = all_stages(components, initialize_replay_buffer(), pathlib.Path(folder))
-            answers = {name: stage(seconds) for name, stage in stages.items()}
-        finally:
-            components.close()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
+        components = opened.enter_context(contextlib.closing(build_components()))
+        warm_up = initialize_replay_buffer()
+        stages = all_stages(components, warm_up, pathlib.Path(folder), opened)
+        answers = {name: stage(seconds) for name, stage in stages.items()}
     rates = {name: (x["count"] / x["seconds"], x["unit"]) for name, x in answers.items()}
     return "\n".join(f"{name:12} {rate:12,.1f} {unit}/s" for name, (rate, unit) in rates.items())
 
@@ -66,7 +67,11 @@ def build_components() -> Components:
 
 
 def all_stages(
-    components: Components, warm_up: int, output_dir: pathlib.Path, steps_per_update: int = 1
+    components: Components,
+    warm_up: int,
+    output_dir: pathlib.Path,
+    opened: contextlib.ExitStack,
+    steps_per_update: int = 1,
 ) -> dict[str, Stage]:
     """Warms up a run and returns its stages by name.
 
@@ -76,13 +81,14 @@ def all_stages(
       components: Components of the run.
       warm_up: Environment steps that are stored in a replay buffer before anything is timed.
       output_dir: Folder for the logs of the training.
+      opened: Context of the stages. It closes their environments.
       steps_per_update: Increase of the agent's train step counter per call of its `train`.
     """
     training = Training(components, warm_up, output_dir, steps_per_update)
     training(_WARM_UP_SECONDS)
     if not isinstance(components.runner, Iterations):
         return {"training": training}
-    stages = Stages(components)
+    stages = Stages(components, opened)
     return {
         "environment": stages.environment(),
         "collect": stages.collect(),
@@ -192,10 +198,18 @@ class Stages:
     These are too few to affect the times.
     """
 
-    def __init__(self, components: Components):
-        """Builds the separate environments."""
+    def __init__(self, components: Components, opened: contextlib.ExitStack):
+        """Builds the separate environments, which `opened` watches, names if they fail, and closes.
+
+        Raises:
+          UserError: If an environment raises within `opened`.
+        """
         self._agent, self._experience = components.agent, components.experience
         environment = bound("create_environment")(stream_key(_SEED, "stages"))
+        opened.enter_context(contextlib.closing(environment))
+        watchdog = Watchdog([environment.episodes], str, StopSignal())
+        opened.enter_context(contextlib.closing(watchdog))
+        opened.enter_context(named_failures(environment))
         driver = CollectDriver(environment, seed=_SEED)
         self._environment = environment
         self._iterations = Iterations(

@@ -225,7 +225,7 @@ def _included(name: str, source: Source, origin: str) -> Source:
     try:
         return Source.read(find_file(name, source.folders))
     except UserError as error:
-        raise UserError(f"{origin}: {error}") from None
+        raise type(error)(f"{origin}: {error}") from None
 
 
 def _check_import(

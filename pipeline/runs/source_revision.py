@@ -12,13 +12,14 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def git_revision() -> str | None:
-    """Returns the git revision, with "+" appended if there are uncommitted changes.
+    """Returns the git revision, with "+" appended if the package or its configs have changed since.
 
     Returns None if the source is not tracked in a git checkout, or if git fails.
     """
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")
-        revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+        revision = _git("rev-parse", "HEAD")
+        changes = _git("status", "--porcelain", "--", ".", str(shipped_folder()))
     except (OSError, subprocess.SubprocessError):
         return None
     return revision + ("+" if changes else "")

@@ -112,8 +112,9 @@ class Search(NamedTuple):
     def suggest(self, number: int, told: Sequence[Told]) -> dict[str, Any]:
         """Returns the parameters of trial `number`, given all trials before it.
 
-        The result depends on nothing but the arguments and the search. Real numbers are rounded,
-        to three digits or to a thousandth of their range, whichever is finer.
+        The result depends on nothing but the arguments and the search. Real numbers are rounded to
+        three digits or, if that is finer, to a power of ten between a hundredth and a thousandth of
+        their range.
         """
         if self.sampler == "grid":
             return self._grid_point(number)

@@ -1,9 +1,11 @@
+import errno
 import json
 import re
 import sys
 
 import pytest
 from tiny_benchmarks import (
+    FAKE,
     PATIENCE,
     is_alive,
     make_suite,
@@ -17,8 +19,8 @@ from tiny_benchmarks import (
 from pipeline.benchmarks import runner
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.train_process import TrainProcess
-from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
-from pipeline.utils.shutdown import StopSignal
+from pipeline.runs.run_folder import RunFolder
+from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError, WriteError
 
 # Suites that run to the end.
 
@@ -45,9 +47,55 @@ def test_what_is_no_fault_of_a_run_fails_no_run(tmp_path):
         return TrainProcess(started, (sys.executable, "-c", program))
 
     with pytest.raises(RetryableError, match="(?s)^1 run cannot.*dqn-A-v1 seed 1.*disk is full"):
-        runner.run_suite(make_suite(1), tmp_path, 1, (), StopSignal(), start)
+        run(tmp_path, make_suite(1), start=start)
     assert recorded(tmp_path).keys() == {("B-v1", 1)}
     assert run(tmp_path, make_suite(1)) == (2, [], 0)
+
+
+def test_a_stop_leaves_a_run_that_cannot_be_trained_now(tmp_path):
+    class StopOnceBHasBegun:
+        @property
+        def requested(self) -> bool:
+            return bool(list(tmp_path.glob("tiny/dqn-B-v1/*/process_id")))
+
+    def start(started):
+        program = (sys.executable, "-c", f"raise SystemExit({RETRY_CODE})")
+        return TrainProcess(started, program if "A-v1" in started.name else FAKE)
+
+    suite = make_suite(1, PATIENCE)
+    outcome = run(tmp_path, suite, stop=StopOnceBHasBegun(), start=start)
+    assert outcome == (0, [], 2)
+
+
+@pytest.mark.parametrize("have_ended", [False, True], ids=["at the end", "at the start"])
+def test_a_result_that_cannot_be_read_now_is_no_failure(tmp_path, monkeypatch, have_ended):
+    def stale(self, *arguments):
+        if "A-v1" in str(self.path) and (self.path / "result.json").exists():
+            raise WriteError("cannot read result.json: Stale file handle")
+        return finished(self, *arguments)
+
+    finished = RunFolder.finished
+    if have_ended:
+        run(tmp_path, make_suite())
+        (tmp_path / "tiny.jsonl").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finished", stale)
+        with pytest.raises(RetryableError, match="(?s)^1 run cannot.*dqn-A-v1 seed 1.*Stale file"):
+            run(tmp_path, make_suite())
+    assert recorded(tmp_path).keys() == {("B-v1", 1)}
+    assert run(tmp_path, make_suite()) == (2, [], 0)
+    assert set(starts(tmp_path).values()) == {1}
+
+
+def test_a_full_disk_at_the_start_of_a_process_fails_no_run(tmp_path):
+    def start(started):
+        if "A-v1" in started.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return start_fake(started)
+
+    with pytest.raises(RetryableError, match="(?s)dqn-A-v1 seed 1.*cannot be started: .*No space"):
+        run(tmp_path, make_suite(), start=start)
+    assert recorded(tmp_path).keys() == {("B-v1", 1)}
 
 
 def test_more_seeds_go_on_with_the_others(tmp_path):

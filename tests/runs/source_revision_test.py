@@ -17,20 +17,29 @@ def git(folder: pathlib.Path, *arguments: str) -> str:
 @pytest.fixture
 def checkout(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Creates a repository without commits and returns its package, as if that were running."""
-    package = tmp_path / "checkout" / "package"
-    package.mkdir(parents=True)
+    package, configs = tmp_path / "checkout" / "package", tmp_path / "checkout" / "gin_configs"
+    for folder in (package, configs):
+        folder.mkdir(parents=True)
     (package / "__init__.py").write_text("1")
     git(tmp_path / "checkout", "init", "--quiet")
     monkeypatch.setattr(source_revision, "_PACKAGE", package)
+    monkeypatch.setattr(source_revision, "shipped_folder", lambda: configs)
     return package
 
 
-def test_a_revision_is_marked_if_anything_was_changed_since(checkout: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "changed", ["package/__init__.py", "package/new.py", "gin_configs/new.gin"]
+)
+def test_a_revision_is_marked_if_the_source_was_changed_since(
+    checkout: pathlib.Path, changed: str
+) -> None:
     git(checkout, "add", ".")
     git(checkout, "commit", "--quiet", "-m", "first")
     head = git(checkout, "rev-parse", "HEAD")
     assert source_revision.git_revision() == head
-    (checkout / "__init__.py").write_text("2")
+    (checkout.parent / "my_search.gin").write_text("of the user, who works in the checkout")
+    assert source_revision.git_revision() == head
+    (checkout.parent / changed).write_text("2")
     assert source_revision.git_revision() == f"{head}+"
 
 

@@ -1,5 +1,6 @@
 """Tests of this pipeline as a worker of the throughput measurement."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import time
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from tiny_runs import assert_same, variables
+from tiny_runs import Walk, assert_same, build_components, variables
 
 from benchmarks import machine_stages, our_worker, peer_environment
 from benchmarks.workers.workloads import WORKLOADS
@@ -134,7 +135,7 @@ def test_an_update_may_use_the_gradients_of_several_batches():
         our_worker.gin_files(workload), [*bindings, "create_ppo_agent.accumulate_updates = 4"]
     )
     parts = throughput.build_components()
-    answer = throughput.Stages(parts).update()(0.0)
+    answer = throughput.Stages(parts, contextlib.ExitStack()).update()(0.0)
     assert answer["count"] == 0.25  # of a batch
 
 
@@ -210,11 +211,23 @@ def test_only_the_machine_is_measured_in_rounds(tmp_path):
     assert not machine_stages.prepare("start_pong", tmp_path)[0]["takes_rounds"]
 
 
+def test_an_environment_that_fails_while_it_is_timed_is_named_and_closed(tmp_path, monkeypatch):
+    closed: list[Walk] = []
+    monkeypatch.setattr(Walk, "close", lambda self: closed.append(self))
+    parts = build_components("dqn", tmp_path)
+    raised = pytest.raises(UserError, match=r"Walk-v0 raised KeyError.*no such room")
+    with raised, contextlib.ExitStack() as opened:
+        stages = throughput.Stages(parts, opened)
+        (tmp_path / "fail").touch()
+        stages.environment()
+    assert len(closed) == 2
+
+
 def test_timing_updates_leaves_the_agent_as_it_was():
     workload = WORKLOADS["dqn_cartpole"]
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
-    timed = throughput.Stages(parts)
+    timed = throughput.Stages(parts, contextlib.ExitStack())
     collect, update = timed.collect(), timed.update()
     collect(0.01)
     before = variables(parts.agent)  # with the optimizer's moments
@@ -228,7 +241,7 @@ def test_stages_count_environment_steps_and_batches(monkeypatch):
     parts = throughput.build_components()
     monkeypatch.setattr(throughput, "timed", lambda repeat, unit, **_: repeat)
     monkeypatch.setattr(throughput, "_DRAWN", 10)
-    stages, times = throughput.Stages(parts), tf.constant(2, tf.int64)
+    stages, times = throughput.Stages(parts, contextlib.ExitStack()), tf.constant(2, tf.int64)
     # An episode of CartPole has 8 steps at least, so none ends here.
     assert stages.collect()(times) == 2 * parts.experience.collect_steps * 2 <= 16
     assert stages.sample()(times) == 2
@@ -247,7 +260,7 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
     )
     parts = throughput.build_components()
     training = throughput.Training(parts, 0, tmp_path)
-    environment = throughput.Stages(parts).environment()
+    environment = throughput.Stages(parts, contextlib.ExitStack()).environment()
     returns: list[float] = []
     while len(returns) < 4:
         environment(0.01)

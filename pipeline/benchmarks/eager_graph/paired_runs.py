@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
+from pipeline.utils.files import error_kind
 
 
 class SeedPair(NamedTuple):
@@ -90,4 +91,5 @@ def _configuration(run: RunFolder) -> str:
     try:
         return run.config.read_text()
     except OSError as error:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+        message = f"cannot read {error.filename}: {error.strerror}"
+        raise error_kind(error)(message) from error
