@@ -51,13 +51,17 @@ _FAST = 1_000.0  # Above this number of steps per second, separate processes are
 
 
 class _Rows(NamedTuple):
-    """Holds the results of random steps, as NumPy arrays [T, N, ...]."""
+    """Holds the results of random steps, as NumPy arrays [T, N], without the observations.
+
+    Attributes:
+      largest: Largest magnitude in each array of the observations; NaN if there is a NaN.
+    """
 
     step_type: np.ndarray
     next_step_type: np.ndarray
     reward: np.ndarray
     discount: np.ndarray
-    observation: list[np.ndarray]
+    largest: np.ndarray
 
     @property
     def is_step(self) -> np.ndarray:
@@ -126,7 +130,7 @@ def _encoder(environment: VectorEnvironment) -> str:
     encoder = create_encoder(spec)
     encoder(environment.current_time_step().observation)
     _, _, layers = summarize({"encoder": encoder}, spec).partition("\n")
-    return textwrap.dedent(layers)
+    return textwrap.dedent(layers) or "no weights"
 
 
 def _agents(environment: VectorEnvironment) -> str:
@@ -201,16 +205,18 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
         return driver.run(policy, carry, _CALL_STEPS)
 
     chunks: list[list[np.ndarray]] = []
+    largest = np.zeros(len(tf.nest.flatten(driver.environment.observation_spec())))
     carry = initial_carry(driver.environment, policy)
     started = time.monotonic()
     wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
     while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
         carry, rows = play(carry)
-        chunks.append([x.numpy() for x in tf.nest.flatten(rows)])
-    step_type, *observation, _, following, reward, discount = map(
-        np.concatenate, zip(*chunks, strict=True)
-    )
-    return carry, _Rows(step_type, following, reward, discount, observation)
+        observations = [x.numpy().astype(np.float64) for x in tf.nest.flatten(rows.observation)]
+        largest = np.maximum(largest, [np.abs(x).max(initial=0) for x in observations])
+        kept = rows.step_type, rows.next_step_type, rows.reward, rows.discount
+        chunks.append([x.numpy() for x in kept])
+    step_type, following, reward, discount = map(np.concatenate, zip(*chunks, strict=True))
+    return carry, _Rows(step_type, following, reward, discount, largest)
 
 
 def _episodes(rows: _Rows) -> str:
@@ -266,19 +272,17 @@ def _resume(
 def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterator[str]:
     from pipeline.environments import specs
 
-    for leaf, array in zip(
-        specs.arrays(environment.observation_space), rows.observation, strict=True
-    ):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+    leaves = specs.arrays(environment.observation_space)
+    for leaf, largest in zip(leaves, rows.largest, strict=True):
+        is_number = leaf.space.dtype != np.uint8 and not specs.categories(leaf.space)
+        if not np.isfinite(largest):
             yield f"{leaf.name} contains NaN or infinity, which stops training. Fix the environment"
-        elif array.dtype != np.uint8 and not specs.categories(leaf.space):
-            largest = np.abs(array.astype(np.float64)).max(initial=0)
-            if largest > _LARGE:
-                yield (
-                    f"{leaf.name} reaches {largest:.3g}. Bind ActorCritic.normalize_observations = "
-                    "True (PPO, A2C, IMPALA, TRPO), or normalize_observations = True of "
-                    "create_dqn_agent, create_nstep_q_agent or create_sac_agent"
-                )
+        elif is_number and largest > _LARGE:
+            yield (
+                f"{leaf.name} reaches {largest:.3g}. Bind ActorCritic.normalize_observations = "
+                "True (PPO, A2C, IMPALA, TRPO), or normalize_observations = True of "
+                "create_dqn_agent, create_nstep_q_agent or create_sac_agent"
+            )
     if not np.isfinite(rows.reward).all():
         yield "rewards contain NaN or infinity, which stops training. Fix the environment"
     elif np.abs(rows.reward).max(initial=0) > _LARGE:

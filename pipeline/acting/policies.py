@@ -93,9 +93,10 @@ class RandomPolicy(tf_policy.TFPolicy):
 
     If observations have an action mask, only allowed actions are sampled.
 
-    If the distance between any of the bounds is infinite, actions are instead drawn from a standard
-    normal distribution and clipped to the bounds. The distance of finite bounds is also infinite if
-    their dtype cannot represent it.
+    If the distance between any of the bounds is infinite, actions are instead drawn from a normal
+    distribution around the action that is nearest to 0, with a standard deviation of 1, and clipped
+    to the bounds. The distance of finite bounds is also infinite if their dtype cannot represent
+    it.
     """
 
     def __init__(self, time_step_spec, action_spec, info_spec=()):
@@ -123,7 +124,9 @@ class RandomPolicy(tf_policy.TFPolicy):
             uniform = tf.random.stateless_uniform(shape, seed, dtype=spec.dtype)
             action = spec.minimum + uniform * (spec.maximum - spec.minimum)
         else:
-            action = clip_action(tf.random.stateless_normal(shape, seed, dtype=spec.dtype), spec)
+            nearest = np.clip(0, spec.minimum, spec.maximum)
+            normal = tf.random.stateless_normal(shape, seed, dtype=spec.dtype)
+            action = clip_action(nearest + normal, spec)
         info = tensor_spec.zero_spec_nest(self.info_spec, outer_dims=[batch_size])
         return policy_step.PolicyStep(action, policy_state, info)
 

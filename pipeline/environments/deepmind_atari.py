@@ -201,7 +201,7 @@ class DeepMindAtariVector(SyncVector):
         """Steps games; see `Vector.step`."""
         outcome = super().step(actions, live)
         games = [cast(DeepMindAtariEnv, single.env) for single in self.envs]
-        lost = np.array([game.life_lost for game in games])
+        lost = np.array([game.life_lost for game in games]) & ~outcome.is_last
         return outcome._replace(discount=np.where(lost, np.float32(0), outcome.discount))
 
 

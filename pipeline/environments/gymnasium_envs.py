@@ -168,21 +168,32 @@ def _make(
     full_name = f"ale_py:{name}" if name.startswith("ALE/") else name
     with _worded_errors(name), gin.config_scope(scope):
         env = gymnasium.make(full_name, **_copied(kwargs))
-        for wrapper_name, wrapper in wrappers:
-            try:
-                env = wrapper(env)
-            except UserError:
-                raise
-            except Exception as error:
-                message = f"gymnasium_environment.wrappers: {wrapper_name} raised {describe(error)}"
-                raise UserError(message) from error
-            if not isinstance(env, gymnasium.Env):
-                raise UserError(
-                    f"gymnasium_environment.wrappers: {wrapper_name} returned {env!r:.80}, but it "
-                    "must return the wrapped environment."
-                )
-        _refuse_statistics(env)
+        try:
+            for wrapper_name, wrapper in wrappers:
+                env = _wrapped(env, wrapper_name, wrapper)
+            _refuse_statistics(env)
+        except BaseException:
+            close_with_warning(env, name)
+            raise
         return env
+
+
+def _wrapped(
+    env: gymnasium.Env, name: str, wrapper: Callable[[gymnasium.Env], gymnasium.Env]
+) -> gymnasium.Env:
+    try:
+        wrapped = wrapper(env)
+    except UserError:
+        raise
+    except Exception as error:
+        message = f"gymnasium_environment.wrappers: {name} raised {describe(error)}"
+        raise UserError(message) from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise UserError(
+            f"gymnasium_environment.wrappers: {name} returned {wrapped!r:.80}, but it must return "
+            "the wrapped environment."
+        )
+    return wrapped
 
 
 def _refuse_statistics(env: gymnasium.Env) -> None:

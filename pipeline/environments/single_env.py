@@ -45,15 +45,12 @@ class SingleEnv:
             self.env = make()
         except SystemExit as error:
             raise UserError("the constructor of the environment called sys.exit().") from error
-        for name in ("observation_space", "action_space"):
-            try:
-                space = getattr(self.env, name)
-            except Exception as error:  # a property raises what it likes
-                reason = f"{type(error).__name__}: {error}"
-                raise self._fault(f"the environment's {name} raised {reason}") from error
-            if not isinstance(space, gymnasium.Space):
-                raise self._fault(f"{name} is {space!r:.80}, not a gymnasium.Space")
-        self._arrays = specs.arrays(self.env.observation_space)
+        try:
+            self._check_spaces()
+            self._arrays = specs.arrays(self.env.observation_space)
+        except BaseException:
+            close_with_warning(self.env, "an environment")
+            raise
         self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
         # Most observations are a single array of numbers, which need no loop.
         is_plain = len(self._arrays) == 1 and not self._arrays[0].path and not self._categories[0]
@@ -63,6 +60,16 @@ class SingleEnv:
         recorders = (x for x in layers if isinstance(x, RecordEpisodeStatistics))
         self._recorder = next(recorders, None)
         self._return_before = 0.0  # what the recorder held when the episode began
+
+    def _check_spaces(self) -> None:
+        for name in ("observation_space", "action_space"):
+            try:
+                space = getattr(self.env, name)
+            except Exception as error:  # a property raises what it likes
+                reason = f"{type(error).__name__}: {error}"
+                raise self._fault(f"the environment's {name} raised {reason}") from error
+            if not isinstance(space, gymnasium.Space):
+                raise self._fault(f"{name} is {space!r:.80}, not a gymnasium.Space")
 
     @property
     def description(self) -> Description:

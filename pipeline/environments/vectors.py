@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -155,9 +155,9 @@ class Vector(Protocol):
         """Frees what the environments hold: processes, threads, windows."""
 
 
-def frames_per_second(metadata: dict[str, Any]) -> float:
+def frames_per_second(metadata: Any) -> float:
     """Returns the `render_fps` of an environment's metadata, or 30 if that is not a rate."""
-    fps = metadata.get("render_fps")
+    fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
     return float(fps) if isinstance(fps, int | float) and fps > 0 else _DEFAULT_FPS
 
 

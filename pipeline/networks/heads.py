@@ -81,7 +81,8 @@ class GaussianHead(tf.keras.layers.Layer):
       kernel_initializer: Initialiser of the kernel of the mean.
       initial_log_std: Logarithm of the standard deviation at the start.
       scale_actions: Whether to scale the mean and the standard deviation to the bounds of the
-        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled.
+        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled. A
+        mean of 0 is then the value within the bounds that is nearest to 0.
     """
 
     def __init__(
@@ -118,14 +119,15 @@ def _units(action_spec: tensor_spec.BoundedTensorSpec) -> tuple[np.ndarray, np.n
     """Returns half of the distance between the bounds, and their middle.
 
     Returns:
-      float32 arrays that broadcast to the action, with 1 and 0 where the distance is infinite or 0.
-      None if no action is scaled.
+      float32 arrays that broadcast to the action. Where the distance is 0, or its square overflows,
+      they are 1 and the value within the bounds that is nearest to 0. None if no action is scaled
+      or moved.
     """
     low, high = action_spec.minimum, action_spec.maximum
     with np.errstate(over="ignore", invalid="ignore"):
         half, middle = (high - low) / 2, (high + low) / 2
-    has_units = np.isfinite(half) & (half > 0)
-    half, middle = np.where(has_units, half, 1), np.where(has_units, middle, 0)
+        has_units = np.isfinite(np.square(half, dtype=np.float32)) & (half > 0)
+    half, middle = np.where(has_units, half, 1), np.where(has_units, middle, np.clip(0, low, high))
     if (half == 1).all() and (middle == 0).all():
         return None
     return half.astype(np.float32), middle.astype(np.float32)

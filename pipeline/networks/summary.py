@@ -49,7 +49,7 @@ def summarize(networks: Mapping[str, tf.Module], observation_spec: Any) -> str:
                 with contextlib.suppress(Exception):  # It may encode something else.
                     found = _run(layer, observation)
             rows += [row._replace(name=indent + row.name) for row in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return "\n".join(
         f"{row.name:<{widths[0]}}  {row.shape:<{widths[1]}}  {row.parameters:>{widths[2]}}".rstrip()
         for row in rows

@@ -144,6 +144,10 @@ class Collectors:
     def _run(
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
     ) -> LoopState:
+        if not int(max_iterations):
+            like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
+            tensors = _as_tensors([like] * self._messages_per_iteration)
+            self._learn[is_random].get_concrete_function(state, int64(0), *tensors)
         for _ in range(int(max_iterations)):
             losses = ordered_sum(list(state.loss_sums.values()))
             if int(self._env_steps) >= int(until) or not np.isfinite(losses.numpy()):
@@ -163,16 +167,10 @@ class Collectors:
         state, by_number = self._next_messages(state, random_until)
         waited = time.perf_counter() - started
         messages = list(by_number.values())
-        rows = _joined([message.rows for message in messages], axis=1)
-        time_step = _joined([message.time_step for message in messages], axis=0)
-        statistics = [message.statistics for message in messages]
         first = int64(min(by_number) * self._num_envs)
         before = int(state.carry.statistics.env_steps)
-        # A float64 of NumPy is a Python number, too; see `int64`.
-        arrays = tf.nest.map_structure(np.asarray, (rows, time_step, statistics))
         seconds = tf.convert_to_tensor(np.asarray(waited))
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
-        state = self._learn[is_random](state, first, *tensors)
+        state = self._learn[is_random](state, first, *_as_tensors(messages))
         self._env_steps.assign_add(int(state.carry.statistics.env_steps) - before)
         if not is_random:
             self._lags += [self._version - message.version for message in messages]
@@ -471,6 +469,16 @@ def is_on_policy(agent: Agent, experience: Experience) -> bool:
 def _fatal(lost: CollectorLost, why: str = "") -> RetryableError:
     """Returns the error that ends a run whose collector was lost."""
     return RetryableError(f"{lost}.{why} Run the same command again to resume the run.")
+
+
+def _as_tensors(messages: Sequence[Message]) -> tuple[Any, Any, Sequence[EpisodeStatistics]]:
+    """Returns the rows and time steps of messages, side by side, and their statistics."""
+    rows = _joined([message.rows for message in messages], axis=1)
+    time_step = _joined([message.time_step for message in messages], axis=0)
+    statistics = [message.statistics for message in messages]
+    # A float64 of NumPy is a Python number, too; see `int64`.
+    arrays = tf.nest.map_structure(np.asarray, (rows, time_step, statistics))
+    return tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
 
 def _joined(nests: Sequence[Any], axis: int) -> Any:

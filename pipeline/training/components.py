@@ -133,7 +133,7 @@ def build(
         return Components(environment, agent, experience, runner, evaluator, env_steps)
 
 
-def _created(
+def created(
     parameter: str, kind: type[T], factory: Callable[..., T], *args: Any, **kwargs: Any
 ) -> T:
     """Calls a factory that `parameter` binds, and checks its arguments and what it returns.
@@ -175,7 +175,7 @@ def build_environment(
       UserError: If `create_environment` takes other arguments or returns no environment.
     """
     name = "train.create_environment"
-    return _created(name, VectorEnvironment, create_environment, seed, **kwargs)
+    return created(name, VectorEnvironment, create_environment, seed, **kwargs)
 
 
 def build_agent(
@@ -193,7 +193,7 @@ def build_agent(
         normaliser is not in `trained`.
     """
     with tf.device(accelerator()), _float32_layers():
-        agent = _created(
+        agent = created(
             "train.create_agent",
             Agent,
             create_agent,
@@ -255,7 +255,7 @@ def build_experience(
       UserError: If `create_experience` takes other arguments or returns no experience, or if the
         agent cannot learn from the batches that it returns.
     """
-    experience = _created(
+    experience = created(
         "train.create_experience",
         Experience,  # type: ignore[type-abstract]
         create_experience,

@@ -38,7 +38,7 @@ from pipeline.replay import Experience
 from pipeline.runs import pretrained
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.saved_run import SavedRun
-from pipeline.training.components import Components, build, configure_tensorflow
+from pipeline.training.components import Components, build, configure_tensorflow, created
 from pipeline.training.graph_calls import SHARES
 from pipeline.training.host_loop import HostLoop
 from pipeline.training.intervals import (
@@ -153,7 +153,8 @@ def train(
         SavedRun(source)  # raises at once if there is no such run; a resumed run does not need it
     settings = configure_tensorflow(execution=execution) | flags
     with _out_of_memory_named():
-        components = runner(seed, create_environment, create_agent, create_experience)
+        factories = create_environment, create_agent, create_experience
+        components = created("train.runner", Components, runner, seed, *factories)
     with contextlib.closing(components), _out_of_memory_named():
         check_store(warm_up, components.experience, is_new)
         _call_what_training_calls()
@@ -268,7 +269,7 @@ def build_bound(seed: int) -> Components:
       UserError: If a factory is not bound.
     """
     runner = gin.get_bindings(train).get("runner", build)
-    return runner(seed, *map(bound, BUILDERS))
+    return created("train.runner", Components, runner, seed, *map(bound, BUILDERS))
 
 
 def _finished(

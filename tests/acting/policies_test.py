@@ -168,6 +168,15 @@ def test_random_policy_with_infinite_bounds_is_normal_and_clipped(low, high) -> 
     assert np.std(free) > 0.5
 
 
+def test_random_policy_explores_beside_a_bound_that_is_far_from_0() -> None:
+    low, high = as_float32([10.0, -np.inf]), as_float32([np.inf, -5.0])
+    spec = tensor_spec.BoundedTensorSpec((2,), tf.float32, low, high)
+    drawn = actions(RandomPolicy(specs(), spec))
+    assert np.all((drawn >= low) & (drawn <= high))
+    is_at_bound = np.mean((drawn == low) | (drawn == high), axis=0)
+    assert np.all(np.abs(is_at_bound - 0.5) < 0.05)
+
+
 def test_random_policy_gives_info_of_the_spec() -> None:
     info_spec = {"value": tf.TensorSpec((), tf.float32), "logits": tf.TensorSpec((4,), tf.float32)}
     policy = RandomPolicy(specs(), FOUR_ACTIONS, info_spec)

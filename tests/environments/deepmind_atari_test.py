@@ -342,6 +342,12 @@ def test_a_life_lost_at_the_limit_leaves_the_last_observation_whole():
     observation, _, over, truncated, _ = env.step(1)
     assert (over, truncated, env.life_lost) == (False, True, True)
     assert observation[:3].any()
+    games = create(max_episode_frames=1)
+    games.reset()
+    vector = games.episodes.vector
+    vector.set_states([state | LOSES_A_LIFE for state in vector.get_states()])
+    row = games.step([1])
+    assert (row.step_type, row.discount) == (LAST, 1)  # truncated, not terminated
 
 
 @pytest.mark.parametrize("game", ["breakout", pytest.param("seaquest", marks=pytest.mark.crash)])

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium.envs.classic_control import CartPoleEnv
 from numpy_references import assert_same
 from scripted_environments import drawn_actions, run
 
@@ -146,6 +147,38 @@ def test_environments_share_a_large_object_without_a_copy(corridor):
 def test_a_wrapper_that_returns_nothing_is_named(corridor):
     with pytest.raises(UserError, match="'corridor:forgetful' returned None, but it must return"):
         gymnasium_environment(1, name=corridor, wrappers=("corridor:forgetful",))
+
+
+def without_spaces(env):
+    wrapped = gymnasium.Wrapper(env)
+    wrapped.observation_space = 3  # type: ignore[assignment]
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "said"),
+    [
+        (lambda env: None, "must return the wrapped"),
+        (lambda env: env.no_such_attribute, "raised AttributeError"),
+        ("gymnasium.wrappers:NormalizeObservation", "has statistics that no checkpoint"),
+        (without_spaces, "not a gymnasium.Space"),
+    ],
+)
+def test_an_environment_that_is_refused_is_closed(monkeypatch, wrapper, said):
+    closed: list[gymnasium.Env] = []
+    monkeypatch.setattr(CartPoleEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(UserError, match=said):
+        gymnasium_environment(1, name="CartPole-v1", num_envs=1, wrappers=(wrapper,))
+    assert len(closed) == 1
+
+
+def test_an_environment_needs_no_metadata():
+    def without_metadata(env):
+        env.unwrapped.metadata = None
+        return env
+
+    env = gymnasium_environment(1, name="CartPole-v1", num_envs=1, wrappers=(without_metadata,))
+    assert env.render_fps == 30
 
 
 def test_async_gives_what_sync_gives():

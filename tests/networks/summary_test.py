@@ -11,6 +11,7 @@ from tf_agents.specs import tensor_spec
 from pipeline.agents.dqn import create_dqn_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
+from pipeline.networks.encoders import create_encoder
 from pipeline.networks.summary import summarize
 
 FRAMES = tensor_spec.BoundedTensorSpec((4, 84, 84), tf.uint8, 0, 255)
@@ -23,6 +24,12 @@ NESTED = {
 def agent_and_summary(creator, observation_spec, action_spec):
     agent = creator(specs(observation_spec), action_spec, num_envs=1, seed=0, env_steps=env_steps())
     return agent, summarize(agent.trained, observation_spec)
+
+
+def test_what_has_no_weights_is_left_out():
+    encoder = create_encoder(TWO_MOTORS, of_vectors=lambda: [])
+    encoder(tf.zeros([1, 2]))
+    assert summarize({"encoder": encoder}, TWO_MOTORS) == ""
 
 
 def numbers(text):

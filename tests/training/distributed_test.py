@@ -19,6 +19,7 @@ from tiny_runs import assert_same, saved
 
 from pipeline import configuration
 from pipeline.acting.episode_statistics import initial_statistics
+from pipeline.agents.dqn import DqnAgent
 from pipeline.training import collector, distributed
 from pipeline.training.collector import Collector, Identity
 from pipeline.training.collector_places import CollectorLost, InProcess
@@ -379,6 +380,24 @@ def test_a_loss_ends_a_run_in_turns(tmp_path, losing):
         UserError, match="^collector 0 was lost: it was unplugged. Run the same command"
     ):
         run.train()
+    run.close()
+
+
+def test_a_variable_that_is_created_with_the_graph_is_refused_before_an_update(
+    tmp_path, monkeypatch
+):
+    def train_with_counter(self, **arguments):
+        if not hasattr(self, "counter"):
+            with tf.init_scope():
+                self.counter = tf.Variable(0)
+        return train(self, **arguments)
+
+    train = DqnAgent._train
+    monkeypatch.setattr(DqnAgent, "_train", train_with_counter)
+    run = Distributed(tmp_path / "run")
+    with pytest.raises(UserError, match="variables were created after the agent, such as .*counte"):
+        run.train()
+    assert int(run.parts.agent.train_step_counter) == 0
     run.close()
 
 

@@ -1,5 +1,7 @@
 """Tests that gin may bind only settings of a run that are used and possible."""
 
+import re
+
 import gin
 import pytest
 import tensorflow as tf
@@ -44,6 +46,22 @@ def message_of(function, *arguments):
     with pytest.raises(UserError) as caught:
         function(*arguments)
     return configuration.explain_call_error(caught.value)
+
+
+@pytest.mark.usefixtures("any_config")
+@pytest.mark.parametrize(
+    ("runner", "said"),
+    [
+        (lambda seed, *factories: None, "train.runner = @.*: returned None instead of a Component"),
+        (lambda seed: None, "train.runner = @.*: too many positional arguments"),
+    ],
+)
+def test_a_runner_of_another_kind_is_named(tmp_path, runner, said):
+    configuration.load(gin_files("dqn"), bindings("dqn"))
+    with gin.unlock_config():
+        gin.bind_parameter("train.runner", runner)
+    for start in (train_loop.build_bound, lambda seed: train(tmp_path, seed, "fail", StopSignal())):
+        assert re.search(said, message_of(start, 1))
 
 
 @pytest.mark.usefixtures("any_config")
