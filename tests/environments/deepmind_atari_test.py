@@ -344,8 +344,8 @@ def test_a_life_lost_at_the_limit_leaves_the_last_observation_whole():
     assert observation[:3].any()
     games = create(max_episode_frames=1)
     games.reset()
-    vector = games.episodes.vector
-    vector.set_states([state | LOSES_A_LIFE for state in vector.get_states()])
+    (game,) = games.episodes.vector.envs
+    game.env.set_state(game.env.get_state() | LOSES_A_LIFE)
     row = games.step([1])
     assert (row.step_type, row.discount) == (LAST, 1)  # truncated, not terminated
 
