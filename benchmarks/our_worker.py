@@ -191,19 +191,24 @@ def main() -> None:
     flags = protocol.arguments()
     output_dir = pathlib.Path(flags.output_dir)
     name, _, variant = flags.workload.partition(":")
-    if name.rpartition("_")[0] in workloads.WORKLOADS:
-        facts, stages = _training(*workloads.parse(name), variant, output_dir)
-    else:
-        import_tensorflow(onednn=True, freeze=True)
-        from benchmarks import machine_stages
+    with contextlib.ExitStack() as opened:
+        if name.rpartition("_")[0] in workloads.WORKLOADS:
+            facts, stages = _training(*workloads.parse(name), variant, output_dir, opened)
+        else:
+            import_tensorflow(onednn=True, freeze=True)
+            from benchmarks import machine_stages
 
-        facts, stages = machine_stages.prepare(name, output_dir)
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    channel.serve({"versions": versions, **facts}, stages)
+            facts, stages = machine_stages.prepare(name, output_dir)
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        channel.serve({"versions": versions, **facts}, stages)
 
 
 def _training(
-    workload: workloads.Workload, num_envs: int, variant: str, output_dir: pathlib.Path
+    workload: workloads.Workload,
+    num_envs: int,
+    variant: str,
+    output_dir: pathlib.Path,
+    opened: contextlib.ExitStack,
 ) -> tuple[dict[str, Any], dict[str, Stage]]:
     """Builds a training and warms it up; returns facts about it and its stages."""
     statements = configuration.read(
@@ -215,9 +220,8 @@ def _training(
 
     configuration.apply(statements)
     settings = configure_tensorflow()
-    parts = throughput.build_components()
+    parts = opened.enter_context(contextlib.closing(throughput.build_components()))
     steps_per_update = 1 + workload.value_steps(num_envs)
-    opened = contextlib.ExitStack()  # The process ends with its environments.
     stages = throughput.all_stages(parts, workload.warm_up, output_dir, opened, steps_per_update)
     weights = [w for network in parts.agent.trained.values() for w in network.trainable_variables]
     num_parameters = sum(w.shape.num_elements() for w in weights)

@@ -76,8 +76,7 @@ def main(_: Sequence[str]) -> int:
     bindings = _GIN_BINDINGS.value
     statements = configuration.read(_GIN_FILE.value, bindings, _ALLOW_GIN_IMPORTS.value)
     cli.load_tensorflow(statements)
-    from pipeline.environments import Watchdog
-    from pipeline.environments.training_environment import named_failures
+    from pipeline.environments import watched
     from pipeline.training.components import build_environment, configure_tensorflow
     from pipeline.training.train_loop import bound
 
@@ -86,9 +85,7 @@ def main(_: Sequence[str]) -> int:
     create_environment = bound("create_environment")
     with StopSignal("stopping", ends_at_once=True) as stop:
         environment = build_environment(_SEED.value, create_environment)
-        watchdog = Watchdog([environment.episodes], str, stop)
-        close = contextlib.closing
-        with close(environment), close(watchdog), named_failures(environment):
+        with watched(environment, stop):
             for title, text in _findings(environment, create_environment):
                 lines = text.splitlines() or [""]
                 print(f"{title:<14}{lines[0]}", flush=True)
@@ -211,8 +208,9 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
     wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
     while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
         carry, rows = play(carry)
-        observations = [x.numpy().astype(np.float64) for x in tf.nest.flatten(rows.observation)]
-        largest = np.maximum(largest, [np.abs(x).max(initial=0) for x in observations])
+        for number, array in enumerate(tf.nest.flatten(rows.observation)):
+            magnitudes = np.abs(array.numpy().astype(np.float64))
+            largest[number] = np.maximum(largest[number], magnitudes.max(initial=0))
         kept = rows.step_type, rows.next_step_type, rows.reward, rows.discount
         chunks.append([x.numpy() for x in kept])
     step_type, following, reward, discount = map(np.concatenate, zip(*chunks, strict=True))

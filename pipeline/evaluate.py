@@ -100,7 +100,7 @@ def _evaluate(
       False if a signal has stopped it early.
     """
     from pipeline.acting.evaluation import Evaluator
-    from pipeline.environments import Watchdog
+    from pipeline.environments import watched
     from pipeline.ops.randomness import stream_key
     from pipeline.saved_policy import restore_agent
     from pipeline.training.components import (
@@ -117,11 +117,10 @@ def _evaluate(
     restored = restore_agent(run)
 
     @contextlib.contextmanager
-    def watched(**kwargs: Any) -> Iterator[Evaluator]:
+    def opened(**kwargs: Any) -> Iterator[Evaluator]:
         seed_generators(seed)
         environment = build_evaluation_environment(seed, bound("create_environment"), **kwargs)
-        watchdog = Watchdog([environment.episodes], str, stop)
-        with contextlib.closing(environment), contextlib.closing(watchdog):
+        with watched(environment, stop):
             environment.check_spaces(restored.observation_space, restored.action_space)
             policies = restored.agent.policy, restored.agent.collect_policy
             # --num_episodes sets the length, however long the evaluations in training were.
@@ -137,14 +136,14 @@ def _evaluate(
             with warnings.catch_warnings():
                 # gymnasium only warns, but rendering the first frame reports this as an error.
                 warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
-                with watched(render=True) as evaluator:
+                with opened(render=True) as evaluator:
                     if not num_episodes:
                         configuration.warn_of_ignored(progress.message)
                     if not _record(evaluator, video, seed, stop, progress):
                         return False
         if not num_episodes:
             return True
-        with watched() as evaluator:
+        with opened() as evaluator:
             configuration.warn_of_ignored(progress.message)
             result = _play(evaluator, num_episodes, stop, progress)
         if result and (truncated := result.get("truncated")):

@@ -99,7 +99,7 @@ class _Runner:
         self._running: list[Process] = []
         self._losses = Losses(display.message)
         self._most_running = 0
-        self._postponed: list[tuple[Run, str]] = []  # and why they cannot be trained now
+        self._postponed: dict[str, str] = {}  # why runs cannot be trained now, by their names
 
     def run(self) -> Outcome:
         for run in self._runs:
@@ -123,7 +123,8 @@ class _Runner:
         if self._postponed and not self._stop.requested:
             raise RetryableError(
                 f"{formatting.count(len(self._postponed), 'run')} cannot be trained now. Run the "
-                f"same command again, later or elsewhere. The last one:\n{self._postponed[-1][1]}"
+                "same command again, later or elsewhere. The last one:\n"
+                + list(self._postponed.values())[-1]
             )
         return self._outcome()
 
@@ -160,7 +161,7 @@ class _Runner:
         """Leaves a run to a later call, because of something that is not its fault."""
         text = f"{run.name} cannot be trained now:\n{reason}"
         self._display.message(text)
-        self._postponed.append((run, text))
+        self._postponed[run.name] = text
 
     def _step(self) -> None:
         if self._stop.requested:
@@ -229,7 +230,7 @@ class _Runner:
         return {"env_steps": done, "counts": text}
 
     def _outcome(self) -> Outcome:
-        left = {run.name for run in (*self._waiting, *(run for run, _ in self._postponed))}
+        left = {run.name for run in self._waiting} | self._postponed.keys()
         over = [(run, self._folder[run]) for run in self._runs if run.name not in left]
         failed = [
             (run, records.last_words(record))

@@ -17,8 +17,7 @@ from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.acting.policies import RandomPolicy
-from pipeline.environments.training_environment import named_failures
-from pipeline.environments.watchdog import Watchdog
+from pipeline.environments import watched
 from pipeline.ops.randomness import stream_key
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training.components import Components
@@ -206,10 +205,7 @@ class Stages:
         """
         self._agent, self._experience = components.agent, components.experience
         environment = bound("create_environment")(stream_key(_SEED, "stages"))
-        opened.enter_context(contextlib.closing(environment))
-        watchdog = Watchdog([environment.episodes], str, StopSignal())
-        opened.enter_context(contextlib.closing(watchdog))
-        opened.enter_context(named_failures(environment))
+        opened.enter_context(watched(environment, StopSignal()))
         driver = CollectDriver(environment, seed=_SEED)
         self._environment = environment
         self._iterations = Iterations(

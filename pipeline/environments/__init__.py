@@ -6,7 +6,7 @@ from pipeline.environments.gymnasium_envs import gymnasium_environment
 from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.vectors import GymnasiumVector, Vector
-from pipeline.environments.watchdog import Watchdog
+from pipeline.environments.watchdog import Watchdog, watched
 
 __all__ = [
     "GymnasiumVector",
@@ -17,4 +17,5 @@ __all__ = [
     "atari_environment",
     "deepmind_atari_environment",
     "gymnasium_environment",
+    "watched",
 ]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pathlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import gin
 import tensorflow as tf
 
 from pipeline.environments.single_env import is_pythons_own
+from pipeline.environments.training_environment import named_failures
 from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
 from pipeline.utils.shutdown import StopSignal, exit_at_once
+
+if TYPE_CHECKING:
+    from pipeline.environments.vector_environment import VectorEnvironment
 
 _TICK = 1.0  # seconds
 # Waits for environments in other processes.
@@ -145,3 +150,18 @@ def _waits_for_a_thread(place: traceback.FrameSummary) -> bool:
     """Returns True if a graph of the environment waits for the thread that waits for it."""
     is_in_tensorflow = "/tensorflow/python/" in place.filename
     return is_in_tensorflow and tf.config.threading.get_inter_op_parallelism_threads() == 1
+
+
+@contextlib.contextmanager
+def watched(environment: VectorEnvironment, stop: StopSignal) -> Iterator[None]:
+    """Watches an environment outside a run, names it if it fails, and closes it in the end.
+
+    Raises:
+      UserError: If the environment raised within the context.
+    """
+    with (
+        contextlib.closing(environment),
+        contextlib.closing(Watchdog([environment.episodes], str, stop)),
+        named_failures(environment),
+    ):
+        yield

@@ -177,10 +177,11 @@ def _convolutions(
     kernel_initializer: Initializer,
     padding: str = "valid",
 ) -> list[tf.keras.layers.Layer]:
+    policy = encoder_precision()
     return [
         tf.keras.layers.Conv2D(
             channels, kernel, stride, padding, activation=activation,
-            dtype=encoder_precision(), **layer_initializers(kernel_initializer),
+            dtype=policy, **layer_initializers(kernel_initializer),
         )
         for channels, kernel, stride in filters
     ]  # fmt: skip

@@ -144,7 +144,7 @@ class Collectors:
     def _run(
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
     ) -> LoopState:
-        if not int(max_iterations):
+        if not int(max_iterations) and not tf.config.functions_run_eagerly():  # only trace
             like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
             tensors = _as_tensors([like] * self._messages_per_iteration)
             self._learn[is_random].get_concrete_function(state, int64(0), *tensors)

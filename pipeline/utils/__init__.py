@@ -7,7 +7,7 @@ execution.py          how and where TensorFlow runs: eagerly or as a graph, CPU 
 files.py              atomic writers, checked readers, locks
 jsonl.py              logs with one JSON object per line
 memory.py             memory that this process may use
-processor.py         model, count and instructions of the processors
+processor.py          model, count and instructions of the processors
 progress.py           the progress panel of a terminal, or progress lines of a log file
 ray_connection.py     connection to a Ray cluster
 retry.py              retries of failed writes, for example to a full disk

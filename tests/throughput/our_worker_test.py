@@ -24,6 +24,13 @@ from pipeline.utils.shutdown import StopSignal
 pytestmark = pytest.mark.usefixtures("any_config")
 
 
+@pytest.fixture
+def opened():
+    """Yields the context of stages, which closes their environments."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 @pytest.mark.parametrize(
     ("name", "num_envs"),
     [
@@ -128,14 +135,14 @@ def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
     assert answer["count"] == pytest.approx(1024 * answer["updates"], rel=0.1)
 
 
-def test_an_update_may_use_the_gradients_of_several_batches():
+def test_an_update_may_use_the_gradients_of_several_batches(opened):
     workload = WORKLOADS["ppo_cartpole"]
     bindings = our_worker.gin_bindings(workload, 2, "")
     configuration.load(
         our_worker.gin_files(workload), [*bindings, "create_ppo_agent.accumulate_updates = 4"]
     )
     parts = throughput.build_components()
-    answer = throughput.Stages(parts, contextlib.ExitStack()).update()(0.0)
+    answer = throughput.Stages(parts, opened).update()(0.0)
     assert answer["count"] == 0.25  # of a batch
 
 
@@ -223,11 +230,11 @@ def test_an_environment_that_fails_while_it_is_timed_is_named_and_closed(tmp_pat
     assert len(closed) == 2
 
 
-def test_timing_updates_leaves_the_agent_as_it_was():
+def test_timing_updates_leaves_the_agent_as_it_was(opened):
     workload = WORKLOADS["dqn_cartpole"]
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
-    timed = throughput.Stages(parts, contextlib.ExitStack())
+    timed = throughput.Stages(parts, opened)
     collect, update = timed.collect(), timed.update()
     collect(0.01)
     before = variables(parts.agent)  # with the optimizer's moments
@@ -235,20 +242,20 @@ def test_timing_updates_leaves_the_agent_as_it_was():
     assert_same(variables(parts.agent), before)
 
 
-def test_stages_count_environment_steps_and_batches(monkeypatch):
+def test_stages_count_environment_steps_and_batches(monkeypatch, opened):
     workload = WORKLOADS["dqn_cartpole"]
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
     parts = throughput.build_components()
     monkeypatch.setattr(throughput, "timed", lambda repeat, unit, **_: repeat)
     monkeypatch.setattr(throughput, "_DRAWN", 10)
-    stages, times = throughput.Stages(parts, contextlib.ExitStack()), tf.constant(2, tf.int64)
+    stages, times = throughput.Stages(parts, opened), tf.constant(2, tf.int64)
     # An episode of CartPole has 8 steps at least, so none ends here.
     assert stages.collect()(times) == 2 * parts.experience.collect_steps * 2 <= 16
     assert stages.sample()(times) == 2
     assert stages.environment()(times) == 4
 
 
-def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path):
+def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path, opened):
     workload = WORKLOADS["a2c_cartpole"]
     configuration.load(
         our_worker.gin_files(workload),
@@ -260,7 +267,7 @@ def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_pa
     )
     parts = throughput.build_components()
     training = throughput.Training(parts, 0, tmp_path)
-    environment = throughput.Stages(parts, contextlib.ExitStack()).environment()
+    environment = throughput.Stages(parts, opened).environment()
     returns: list[float] = []
     while len(returns) < 4:
         environment(0.01)
