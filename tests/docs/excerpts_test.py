@@ -23,3 +23,11 @@ def test_excerpts_are_lines_of_the_code(page):
         lines = [line.strip() for line in block.splitlines() if line.strip() not in ("", "...")]
         if any(len(line) > 15 and line in CODE for line in lines):
             assert [line for line in lines if line not in CODE] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
+def test_lines_of_explain_name_the_place_of_the_binding(page):
+    for line in page.read_text().splitlines():
+        parameter = line.partition(" ")[0].rpartition(".")[2]
+        for path, number in re.findall(r"((?:gin_configs|pipeline)/[\w/]+\.gin):(\d+)", line):
+            assert parameter in (ROOT / path).read_text().splitlines()[int(number) - 1], line
