@@ -97,18 +97,6 @@ def test_short_episodes_are_not_favoured(num_episodes, returns):
     assert result["return_std"] == pytest.approx(np.std(returns))
 
 
-def test_first_to_finish_would_favour_them():
-    """Checks that without the quota the first six episodes to finish would all be short."""
-    env = short_and_long()
-    policy = constant_policy(env, 0)
-    time_step = env.reset()
-    finished: list[int] = []
-    while len(finished) < 6:
-        time_step = env.step(policy.action(time_step).action)
-        finished += np.flatnonzero(time_step.step_type == LAST).tolist()
-    assert finished == [0] * 6
-
-
 def test_rewards_are_not_clipped():
     with gin.unlock_config():
         gin.bind_parameter("CollectDriver.reward_range", (-1.0, 1.0))

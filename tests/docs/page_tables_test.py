@@ -11,8 +11,10 @@ from benchmarks import tables
 from benchmarks.workers.protocol import STAGES
 from pipeline.benchmarks import figures, report
 
+WITH_TABLES = [page for page in page_tables.PAGES if page_tables.shown(page.read_text())]
 
-@pytest.mark.parametrize("page", page_tables.PAGES, ids=lambda page: page.name)
+
+@pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)
 def test_the_tables_are_those_of_the_committed_results(page):
     text = page.read_text()
     assert page_tables.rewritten(text) == text
@@ -67,8 +69,9 @@ def rows(text):
 
 def test_the_committed_pages_are_those_of_the_numbers_beside_them():
     for folder in page_tables.RESULTS.glob("throughput*"):
-        results = json.loads((folder / "throughput.json").read_text())
-        assert (folder / "throughput.md").read_text() == tables.document(results)
+        document = tables.document(json.loads((folder / "throughput.json").read_text()))
+        kept = rows((folder / "throughput.md").read_text())
+        assert kept == rows(document) and kept
 
 
 def test_the_sides_of_a_workload_train_networks_of_one_size():
