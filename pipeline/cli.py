@@ -64,13 +64,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             sys.stdout.flush()
             return code
         except ImportError as error:
-            package = (error.name or "").partition(".")[0]
+            name = _before_gin(error).name or ""
+            package = name.partition(".")[0]
             is_missing = isinstance(error, ModuleNotFoundError)
             if package in ("", "pipeline") or not (is_missing or package in _REPLACED):
                 raise
             what = "is not installed" if is_missing else f"cannot be used ({error})"
             _fail(
-                f"{error.name} {what} in {sys.executable}. Install this package again with "
+                f"{name} {what} in {sys.executable}. Install this package again with "
                 "everything in requirements.txt."
             )
         except errors.UserError as error:
@@ -104,8 +105,19 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     raise AssertionError("app.run does not return")
 
 
+def _before_gin(error: Any) -> Any:
+    """Returns the exception that gin has replaced by one with a longer message, or `error`.
+
+    Gin's exceptions have the class of the first one, but no `errno` or `name`.
+    """
+    while "augment_exception_message" in type(error).__init__.__qualname__:
+        error = error.__context__
+    return error
+
+
 def _outer_cause(error: Exception) -> errors.UserError | None:
     """Returns an error about a folder or a disk, if that may explain `error`."""
+    error = _before_gin(error)
     if isinstance(error, OSError) and error.errno in files.PASSING:
         return errors.RetryableError(f"{error.filename or 'this machine'}: {error.strerror}")
     try:

@@ -29,7 +29,9 @@ _PACKAGES = (
 _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
 # Environment variables that choose the kernels, except those about what kernels print.
 _OF_KERNELS = re.compile(
-    r"(?!.*(VERBOSE|DUMP))((ONEDNN|DNNL|TF_XLA|TF_CONV2D|NVIDIA_TF32)_.*|XLA_FLAGS)"
+    r"(?!.*(VERBOSE|DUMP|LOG)|TF_ENABLE_ONEDNN_OPTS|TF_USE_LEGACY_KERAS)"
+    r"((ONEDNN|DNNL|XLA|CUBLAS|CUDNN|NVIDIA_TF32)_"
+    r"|TF_(AUTO|CONV|CU|DETERMINISTIC|DISABLE|ENABLE|FP16|MATMUL|ONEDNN|SET|USE|XLA)).*"
 )
 # These parameters do not affect a run's results, or only by what is compared in their place.
 _HARMLESS = {
@@ -237,6 +239,11 @@ class Circumstances:
             for name in sorted(now.keys() | saved.keys())
             if saved.get(name) != now.get(name) and not self._is_harmless(name, saved)
         ]
+        if saved.get("seed") != now["seed"]:
+            raise UserError(
+                f"{self._folder} was begun with --seed={saved.get('seed')}, not {self.seed}. "
+                "Resume with that seed, or choose another --root_dir."
+            )
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
             are_of_machine = all(line.startswith(_OF_MACHINE) for line in self.differences)

@@ -231,14 +231,20 @@ class RunFolder:
         """Checks that no checkpoint was lost. Call it if the folder holds no checkpoint.
 
         Raises:
-          UserError: If the run has had a checkpoint.
+          UserError: If the run has had a checkpoint, or has results but no run.json that says so.
         """
-        if self.read_json("run.json").get("has_checkpoint"):
-            raise UserError(
-                f"{self.path / 'run.json'} says that the run has a checkpoint, but "
-                f"{self.checkpoints} holds none. Put the checkpoint back, or start over with "
-                "--restart_behavior=restart, which moves aside what is left of the run."
-            )
+        start = self.read_json("run.json")
+        results = (self.metrics, self.evaluations, self.path / "result.json")
+        if start.get("has_checkpoint"):
+            reason = f"{self.path / 'run.json'} says that the run has a checkpoint"
+        elif not start and any(path.exists() and path.stat().st_size for path in results):
+            reason = f"{self.path} has the results of a run"
+        else:
+            return
+        raise UserError(
+            f"{reason}, but {self.checkpoints} holds none. Put the checkpoint back, or start over "
+            "with --restart_behavior=restart, which moves aside what is left of the run."
+        )
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.config

@@ -25,7 +25,7 @@ from pipeline.environments.watchdog import Watchdog
 from pipeline.replay import Experience
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.run_logs import RunLogs, named_write_errors
-from pipeline.training.components import Components
+from pipeline.training.components import Components, closed_on_error
 from pipeline.training.graph_calls import GraphCalls
 from pipeline.training.intervals import Plan
 from pipeline.training.iteration import Chunk, LoopState, clear_losses
@@ -105,7 +105,8 @@ class HostLoop:
         self._clock = time.monotonic()
         # Environment steps and mean of the last evaluation.
         self._returned: tuple[int, float | None] | None = None
-        with named_failures(components.environment):
+        with closed_on_error() as opened, named_failures(components.environment):
+            opened.callback(self.close)
             self.state = self._runner.initial_state()
 
     @property
@@ -175,8 +176,10 @@ class HostLoop:
             self._call(self._runner.collect_randomly, stop, WARMING_UP)
             # Before anything is saved, because the advice may be another configuration.
             self._components.experience.check_rows()
-            if self.env_steps < until and self._due("checkpointed", self._plan.checkpoint_interval):
-                self._save_patience.attempt(self.save)
+            if self.env_steps < until:  # The one after the warm-up also has the counts set below.
+                self._save_patience.retry(self.save)
+                if self._due("checkpointed", self._plan.checkpoint_interval):
+                    self._save_patience.attempt(self.save)
         if is_cold:
             if self.env_steps >= self._plan.num_env_steps:
                 raise UserError(
@@ -214,6 +217,7 @@ class HostLoop:
         """
         until = self._plan.next_stop(self.env_steps)
         self._call(self._runner.train, until, TRAINING)
+        self._save_patience.retry(self.save)
         if self.env_steps >= until:
             self._handle_due()
 
@@ -274,7 +278,6 @@ class HostLoop:
             check_losses(self.state.loss_sums, *self._checked())
         self._progress.update(self.record(), phase)
         self._log_patience.retry(self._flush)
-        self._save_patience.retry(self.save)
 
     def _checked(self) -> tuple[Agent, Experience, int, str]:
         """Returns the arguments of `nan_checks`."""

@@ -21,6 +21,9 @@ NUMBER = flags.DEFINE_integer("num_episodes", 3, "Episodes.", lower_bound=1)
 @gin.configurable
 def print_all():
     print("x" * 100_000)
+@gin.configurable
+def raises(error):
+    raise error
 def main(argv):
     if NAME.value == "missing":
         raise errors.UserError("no folder 'missing'; make it")
@@ -55,6 +58,10 @@ def main(argv):
         print("ran on")
     elif NAME.value == "configurable":
         print_all()
+    elif NAME.value == "module in gin":
+        raises(ModuleNotFoundError("No module named 'not_installed'", name="not_installed"))
+    elif NAME.value == "disk in gin":
+        raises(OSError(errno.EIO, "Input/output error", "weights"))
     elif NAME.value == "shown":
         progress.Progress(2).message("x" * 100_000)
     else:
@@ -188,9 +195,16 @@ def test_a_current_folder_that_was_deleted_is_no_error(tmp_path, monkeypatch):
     assert cli.python_command() == sys.executable
 
 
-def test_a_module_that_is_not_installed_is_named() -> None:
+@pytest.mark.parametrize("place", ["missing module", "module in gin"])
+def test_a_module_that_is_not_installed_is_named(place: str) -> None:
     message = f"not_installed is not installed in {sys.executable}. Install this package again "
-    assert_fails(["--root_dir=missing module"], message + "with everything in requirements.txt.")
+    assert_fails([f"--root_dir={place}"], message + "with everything in requirements.txt.")
+
+
+def test_an_error_of_the_disk_keeps_its_exit_code_in_gin() -> None:
+    ended = run("--root_dir=disk in gin")
+    assert (ended.returncode, ended.stdout) == (75, "")
+    assert ended.stderr == "error: weights: Input/output error\n"
 
 
 def test_a_module_of_another_version_is_named() -> None:

@@ -5,10 +5,12 @@ import re
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from pipeline import configuration
 from pipeline.checkpointing import exactness as exactness_module
 from pipeline.checkpointing.exactness import Circumstances, Exactness, configured_otherwise
+from pipeline.configuration import registry
 from pipeline.utils.errors import RetryableError, UserError
 
 ANY = Exactness(allow_inexact=True)
@@ -49,7 +51,6 @@ SPREAD = "linear_schedule.num_steps = @whole_run()\n"
         ({"threads": 2}, "", []),  # emulator threads in training and evaluation
         ({"interval": 70}, "", []),
         ({"envs": 4}, "", ["atari_environment.num_envs: 8 in the checkpoint, 4 here"]),
-        ({"seed": 2}, "", ["seed: 1 in the checkpoint, 2 here"]),
         ({"steps": 200}, "", []),
         ({"limit": 50}, "", []),
         ({"games": 5}, "", []),
@@ -68,6 +69,28 @@ def test_only_what_moves_bits_is_compared(
     assert resumed.differences == []  # nothing is restored yet
     resumed.restore(tmp_path)
     assert resumed.differences == differ
+
+
+def changeable() -> list[str]:
+    """Returns the parameters that may change according to the documentation."""
+    page = (ROOT / "docs/reliability.md").read_text()
+    paragraph = page.partition("These values may change:")[2].partition("Bindings of")[0]
+    return re.findall(r"`([\w.]+)`", paragraph)
+
+
+@pytest.mark.parametrize("name", changeable())
+def test_values_that_may_change_by_the_documentation_are_not_compared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    selector, _, parameter = name.partition(".")
+    assert parameter in registry.parameters(registry.need_registered(selector, "the page"))
+    differences = []
+    for kept, value in ((name, 3), (f"another.{parameter}", 4)):
+        circumstances(monkeypatch, f"{kept} = 2\n").save(tmp_path)
+        resumed = circumstances(monkeypatch, f"{kept} = {value}\n")
+        resumed.restore(tmp_path)
+        differences.append(resumed.differences)
+    assert differences == [[], [f"another.{parameter}: 2 in the checkpoint, 4 here"]]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +186,14 @@ def test_variables_that_choose_the_kernels_are_told(
     circumstances(monkeypatch).save(tmp_path)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
-    monkeypatch.setenv("ONEDNN_VERBOSE", "1")
+    monkeypatch.setenv("TF_SET_ONEDNN_FPMATH_MODE", "BF16")
+    for harmless in ("ONEDNN_VERBOSE", "TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH"):
+        monkeypatch.setenv(harmless, "1")
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)
     assert resumed.differences == [
         "environment variables: ONEDNN_MAX_CPU_ISA=AVX2 in the checkpoint, "
-        "TF_XLA_FLAGS=--tf_xla_auto_jit=2 here"
+        "TF_SET_ONEDNN_FPMATH_MODE=BF16 TF_XLA_FLAGS=--tf_xla_auto_jit=2 here"
     ]
 
 
@@ -262,9 +287,9 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     circumstances(monkeypatch).save(tmp_path)
-    circumstances(monkeypatch, seed=2).restore(tmp_path)
-    strict = circumstances(monkeypatch, seed=2, exactness=Exactness())
-    said = "^runs/mine cannot be resumed exactly here:\n  seed: 1 in"
+    circumstances(monkeypatch, envs=4).restore(tmp_path)
+    strict = circumstances(monkeypatch, envs=4, exactness=Exactness())
+    said = "^runs/mine cannot be resumed exactly here:\n  atari_environment.num_envs: 8 in"
     with pytest.raises(UserError, match=said) as error:
         strict.restore(tmp_path)
     assert not isinstance(error.value, RetryableError)  # another machine would refuse it, too
@@ -272,6 +297,14 @@ def test_a_run_that_cannot_go_on_exactly_is_refused_unless_that_is_allowed(
     Exactness().check_episodes("the walk drifts")
     with pytest.raises(UserError, match="the walk drifts. .* drop --require_exact_resume"):
         Exactness(require_exact=True).check_episodes("the walk drifts")
+
+
+def test_another_seed_is_always_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circumstances(monkeypatch).save(tmp_path)
+    with pytest.raises(UserError, match="runs/mine was begun with --seed=1, not 2"):
+        circumstances(monkeypatch, seed=2).restore(tmp_path)
 
 
 def test_a_finished_run_s_configuration_is_compared_with_what_is_bound_now(tmp_path):

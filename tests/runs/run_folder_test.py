@@ -75,6 +75,15 @@ def test_a_run_that_has_had_a_checkpoint_knows_so(folder, config):
             folder.check_none_lost()
 
 
+def test_a_run_whose_run_json_was_deleted_does_not_begin_anew_over_its_results(folder, config):
+    begin(folder)
+    (folder.path / "run.json").unlink()
+    folder.check_none_lost()
+    folder.metrics.write_text("{}\n")
+    with pytest.raises(UserError, match="has the results of a run, but .*checkpoints holds none"):
+        folder.check_none_lost()
+
+
 def test_a_program_that_has_changed_since_the_last_start_is_told(folder, config, monkeypatch):
     begin(folder)
     assert begin(folder, env_steps=100) == []

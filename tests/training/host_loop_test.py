@@ -435,6 +435,23 @@ def test_a_long_warm_up_is_saved(tmp_path, begin_dqn, monkeypatch):
     assert saved_so_far == {0, 1, 2}
 
 
+def test_a_failed_checkpoint_of_the_warm_up_is_not_tried_again_before_the_warm_up_has_ended(
+    tmp_path, begin_dqn, monkeypatch
+):
+    monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)  # one iteration per call
+    run = begin_dqn(tmp_path / "run", PLAN._replace(checkpoint_interval=20))
+    monkeypatch.setattr(run.parts.experience, "check_ready", Mock(side_effect=UserError("here")))
+    with file_sizes_limited() as set_limit:
+        run.progress.hook = lambda record, phase: set_limit(
+            2000 if run.loop.env_steps < WARM_UP else None
+        )
+        with pytest.raises(UserError, match="here"):
+            run.train()
+    assert any("next attempt" in message for message in run.progress.said)
+    assert run.checkpoints == []
+
+
 def test_checkpoints_that_cannot_be_read_hide_no_failure(tmp_path, begin):
     run = begin(tmp_path / "run", PLAN._replace(eval_interval=0))
     with contextlib.ExitStack() as stack:
