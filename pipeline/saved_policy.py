@@ -166,7 +166,8 @@ def _converted(array: np.ndarray, spec: tf.TensorSpec, leaf: specs.Leaf) -> np.n
         raise ValueError(f"{name} has dtype {array.dtype}; the agent takes {spec.dtype.name}.")
     if not specs.are_in(specs.categories(leaf.space), array):
         raise ValueError(f"{name} holds a value that is not in its space {leaf.space}.")
-    array = array.astype(dtype)
+    with np.errstate(over="ignore"):  # what overflows is refused below
+        array = array.astype(dtype)
     if dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN, infinity, or a number too large for {dtype.name}.")
     return array

@@ -40,13 +40,22 @@ class Variables:
     def __init__(self, **trackables: Any) -> None:
         self._trackables = trackables
         self._first_specs = self._specs()
+        self._built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
 
     def check_complete(self) -> None:
-        """Checks that there are no other variables than when this object was created.
+        """Checks that `restore` would restore all that has changed since this object was created.
 
         Raises:
-          UserError: If there are. No run could restore them, because it would not have them yet.
+          UserError: If there are other variables, which a new process would not have yet, or if a
+            hyperparameter of an optimizer has another value.
         """
+        for variable, value in self._built:
+            if variable.numpy() != value:
+                raise UserError(
+                    f"the optimizer's {variable.name.partition(':')[0]} was {value:g} and is "
+                    f"{variable.numpy():g}, but no checkpoint restores it. Keep it in a "
+                    "tf.Variable of the agent, and pass the optimizer a function that reads it."
+                )
         if late := sorted(self._specs().keys() - self._first_specs.keys()):
             raise UserError(
                 f"{len(late)} variables were created after the agent, such as {late[0]}. No "
@@ -75,7 +84,6 @@ class Variables:
             files are missing or damaged.
           OSError: If they cannot be read now.
         """
-        built = [(variable, variable.numpy()) for variable in self._hyperparameters()]
         try:
             with _plain_name(folder) as plain:
                 reader = tf.train.load_checkpoint(_prefix(plain))
@@ -88,7 +96,7 @@ class Variables:
                 if os.strerror(number) in str(error):  # TensorFlow tells the number as text only.
                     raise OSError(number, str(error)) from error
             raise ValueError(f"the variables cannot be read: {error}") from error
-        for variable, value in built:
+        for variable, value in self._built:
             variable.assign(value)
 
     def _hyperparameters(self) -> list[tf.Variable]:

@@ -277,6 +277,12 @@ def test_pretrained_policies_play(name):
     assert pipeline.load_policy(f"pretrained:{name}").env_steps > 0
 
 
+def test_a_pretrained_policy_needs_an_output():
+    ended = run_binary("export", "--root_dir=pretrained:dqn_acrobot")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: a pretrained policy has no folder of yours: pass --output.\n"
+
+
 def test_an_unknown_name_is_answered_with_those_that_there_are():
     ended = run_binary("evaluate", "--pretrained=lunarlander")
     assert ended.returncode == 2

@@ -323,6 +323,9 @@ def test_traced_once_for_all_batches():
         (np.float32(1), r"shape \(\)"),
         (np.zeros(4, complex), "dtype complex128; the agent takes float32"),
         (np.array(list("word")), "dtype <U1; the agent takes float32"),
+        ([0, np.nan, 0, 0], "holds NaN, infinity, or a number too large for float32"),
+        ([0, 0, np.inf, 0], "holds NaN, infinity, or a number too large for float32"),
+        ([0, 0, 0, 1e300], "holds NaN, infinity, or a number too large for float32"),
     ],
 )
 def test_other_observations_are_refused(policy, observation, message):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import pathlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,17 @@ def test_variables_that_are_created_later_are_refused(tmp_path: pathlib.Path) ->
     assert not list(tmp_path.iterdir())
 
 
+def test_hyperparameters_that_change_during_training_are_refused(tmp_path: pathlib.Path) -> None:
+    weights = tf.Variable([1.0])
+    optimizer = Adam(0.5)
+    build_slots(optimizer, [weights])
+    part = Variables(weights=weights, optimizer=optimizer)
+    part.check_complete()
+    optimizer.learning_rate.assign(0.25)
+    with pytest.raises(UserError, match="the optimizer's learning_rate was 0.5 and is 0.25, but"):
+        part.save(tmp_path)
+
+
 def test_optimizer_slots_that_do_not_exist_yet_are_refused(tmp_path: pathlib.Path) -> None:
     Variables(optimizer=adam([tf.Variable([1.0])])).save(tmp_path)
     with pytest.raises(ValueError, match="not in this run: optimizer/_variables"):
@@ -94,6 +106,7 @@ def test_optimizer_slots_that_do_not_exist_yet_are_refused(tmp_path: pathlib.Pat
     ("create", "change"),
     [
         (Adam, {"beta_1": 0.5, "beta_2": 0.9, "learning_rate": 0.01}),
+        (partial(Adam, amsgrad=True), {"learning_rate": 0.01}),
         (RMSprop, {"rho": 0.5, "learning_rate": 0.01}),
     ],
 )

@@ -257,6 +257,19 @@ def test_unknown_configurable_names_place_and_nearest(tmp_path):
     assert f"{path}:3: no configurable is named 'make_friut'. Nearest: make_fruit" in message
 
 
+def test_a_name_of_several_configurables_is_ambiguous():
+    first, second = (
+        gin.configurable("make_twin", module=module)(lambda size=1: size)
+        for module in ("orchard.first", "orchard.second")
+    )
+    assert message_of("make_twin.size = 3") == (
+        "--gin_bindings: 'make_twin' is ambiguous: write orchard.first.make_twin or "
+        "orchard.second.make_twin."
+    )
+    configuration.load([], ["second.make_twin.size = 3"])
+    assert (first(), second()) == (1, 3)
+
+
 def test_unknown_configurable_in_a_reference():
     message = message_of("make_fruit.basket = [@make_bascet()]")
     assert "--gin_bindings: no configurable is named 'make_bascet'. Nearest: make_basket" in message

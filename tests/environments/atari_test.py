@@ -174,6 +174,25 @@ def test_continuous_actions():
             env.step(tf.constant([[0.0, 0.0, 0.0], wrong]))
 
 
+@pytest.mark.parametrize("threshold", [0.2, 0.8])
+def test_a_joystick_moves_the_paddle_once_it_is_deflected_by_the_threshold(threshold):
+    env = atari_environment(
+        1,
+        game="pong",
+        num_envs=4,
+        repeat_action_probability=0.0,
+        continuous=True,
+        continuous_action_threshold=threshold,
+    )
+    env.reset()
+    # Radius, angle (right) and fire. The first two environments have no and full deflection.
+    actions = [[radius, 0.0, 0.0] for radius in (0.0, 1.0, threshold - 0.1, threshold + 0.1)]
+    for _ in range(20):
+        rest, up, below, above = env.step(tf.constant(actions)).observation.numpy()[:, -1]
+    assert np.array_equal(below, rest) and np.array_equal(above, up)
+    assert not np.array_equal(rest, up)
+
+
 def test_stepping_in_a_graph_gives_what_eager_steps_give():
     eager, env = (atari_environment(1, game="breakout", num_envs=2) for _ in range(2))
     actions = tf.constant(drawn_actions(eager, 30))

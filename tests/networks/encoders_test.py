@@ -152,15 +152,21 @@ def test_nature_cnn_has_the_published_layers() -> None:
     assert shapes == [[8, 8, 4, 32], [4, 4, 32, 64], [3, 3, 64, 64], [3136, 512]]
 
 
-@pytest.mark.parametrize(("side", "halvings"), [(10, 0), (24, 0), (25, 1), (48, 1), (96, 2)])
-def test_large_images_are_halved_before_the_small_cnn(side: int, halvings: int) -> None:
+@pytest.mark.parametrize(
+    ("side", "largest", "halvings"),
+    [(10, 24, 0), (24, 24, 0), (25, 24, 1), (48, 24, 1), (96, 24, 2), (48, 48, 0), (96, 48, 1)],
+)
+def test_large_images_are_halved_before_the_small_cnn(
+    side: int, largest: int, halvings: int
+) -> None:
     spec = tf.TensorSpec((side, 8, 3), tf.float32)
-    encoder = create_encoder(spec)
+    with bound({"small_cnn_encoder.largest_side": largest}):
+        encoder = create_encoder(spec)
     encoder(some_observations(spec))
     expected = [(16, 3, 2, "same")] * halvings + [(16, 3, 1, "same"), (32, 3, 1, "same")]
     assert convolutions(encoder) == expected
     dense_inputs = encoder.trainable_variables[-2].shape[0]
-    assert dense_inputs <= 24 * 24 * 32
+    assert dense_inputs <= largest * largest * 32
 
 
 @pytest.mark.parametrize("shape", [(4, 36, 36), (8, 8, 3), (5,)])

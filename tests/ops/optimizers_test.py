@@ -108,13 +108,15 @@ def test_adam_s_step_of_twice_the_gradient_is_that_of_half_the_epsilon() -> None
     assert relative_error(movement(Adam(RATE, epsilon=1.5e-4)), whole) > 1e-3
 
 
-def test_adam_equals_its_formula() -> None:
-    m, v, expected = (np.zeros(300) for _ in range(3))
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adam_equals_its_formula(amsgrad: bool) -> None:
+    m, v, largest, expected = (np.zeros(300) for _ in range(4))
     for t, g in enumerate(gradients().astype(np.float64), start=1):
         m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
         rate = RATE * np.sqrt(1 - 0.95**t) / (1 - 0.8**t)
-        expected -= rate * m / (np.sqrt(v) + 1e-3)
-    moved = movement(Adam(RATE, beta_1=0.8, beta_2=0.95, epsilon=1e-3))
+        largest = np.maximum(largest, v)
+        expected -= rate * m / (np.sqrt(largest if amsgrad else v) + 1e-3)
+    moved = movement(Adam(RATE, beta_1=0.8, beta_2=0.95, epsilon=1e-3, amsgrad=amsgrad))
     assert relative_error(moved, expected) < 1e-5
 
 

@@ -227,6 +227,8 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     with pytest.raises(UserError, match=r'add "train\.eval_interval = 5_000"'):
         often = ("train.eval_interval = 10_000",)
         run(tmp_path, search._replace(rungs=(10_000, 15_000), bindings=often), 1)
+    with pytest.raises(UserError, match="train.eval_interval = 0 makes none: add "):
+        run(tmp_path, search._replace(bindings=("train.eval_interval = 0",)), 1)
     warm_up = ("STEPS = 1e4", "initialize_replay_buffer.num_env_steps = %STEPS")
     late = PATIENT._replace(rungs=(10_000,), num_env_steps=20_000, bindings=warm_up)
     with pytest.raises(UserError, match=r"10_000 is within the warm-up, .*num_env_steps = 10_000"):
@@ -314,6 +316,12 @@ def test_a_parameter_is_important_for_the_returns_at_the_first_rung(tmp_path):
     table = text.partition("Importance for the return after 10 steps")[2].partition("\n\n## ")[0]
     shares = dict(re.findall(r"`(fake\.\w+)` \| ([\d.]+)", table))
     assert float(shares["fake.quality"]) > 2 * float(shares["fake.other"])
+
+
+def test_a_search_without_an_evaluated_trial_has_no_report(tmp_path):
+    put(tmp_path, make_search(rungs=(10,)), [()])
+    with pytest.raises(UserError, match=f"no trial in {tmp_path} has been evaluated yet"):
+        write(tmp_path)
 
 
 def test_where_all_returns_are_equal_no_parameter_is_important(tmp_path):
