@@ -83,7 +83,8 @@ def checked(
     return binding._replace(value=_with_ints(value, kind))
 
 
-def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
+def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any], in_macro: bool = False) -> bool:
+    in_macro = in_macro or isinstance(value, Macro)  # whose value is not converted to an int
     value = value_of(value, macros)
     if isinstance(value, Reference):
         if kind.is_called:
@@ -92,8 +93,8 @@ def _fits(value: Any, kind: _Kind, macros: Mapping[str, Any]) -> bool:
     if isinstance(value, Macro):  # a constant of gin
         return True
     if isinstance(value, tuple | list) and kind.items and type(value) in kind.types:
-        return all(_fits(item, kind.items, macros) for item in value)
-    return type(value) in kind.types or _stands_for_int(value, kind)
+        return all(_fits(item, kind.items, macros, in_macro) for item in value)
+    return type(value) in kind.types or (not in_macro and _stands_for_int(value, kind))
 
 
 def _target(reference: Reference) -> Any:

@@ -381,6 +381,14 @@ def test_whole_numbers_in_a_tuple_may_be_written_as_floats_too():
     assert repr(gin.query_parameter("make_crate.sizes")) == "(20000, 3)"
 
 
+@pytest.mark.parametrize(
+    "macro, value", [("N = 2e4", "%N"), ("N = 2e4", "(%N, 3)"), ("N = (2e4, 3)", "%N")]
+)
+def test_a_float_in_a_macro_is_no_whole_number(macro, value):
+    parameter = "sizes" if "(" in macro + value else "slots"
+    assert "must be a" in message_of(macro, f"make_crate.{parameter} = {value}")
+
+
 @pytest.mark.parametrize("maker", ["make_pear", "Pear", "big/make_pear"])
 @pytest.mark.parametrize("parameter", ["fill", "paint"])
 def test_what_is_to_be_called_is_not_called_where_it_is_bound(parameter, maker):
