@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import fake_training
+from conftest import TESTS
 from ray.cluster_utils import Cluster as RayCluster
 
 from pipeline.benchmarks import runner
@@ -24,7 +25,8 @@ def ray_cluster(*cpus: int, **head: Any) -> Iterator[RayCluster]:
 
     Further arguments are those of the head.
     """
-    with mock.patch.dict(os.environ, {"RAY_worker_niceness": "0"}):
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    with mock.patch.dict(os.environ, {"RAY_worker_niceness": "0", "PYTHONPATH": paths}):
         cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0} | head)
         try:
             for number in cpus:

@@ -1,6 +1,8 @@
 """Small gymnasium environments whose behaviour is completely known."""
 
 import copy
+import os
+import pathlib
 from typing import Any
 
 import gymnasium
@@ -147,3 +149,17 @@ def drawn_actions(env, num_steps, seed=0):
     if spec.dtype.is_integer:
         return generator.integers(0, spec.maximum + 1, shape).astype(spec.dtype.as_numpy_dtype)
     return generator.uniform(spec.minimum, spec.maximum, shape).astype(np.float32)
+
+
+class ClosingEnv(PlainEnv):
+    """Leaves a file in `folder` when it is closed."""
+
+    def __init__(self, folder, render_mode=None):
+        super().__init__(render_mode)
+        self.folder = pathlib.Path(folder)
+
+    def close(self):
+        (self.folder / f"closed by {os.getpid()}").touch()
+
+
+gymnasium.register("Closing-v0", f"{__name__}:ClosingEnv")

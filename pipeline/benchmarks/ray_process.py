@@ -24,8 +24,10 @@ from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.train_process import STOPPED, LocalProcess
 from pipeline.runs.run_folder import BUSY
 from pipeline.utils.errors import RETRY_CODE
+from pipeline.utils.ray_connection import reason_of
 
 _POLL_SECONDS = 0.5
+_START_SECONDS = 60.0  # after which a process that has not started is reported
 _LOCK_SECONDS = 10.0  # between attempts to take over a run
 _STOPPED_CODE = 128 + signal.SIGTERM
 _WAITS = (
@@ -155,6 +157,10 @@ class RayTrainProcess:
             return self._code
         if self._code is None and ray.wait([self._answer], timeout=0)[0]:
             self._read_answer()
+        is_late = not self._has_answered and time.monotonic() - self.started >= _START_SECONDS
+        if self._code is None and is_late and not self._waits_because:
+            self._waits_because = "other programs may use the CPUs there"
+            self._say(f"{self.run.name} waits on {self._node_name}: {self._waits_because}")
         return self._code
 
     def _read_answer(self) -> None:
@@ -168,7 +174,8 @@ class RayTrainProcess:
         except (RayActorError, ActorUnschedulableError) as error:
             self.is_lost = not getattr(error, "actor_init_failed", False)
             if self.is_lost:
-                self._end(-signal.SIGKILL, f"node {self._node_name} was lost")
+                why = f"the process on node {self._node_name} was lost ({reason_of(error)})"
+                self._end(-signal.SIGKILL, why)
             else:  # The cause is the node or the shared folder, not the run.
                 why = f"the process cannot be started on {self._node_name}: {error}"
                 self._end(RETRY_CODE, why)

@@ -57,7 +57,7 @@ from pipeline.benchmarks.planned_runs import Run
 from pipeline.configuration.statements import Binding, value_of
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils import jsonl
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.files import error_kind, write_text
 from pipeline.utils.processor import machine
 
@@ -137,8 +137,8 @@ def failed(run: Run, error: str) -> Record:
 
 def last_words(record: Record) -> str:
     """Returns why a run failed, in one line."""
-    lines = record["error"].splitlines()
-    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+    first, last = record["error"].partition("\n")[0], last_line(record["error"])
+    return first if last == first else f"{first}: {last}"
 
 
 def finished(run: Run, workers: int | None) -> Record:

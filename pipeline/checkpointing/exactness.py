@@ -19,6 +19,7 @@ from pipeline.configuration.statements import Binding, Macro, Source, leaves, sc
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
 from pipeline.utils.processor import machine, vector_instructions
+from pipeline.utils.tensorflow_import import ONEDNN
 
 _FILE = "circumstances.json"
 _PACKAGES = (
@@ -29,7 +30,7 @@ _PACKAGES = (
 _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
 # Environment variables that choose the kernels, except those about what kernels print.
 _OF_KERNELS = re.compile(
-    r"(?!.*(VERBOSE|DUMP|LOG)|TF_ENABLE_ONEDNN_OPTS|TF_USE_LEGACY_KERAS)"
+    r"(?!.*(VERBOSE|DUMP|LOG)|TF_USE_LEGACY_KERAS)"
     r"((ONEDNN|DNNL|XLA|CUBLAS|CUDNN|NVIDIA_TF32)_"
     r"|TF_(AUTO|CONV|CU|DETERMINISTIC|DISABLE|ENABLE|FP16|MATMUL|ONEDNN|SET|USE|XLA)).*"
 )
@@ -77,10 +78,13 @@ def traits() -> dict[str, str]:
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
         f"{_VERSION}C library": " ".join(platform.libc_ver()),  # it has exp, log, sin and the like
         _INSTRUCTIONS: " ".join(vector_instructions()),
-        _VARIABLES: " ".join(
-            f"{k}={v}" for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)
-        ),
+        _VARIABLES: " ".join(f"{k}={v}" for k, v in kernel_variables().items() if k != ONEDNN),
     }
+
+
+def kernel_variables() -> dict[str, str]:
+    """Returns the environment variables of this process that choose TensorFlow's kernels."""
+    return {k: v for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)}
 
 
 def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ from pipeline.configuration.statements import (
     shipped_names,
     suggest,
 )
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, without_gin
 
 #: Places that bound each (scope, complete selector, parameter) of gin's global config, in order.
 #: The last is in force. `pipeline.configuration.apply` fills it.
@@ -235,7 +235,7 @@ def explain_call_error(error: BaseException) -> str | None:
     lacks an argument, as that of `@f()` where `@f` is meant, the message names the parameter. If
     references call each other in a circle, it names what they call.
     """
-    message = str(error).split("\n  In call to configurable ")[0]
+    message = without_gin(error)
     if isinstance(error, UserError):
         return message
     if isinstance(error, RecursionError):

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from pipeline.utils.errors import UserError
 
 Sent = Sequence[bytes]  # bytes of each array of an observation
 
+_ALIVE_SECONDS = 1.0  # between checks that a process which does not answer still exists
 _CLOSE_SECONDS = 10.0  # after which a process that does not end is killed
 
 # A forked process knows the gin bindings of wrappers and ids that were registered by hand; a
@@ -194,12 +196,30 @@ class ProcessVector:
 
         Answers to earlier questions, whose calls were interrupted, are dropped.
         """
-        connection = self._connections[index]
-        while deadline is None or connection.poll(max(0.0, deadline - time.monotonic())):
-            number, *answer = connection.recv()
+        while self._has_sent(index, deadline):
+            number, *answer = self._connections[index].recv()
             if number == self._asked[index]:
                 return tuple(answer)
         return None
+
+    def _has_sent(self, index: int, deadline: float | None) -> bool:
+        """Waits for a message of a process; returns False after the deadline.
+
+        Raises:
+          EOFError: If the process has ended. Children of the process may keep its connection open.
+        """
+        messages = select.poll()  # much faster than the connection's own `poll`
+        messages.register(self._connections[index], select.POLLIN)
+        wait = _ALIVE_SECONDS
+        while True:
+            if deadline is not None:
+                wait = min(_ALIVE_SECONDS, max(0.0, deadline - time.monotonic()))
+            if messages.poll(1_000 * wait):
+                return True
+            if not self.processes[index].is_alive() and not messages.poll(0):
+                raise EOFError
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
 
     def _died(self, index: int) -> ProcessDied:
         self.processes[index].join(timeout=1.0)

@@ -18,7 +18,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
 from pipeline.environments.vectors import Arrays, Description, Vector, frames_per_second, store
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import UserError, without_gin
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
 _MAIN_THREAD = (
@@ -316,7 +316,7 @@ def describe(error: BaseException) -> str:
         innermost = cause
     frames = traceback.extract_tb(innermost.__traceback__)
     frame = next((x for x in reversed(frames) if not is_pythons_own(x.filename)), frames[-1])
-    message = str(error).split("\n  In call to configurable ")[0]  # gin appends the rest
+    message = without_gin(error)
     place = f"{frame.filename}:{frame.lineno}, in {frame.name}"
     advice = _MAIN_THREAD if "only works in main thread" in message else ""
     return f"{type(error).__name__}: {message} ({place}){advice}"

@@ -58,6 +58,7 @@ from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_argume
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, accelerator
 from pipeline.utils.processor import has_bfloat16
+from pipeline.utils.tensorflow_import import ONEDNN
 
 
 @gin.configurable
@@ -77,7 +78,7 @@ def encoder_precision(policy: Literal["float32", "mixed_bfloat16", "auto"] = "fl
     if policy != "auto":
         return policy
     # On these processors, TensorFlow uses oneDNN unless the environment variable forbids it.
-    has_onednn = os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+    has_onednn = os.environ.get(ONEDNN) != "0"
     is_faster = accelerator() == HOST and has_onednn and has_bfloat16()
     return "mixed_bfloat16" if is_faster else "float32"
 

@@ -103,8 +103,10 @@ class Actors:
     """
 
     def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
-        self.drivers: Sequence[CollectDriver] = [x for actor in actors for x in actor.drivers]
-        self.watched: Sequence[Watched] = [x.environment.episodes for x in self.drivers]
+        self.environments: Sequence[VectorEnvironment] = [
+            x for actor in actors for x in actor.environments
+        ]
+        self.watched: Sequence[Watched] = [x.episodes for x in self.environments]
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
         self.description: Mapping[str, Any] = {"scheduler": scheduler, "num_actors": len(actors)}
@@ -124,8 +126,8 @@ class Actors:
 
     def begin_new_episodes(self, state: LoopState) -> LoopState:
         """Truncates the unfinished episodes; see `Runner.begin_new_episodes`."""
-        for driver in self.drivers:
-            driver.environment.episodes.abandon()
+        for environment in self.environments:
+            environment.episodes.abandon()
         return state._replace(carry=interrupt_episodes(state.carry))
 
     def measurements(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -78,8 +79,8 @@ class Identity(NamedTuple):
     seed: int
 
 
-class Order(NamedTuple):
-    """Request to a collector for one message.
+class Request(NamedTuple):
+    """Asks a collector for one message.
 
     Attributes:
       weights: Values of the learner's `weights`; None if the collector has them already.
@@ -156,44 +157,50 @@ class Collector:
             finally:
                 _share.reset(token)
             self._weights = weights(agent)
-            self.driver = CollectDriver(environment, seed=key)
+            self._driver = CollectDriver(environment, seed=key)
             policy = agent.collect_policy
             random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
             self._collect = {False: self._function(policy, num_steps)}
             self._collect[True] = self._function(random, num_steps)
-            with named_failures(environment):
-                self._carry = initial_carry(environment, policy)
+            self._policy = policy
             carry = Tensors(lambda: self._carry, self._set_carry)
-            self._parts = Parts({"environment": environment, "carry": carry})
+            # The carry comes first, because it resets the environments if nothing has before.
+            self._parts = Parts({"carry": carry, "environment": environment})
+
+    @functools.cached_property
+    def _carry(self) -> Carry:
+        # Reset at the first use, because nothing watches the environments before.
+        with named_failures(self.environment):
+            return initial_carry(self.environment, self._policy)
 
     def _function(self, policy: tf_policy.TFPolicy, num_steps: int) -> Callable[[Carry], Any]:
         def collect(carry: Carry) -> Any:
-            return self.driver.run(policy, carry, num_steps)
+            return self._driver.run(policy, carry, num_steps)
 
         return tf.function(collect, autograph=False)
 
-    def collect(self, order: Order) -> Message:
+    def collect(self, request: Request) -> Message:
         """Collects a message.
 
         Raises:
           UserError: If the environment fails.
         """
-        if order.weights is not None:
-            for variable, value in zip(self._weights, order.weights, strict=True):
+        if request.weights is not None:
+            for variable, value in zip(self._weights, request.weights, strict=True):
                 variable.assign(value)
-        self._env_steps.assign(np.int64(order.env_steps))  # see `execution.int64`
+        self._env_steps.assign(np.int64(request.env_steps))  # see `execution.int64`
         unfinished = self._carry.statistics
         statistics = initial_statistics(1)._replace(
             episode_return=unfinished.episode_return, episode_length=unfinished.episode_length
         )
         with named_failures(self.environment):
-            self._carry, rows = self._collect[order.is_random](
+            self._carry, rows = self._collect[request.is_random](
                 self._carry._replace(statistics=statistics)
             )
         rows, time_step, counted = tf.nest.map_structure(
             lambda x: x.numpy(), (rows, self._carry.time_step, self._carry.statistics)
         )
-        return Message(rows, time_step, self._with_own_returns(counted), order.version)
+        return Message(rows, time_step, self._with_own_returns(counted), request.version)
 
     def _with_own_returns(self, statistics: EpisodeStatistics) -> EpisodeStatistics:
         """Returns the statistics with the returns that the environments have recorded, if any."""
@@ -290,7 +297,7 @@ def join_stacks(message: Message) -> Message:
     return message._replace(rows=rows._replace(observation=stacks))
 
 
-def check_memory(
+def check_messages(
     message: Message, num_collectors: int, in_flight: int, memory: float, owner: str, more: str = ""
 ) -> None:
     """Checks that all messages under way fit into a memory.

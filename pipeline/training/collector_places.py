@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pipeline.acting.collect_driver import CollectDriver
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
-from pipeline.training.collector import Collector, Message, Order
+from pipeline.training.collector import Collector, Message, Request
 from pipeline.training.components import closed_on_error
 
 
@@ -42,13 +42,13 @@ class InProcess:
         with closed_on_error() as opened:
             opened.callback(self.close)
             self._collectors.extend(create(number, 0) for number in range(num_collectors))
-        self._orders: list[deque[Order]] = [deque() for _ in range(num_collectors)]
+        self._requests: list[deque[Request]] = [deque() for _ in range(num_collectors)]
         self._submitted: deque[int] = deque()
 
     @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers, if they are in this process."""
-        return [collector.driver for collector in self._collectors]
+    def environments(self) -> Sequence[VectorEnvironment]:
+        """Returns the environments that are in this process."""
+        return [collector.environment for collector in self._collectors]
 
     @property
     def watched(self) -> Sequence[Watched]:
@@ -60,15 +60,15 @@ class InProcess:
         """Returns the seconds spent in environments: the mean if collectors run in parallel."""
         return sum(collector.environment.seconds for collector in self._collectors)
 
-    def submit(self, number: int, order: Order) -> None:
+    def submit(self, number: int, request: Request) -> None:
         """Asks a collector for a message; it does not wait."""
-        self._orders[number].append(order)
+        self._requests[number].append(request)
         self._submitted.append(number)
 
     def take(self, number: int) -> Message:
         """Waits for the oldest message that a collector was asked for, and returns it."""
         self._submitted.remove(number)
-        return self._collectors[number].collect(self._orders[number].popleft())
+        return self._collectors[number].collect(self._requests[number].popleft())
 
     def first(self) -> int:
         """Waits for a message of any collector; returns the number of the collector to take."""
@@ -83,7 +83,7 @@ class InProcess:
         """
         self._collectors[number].close()
         self._collectors[number] = self._create(number, restarts)
-        self._orders[number].clear()
+        self._requests[number].clear()
         self._submitted = deque(other for other in self._submitted if other != number)
 
     def save(self, number: int) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import StepType, TimeStep, Trajectory
 
-from pipeline.acting.collect_driver import Carry, CollectDriver
+from pipeline.acting.collect_driver import Carry
 from pipeline.acting.episode_statistics import (
     EpisodeStatistics,
     initial_statistics,
@@ -26,10 +26,11 @@ from pipeline.acting.episode_statistics import (
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.training_environment import TrainingEnvironment
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
-from pipeline.training.collector import Message, Order, files_in, unpack, weights
+from pipeline.training.collector import Message, Request, files_in, unpack, weights
 from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
 from pipeline.training.nan_checks import are_finite
@@ -120,9 +121,9 @@ class Collectors:
         self.collect_randomly: Chunk = on_device(HOST, functools.partial(self._run, True))
 
     @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers, if they are in this process."""
-        return self._place.drivers
+    def environments(self) -> Sequence[VectorEnvironment]:
+        """Returns the environments that are in this process."""
+        return self._place.environments
 
     @property
     def watched(self) -> Sequence[Watched]:
@@ -130,7 +131,7 @@ class Collectors:
         return self._place.watched
 
     def initial_state(self) -> LoopState:
-        """Returns the state before the first iteration; the collectors have reset already."""
+        """Returns the state before the first iteration; collectors reset at their first message."""
         agent = self._updates.agent
         time_step = tensor_spec.zero_spec_nest(agent.time_step_spec, [self.batch_size])
         carry = Carry(
@@ -268,8 +269,8 @@ class Collectors:
                 values = [variable.numpy() for variable in weights(self._updates.agent)]
                 self._sent = self._version, values
             self._known[number], values = self._sent
-        order = Order(values, self._version, int(self._env_steps), is_random)
-        self._place.submit(number, order)
+        request = Request(values, self._version, int(self._env_steps), is_random)
+        self._place.submit(number, request)
         self._submitted[number] += 1
 
     def _first(self) -> int:
@@ -365,7 +366,7 @@ class Collectors:
         for number in range(len(self._arrived)):
             unpack(self._files_of(number), folder / str(number))
         messages = [x for arrived in self._arrived for x in arrived if x is not None]
-        if not are_finite([x.rows for x in messages]):
+        if not are_finite([(x.rows, x.time_step) for x in messages]):
             raise UserError(
                 "the message of a collector holds NaN or infinity. Check the observations and the "
                 "rewards of the environment."

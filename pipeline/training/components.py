@@ -25,6 +25,7 @@ from pipeline.training.iteration import Iterations, Runner
 from pipeline.utils.constraints import Range, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu, device_name
+from pipeline.utils.tensorflow_import import ONEDNN
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ def configure_tensorflow(
         "execution": execution.value,
         "device": device_name(),
         "threads": {"intra_op": intra_op, "inter_op": inter_op},
-        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "TensorFlow's choice"),
+        "onednn": os.environ.get(ONEDNN, "TensorFlow's choice"),
     }
 
 

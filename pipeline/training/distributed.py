@@ -25,7 +25,7 @@ from pipeline.acting.collect_driver import CollectDriver
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.replay import Experience
-from pipeline.training.collector import Collector, Identity, check_memory
+from pipeline.training.collector import Collector, Identity, check_messages
 from pipeline.training.collector_places import InProcess
 from pipeline.training.collectors import Collectors, empty_message, is_on_policy
 from pipeline.training.components import (
@@ -137,7 +137,7 @@ def distributed_runner(
         reason = "an on-policy agent waits for every message"
         configuration.without_effect["distributed_runner.in_flight"] = reason
     like = empty_message(agent, num_steps, sample.batch_size)
-    check_memory(like, num_collectors, in_flight, available_memory(), "this process may use")
+    check_messages(like, num_collectors, in_flight, available_memory(), "this process may use")
     in_turns = order == "turns"
 
     def create(number: int, restarts: int) -> Collector:

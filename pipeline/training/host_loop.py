@@ -226,11 +226,11 @@ class HostLoop:
         state, count = self.state, int(self.state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
         counter = self._components.env_steps
-        of_drivers = [driver.environment.episodes for driver in self._runner.drivers]
+        of_environments = [x.episodes for x in self._runner.environments]
         # All together they count about as many episodes as one alone, but one of each at least.
-        newest = max(1, WINDOW // max(1, len(of_drivers)))
-        own = [x for episodes in of_drivers for _, x in list(episodes.own_returns)[-newest:]]
-        own_sum = sum(episodes.own_return_sum for episodes in of_drivers)
+        newest = max(1, WINDOW // max(1, len(of_environments)))
+        own = [x for episodes in of_environments for _, x in list(episodes.own_returns)[-newest:]]
+        own_sum = sum(episodes.own_return_sum for episodes in of_environments)
         return metrics_record(
             state.carry.statistics,
             updates=int(self._components.agent.train_step_counter),
@@ -281,8 +281,8 @@ class HostLoop:
 
     def _checked(self) -> tuple[Agent, Experience, int, str]:
         """Returns the arguments of `nan_checks`."""
-        drivers = self._runner.drivers
-        source = drivers[0].environment.source if drivers else ""
+        environments = self._runner.environments
+        source = environments[0].source if environments else ""
         return self._components.agent, self._components.experience, self.env_steps, source
 
     def _due(self, name: str, interval: int) -> bool:

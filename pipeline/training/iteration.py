@@ -21,6 +21,7 @@ from pipeline.acting.collect_driver import (
 )
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
 from pipeline.ops.batches import ordered_sum
 from pipeline.replay import Experience
@@ -85,8 +86,8 @@ class Runner(Protocol):
     description: Mapping[str, Any]
 
     @property
-    def drivers(self) -> Sequence[CollectDriver]:
-        """Returns the collect drivers."""
+    def environments(self) -> Sequence[VectorEnvironment]:
+        """Returns the environments that are in this process."""
 
     @property
     def watched(self) -> Sequence[Watched]:
@@ -194,7 +195,7 @@ class Iterations(Updates):
             own at its end.
         """
         super().__init__(agent, experience)
-        self.drivers: Sequence[CollectDriver] = (driver,)
+        self.environments: Sequence[VectorEnvironment] = (driver.environment,)
         self.watched: Sequence[Watched] = (driver.environment.episodes,)
         self._driver = driver
         self.collect_steps = experience.collect_steps

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -14,24 +14,26 @@ import tensorflow as tf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pipeline import configuration
-from pipeline.acting.collect_driver import CollectDriver
 from pipeline.checkpointing import exactness
 from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.training_environment import TrainingEnvironment
+from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
 from pipeline.runs import source_revision
 from pipeline.training.collector import (
     Identity,
     Message,
-    Order,
-    check_memory,
+    Request,
+    check_messages,
     join_stacks,
     split_stacks,
 )
 from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.execution import Execution, device_name
-from pipeline.utils.ray_connection import connect
+from pipeline.utils.ray_connection import connect, reason_of
+
+_CLOSE_SECONDS = 10.0  # after which collectors are killed
 
 
 def _actor_class() -> Any:
@@ -44,8 +46,16 @@ def _actor_class() -> Any:
 
     class CollectorActor:
         def __init__(
-            self, statements: Any, execution: str, identity: tuple[int, ...], num_steps: int
+            self,
+            variables: dict[str, str],
+            statements: Any,
+            execution: str,
+            identity: tuple[int, ...],
+            num_steps: int,
         ):
+            import os
+
+            os.environ.update(variables)
             from pipeline import configuration
             from pipeline.utils.tensorflow_import import import_tensorflow
 
@@ -76,14 +86,14 @@ def _actor_class() -> Any:
             mine = traits() | {"device": device_name()}
             return socket.gethostname(), source_sha256(), mine, [*map(to_json, spaces)]
 
-        def collect(self, weights: Any, *order: Any) -> tuple[list[Any], bool, float]:
+        def collect(self, weights: Any, *request: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
 
-            from pipeline.training.collector import Order, split_stacks
+            from pipeline.training.collector import Request, split_stacks
 
             environment = self._collector.environment
             before = environment.seconds
-            message = self._collector.collect(Order(weights, *order))
+            message = self._collector.collect(Request(weights, *request))
             split = split_stacks(message)
             is_split = split is not message
             return tf.nest.flatten(split), is_split, environment.seconds - before
@@ -93,6 +103,9 @@ def _actor_class() -> Any:
 
         def restore(self, saved: dict[str, bytes]) -> str:
             return self._collector.restore(saved)
+
+        def close(self) -> None:
+            self._collector.close()
 
     return CollectorActor
 
@@ -128,7 +141,7 @@ class _Waits:
 class OverRay:
     """Holds collectors as actors of a Ray cluster; see `collector_places.InProcess`."""
 
-    drivers: Sequence[CollectDriver] = ()
+    environments: Sequence[VectorEnvironment] = ()
 
     def __init__(
         self,
@@ -173,19 +186,20 @@ class OverRay:
         self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
         self._source = source_revision.source_sha256()
         self._traits = exactness.traits() | {"device": device_name()}
+        self._actors: list[Any] = []
         connect(address)
         try:
-            missing = self._missing_cpus()
+            missing = self._missing_cpus(ray.available_resources)
             self._must_check_stores = bool(missing)  # when all nodes have joined
             if missing:
                 print(
-                    f"note: {missing}. More nodes must join within {timeout:g} s "
+                    f"note: {missing}. More must become free within {timeout:g} s "
                     "(distributed_runner.timeout).",
                     file=sys.stderr,
                 )
             else:
                 self._check_object_stores()
-            self._actors = [self._start(number, 0) for number in range(num_collectors)]
+            self._actors.extend(self._start(number, 0) for number in range(num_collectors))
         except BaseException:
             self.close()
             raise
@@ -196,22 +210,27 @@ class OverRay:
         identity = tuple(Identity(number, restarts, self._num_collectors, self._seed))
         num_steps = self._like.rows.step_type.shape[0]
         actor = remote_class.options(**options).remote(
-            configuration.applied(), Execution.current().value, identity, num_steps
+            exactness.kernel_variables(),
+            configuration.applied(),
+            Execution.current().value,
+            identity,
+            num_steps,
         )
         self._machines[number] = actor.machine.remote()
         return actor
 
-    def _missing_cpus(self) -> str:
+    def _missing_cpus(self, read: Callable[[], dict[str, float]]) -> str:
         """Returns a sentence if the cluster has too few CPUs for all collectors, else ""."""
-        resources = self._resources()
+        resources = self._resources(read)
         cpus = resources.get("CPU", 0.0)
         if not resources or cpus >= self._num_collectors:
             return ""
-        return f"the Ray cluster has CPUs for {cpus:g} of {self._num_collectors} collectors"
+        free = "free " if read is ray.available_resources else ""
+        return f"the Ray cluster has {free}CPUs for {cpus:g} of {self._num_collectors} collectors"
 
     def _check_object_stores(self) -> None:
-        if resources := self._resources():
-            check_memory(
+        if resources := self._resources(ray.cluster_resources):
+            check_messages(
                 split_stacks(self._like),  # as it is sent
                 self._num_collectors,
                 self._in_flight,
@@ -220,11 +239,11 @@ class OverRay:
                 ", or give them more memory: ray start --object-store-memory=BYTES",
             )
 
-    def _resources(self) -> dict[str, float]:
+    def _resources(self, read: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Returns the cluster's resources, or {} if it is lost, which other calls report."""
         try:
             with self._waiting("the Ray cluster has not answered"):
-                return ray.cluster_resources()
+                return read()
         except RayError:
             return {}
 
@@ -272,18 +291,18 @@ class OverRay:
         """Returns the mean over the collectors of the seconds that their environments took."""
         return sum(self._seconds) / len(self._seconds)
 
-    def submit(self, number: int, order: Order) -> None:
+    def submit(self, number: int, request: Request) -> None:
         """Asks a collector for a message. Weights are stored once for all collectors.
 
         Raises:
           UserError: If the weights cannot be stored.
         """
         weights = None
-        if order.weights is not None:
-            if self._weights[0] != order.version:
-                self._weights = order.version, _put(list(order.weights))
+        if request.weights is not None:
+            if self._weights[0] != request.version:
+                self._weights = request.version, _put(list(request.weights))
             weights = self._weights[1]
-        call = self._actors[number].collect.remote(weights, *order[1:])
+        call = self._actors[number].collect.remote(weights, *request[1:])
         if not self._calls[number]:
             self._since[number] = time.monotonic()
         self._calls[number].append(call)
@@ -358,7 +377,8 @@ class OverRay:
         limit = f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
         advice = "raise the limit if it needs longer"
         if number in self._machines:  # it has not started
-            advice = self._missing_cpus() or advice
+            taken = f"{advice}, or end other programs that use the CPUs of the cluster"
+            advice = self._missing_cpus(ray.cluster_resources) or taken
         return CollectorLost(number, f"{limit}; {advice}")
 
     def _answer(self, number: int, call: Any, since: float, is_usual: bool = True) -> Any:
@@ -378,16 +398,17 @@ class OverRay:
         except RayError as error:
             if getattr(error, "actor_init_failed", False):  # it would fail again
                 raise UserError(f"collector {number} cannot start: {last_line(error)}") from error
-            # In further sentences, Ray guesses at causes.
-            reason = last_line(error).partition(". ")[0]
-            raise CollectorLost(number, reason.rstrip(".")) from error
+            raise CollectorLost(number, reason_of(error)) from error
 
     def failure_message(self) -> str:
         """Returns "", because the error of a message names the environment's failure."""
         return ""
 
     def close(self) -> None:
-        """Ends the collectors and the connection."""
+        """Closes the environments, ends the collectors, and ends the connection."""
+        with contextlib.suppress(RayError):
+            if calls := [actor.close.remote() for actor in self._actors]:
+                ray.wait(calls, num_returns=len(calls), timeout=_CLOSE_SECONDS)
         ray.shutdown()
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 USER_ERROR_CODE = 2  # Exit code of a process that ends with a UserError.
+GIN_CALL = "  In call to configurable "  # how lines begin that gin appends to messages
 RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 
 
@@ -41,6 +42,15 @@ def hinting(hint: Callable[[], str]) -> Iterator[None]:
 
 
 def last_line(error: Exception | str) -> str:
-    """Returns the last line of an error, which names the cause if the error holds a traceback."""
-    line = str(error).strip().rpartition("\n")[2]
+    """Returns the last line of an error, which names the cause if the error holds a traceback.
+
+    The lines that gin appends, one for each call that an exception passes, are left out.
+    """
+    lines = [x for x in str(error).strip().split("\n") if not x.startswith(GIN_CALL)]
+    line = lines[-1] if lines else ""
     return line or (type(error).__name__ if isinstance(error, Exception) else "")
+
+
+def without_gin(error: BaseException) -> str:
+    """Returns the message of an exception without the lines that gin appends."""
+    return str(error).split(f"\n{GIN_CALL}")[0]

@@ -11,7 +11,7 @@ import threading
 import grpc
 import ray
 
-from pipeline.utils.errors import RetryableError
+from pipeline.utils.errors import RetryableError, last_line
 
 _CONNECT_SECONDS = 10.0
 
@@ -43,6 +43,11 @@ def connect(address: str) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
             signal.siginterrupt(signal.SIGTERM, False)
+
+
+def reason_of(error: ray.exceptions.RayError) -> str:
+    """Returns why a process of Ray was lost, without the causes that Ray guesses at."""
+    return last_line(error).partition(". ")[0].rstrip(".")
 
 
 def _check_address(address: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.utils.errors import UserError
 
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"  # TensorFlow's switch: "0" makes it use its own kernels
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"  # TensorFlow's switch: "1" makes tf.keras Keras 2 (tf-keras)
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # Lines that TensorFlow's libraries print while loading, before they read TF_CPP_MIN_LOG_LEVEL.
@@ -70,7 +71,7 @@ def import_tensorflow(onednn: bool | None = None, freeze: bool = False) -> None:
             if os.environ.setdefault(LEGACY_KERAS, "1") not in ("1", "true", "True"):
                 raise UserError(KERAS_3_MESSAGE)
             if onednn is not None:
-                os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", str(int(onednn)))
+                os.environ.setdefault(ONEDNN, str(int(onednn)))
             with _without_start_up_lines(), _without_garbage_collection():
                 import tensorflow  # noqa: F401
         import tensorflow as tf

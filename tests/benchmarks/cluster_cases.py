@@ -1,5 +1,6 @@
 """Suites on clusters of several Ray nodes, which are all on this machine."""
 
+import json
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import ROOT, process_commands
+from conftest import ROOT, TESTS, process_commands
 from ray_clusters import kill, ray_cluster, raylet, run, runs_on, wait_for
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
 
@@ -107,7 +108,7 @@ def test_the_run_of_a_lost_node_goes_on_elsewhere(nodes, tmp_path, capsys):
     nodes.add_node(num_cpus=1)  # for the tests that follow
     assert suite.result() == (1, [], 0)
     assert recorded(tmp_path)["A-v1", 1]["losses"] == 1
-    told = "dqn-A-v1 seed 1: node .* was lost. The run will be restarted"
+    told = "dqn-A-v1 seed 1: the process on node .* was lost .*. The run will be restarted"
     assert re.search(told, capsys.readouterr().out)
     assert any("has left the cluster" in line for line in suite.said)
 
@@ -446,3 +447,38 @@ def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(monkeypatch, tmp_p
         assert len([line for line in said if "low priority (nice 15)" in line]) == 2
         differing = [line for line in said if "differs from" in line]
         assert len(differing) == 1 and "(version of numpy)" in differing[0]
+
+
+def test_collectors_on_a_cluster_train_a_run_and_close_their_environments(nodes, tmp_path):
+    name = "scripted_environments:Closing-v0"
+    command = [
+        sys.executable, "-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}",
+        f"--ray_address={nodes.address}", "--gin_file=dqn_cartpole",
+        "--gin_file=runners/distributed", "--gin_bindings=train.num_env_steps = 600",
+        "--gin_bindings=initialize_replay_buffer.num_env_steps = 200",
+        "--gin_bindings=train.num_final_episodes = 2",
+        f"--gin_bindings=gymnasium_environment.name = {name!r}",
+        f"--gin_bindings=gymnasium_environment.kwargs = {{'folder': {str(tmp_path)!r}}}",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{TESTS}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run/result.json").read_text())["num_collectors"] == 2
+    assert len(list(tmp_path.glob("closed by *"))) == 3  # the learner evaluates
+
+
+def test_a_collector_that_cannot_be_built_is_named_with_the_reason(nodes, tmp_path):
+    cartpole = "gymnasium.envs.classic_control:CartPoleEnv"
+    module = f"import gymnasium\ngymnasium.register('Here-v0', {cartpole!r})"
+    (tmp_path / "only_here.py").write_text(module)
+    command = [
+        sys.executable, "-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}",
+        f"--ray_address={nodes.address}", "--gin_file=dqn_cartpole",
+        "--gin_file=runners/distributed",
+        "--gin_bindings=gymnasium_environment.name = 'only_here:Here-v0'",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 2
+    reason = "collector . cannot start: .*needs the module 'only_here', which is not installed."
+    assert re.search(reason, ended.stderr)

@@ -80,7 +80,7 @@ def test_an_actor_whose_environment_s_process_dies_ends_the_run(tmp_path):
         "gymnasium_environment__vectorization_mode": "async",
     }
     run = Run(tmp_path / "run", PLAN, "a3c", **overrides)
-    environment = run.parts.runner.drivers[0].environment
+    environment = run.parts.runner.environments[0]
     run.at(130, lambda: environment.episodes.vector.processes[0].kill())
     with pytest.raises(UserError, match=r"the process of environment 0 has died(.|\n)*is intact"):
         run.train()

@@ -477,6 +477,23 @@ def test_a_process_that_dies_is_named_and_the_others_end(die, message):
     assert not any(process.is_alive() for process in vector.processes)
 
 
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_process_that_dies_before_its_child_is_noticed(where):
+    class DyingEnv(PlainEnv):
+        def __init__(self):
+            # It keeps the connection of its parent open.
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(10,)).start()
+            setattr(self, where, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
+
+    vector = ProcessVector([DyingEnv])
+    began = time.monotonic()
+    with pytest.raises(ProcessDied, match=r"environment 0 has died \(SIGKILL\)"):
+        vector.reset([1])
+        vector.step(np.ones(1, np.int64))
+    assert time.monotonic() - began < 8
+    vector.close()
+
+
 class TensorEnv(PlainEnv):
     """Computes its rewards with TensorFlow, in many short calls."""
 

@@ -215,7 +215,7 @@ def test_staleness_counts_the_updates_of_others_since_the_copy(alone, monkeypatc
     agent, runner = alone.turns.parts.agent, alone.turns.runner
     runner.actors[0].staleness.assign(tf.zeros_like(runner.actors[0].staleness))
     zeros = [tf.zeros_like(v) for v in agent.gradient_variables()]
-    vector = runner.drivers[0].environment.episodes.vector
+    vector = runner.environments[0].episodes.vector
     step, by_others = vector.step, list[list[tf.Tensor]]()
 
     def step_beside_others(*arguments):
@@ -384,7 +384,7 @@ def test_an_actor_that_raises_ends_the_run_with_its_message(tmp_path, monkeypatc
     chosen = {"asynchronous_runner__scheduler": scheduler}
     # Threads may leave all steps of a short run to the other actor.
     run = Run(tmp_path / "run", PLAN._replace(num_env_steps=10**6), "a3c", **chosen)
-    failing, _ = (driver.environment for driver in run.parts.runner.drivers)
+    failing, _ = run.parts.runner.environments
     failed_at = []
 
     def fail(*arguments):
@@ -430,7 +430,7 @@ def components():
 def test_where_one_environment_cannot_go_on_all_begin_new_episodes(tmp_path, monkeypatch):
     run = Run(tmp_path / "run", PLAN, "a3c")
     run.train_until(130)
-    first, second = (driver.environment for driver in run.parts.runner.drivers)
+    first, second = run.parts.runner.environments
     cross = first.episodes.cross
 
     def cross_without_steps(call, *args):
@@ -474,7 +474,7 @@ def test_a_stop_takes_less_than_two_seconds_and_nan_of_one_environment_afterward
     assert actor_threads()
 
     # NaN reaches the other actor too, by the weights that it has broken.
-    _, environment = (driver.environment for driver in run.parts.runner.drivers)
+    _, environment = run.parts.runner.environments
     step = environment.episodes.vector.step
 
     def with_nan(*arguments):

@@ -162,7 +162,7 @@ def test_evaluation_rewards_are_never_clipped():
     parts = build_components("dqn", CollectDriver__reward_range=(-1.0, 1.0))
     policy = parts.agent.collect_policy
     carry = initial_carry(parts.environment, policy)
-    _, rows = parts.runner.drivers[0].run(policy, carry, 3)
+    _, rows = CollectDriver(parts.environment, seed=1).run(policy, carry, 3)
     assert rows.reward.numpy().max() == 1
     assert set(parts.evaluator.run(4, 0)["returns"]) == {3 * 7, 3 * 11}
 

@@ -140,7 +140,7 @@ def test_a_killed_run_ends_as_its_twin(tmp_path, trained, algorithm):
 
 def test_collectors_have_random_numbers_of_their_own_and_rows_are_as_old_as_planned(trained):
     run = trained("dqn", **NORMALIZED).run
-    first, second = (driver.environment for driver in run.parts.runner.drivers)
+    first, second = run.parts.runner.environments
     assert not np.array_equal(
         first.current_time_step().observation, second.current_time_step().observation
     )
@@ -197,6 +197,37 @@ def test_messages_that_are_not_finite_are_not_saved(tmp_path):
     run.progress.hook = spoil_and_stop
     with pytest.raises(UserError, match="message of a collector holds NaN"):
         run.train()
+    run.close()
+
+
+def test_a_time_step_of_a_message_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
+    run = Distributed(tmp_path / "run")
+    take = InProcess.take
+
+    def spoiled(self, number):
+        message = take(self, number)
+        spoil = message.time_step._replace(reward=np.full_like(message.time_step.reward, np.nan))
+        return message._replace(time_step=spoil)
+
+    def spoil_and_stop(record, phase):
+        if run.loop.env_steps >= 150:
+            monkeypatch.setattr(InProcess, "take", spoiled)
+            run.stop.requested = True
+
+    run.progress.hook = spoil_and_stop
+    with pytest.raises(UserError, match="message of a collector holds NaN"):
+        run.train()
+    run.close()
+
+
+def test_environments_of_collectors_are_not_reset_before_they_are_watched(tmp_path, monkeypatch):
+    first_reset = Mock(wraps=collector.initial_carry)
+    monkeypatch.setattr(collector, "initial_carry", first_reset)
+    run = Distributed(tmp_path / "run")
+    first_reset.assert_not_called()
+    run.train_until(1, WARMING_UP)
+    reset = [call.args[0] for call in first_reset.call_args_list]
+    assert reset == list(run.parts.runner.environments)
     run.close()
 
 
@@ -437,7 +468,7 @@ def test_a_replaced_collector_repeats_no_episode_and_explores_by_its_number(tmp_
 
     one = Collector(Identity(0, 0, 1, seed=1), *factories, 4)
     sevens = [np.full(v.shape, 7, v.dtype.as_numpy_dtype) for v in collector.weights(built[-1])]
-    one.collect(collector.Order(sevens, 3, 10**9, is_random=False))
+    one.collect(collector.Request(sevens, 3, 10**9, is_random=False))
     for variable, expected in zip(collector.weights(built[-1]), sevens, strict=True):
         np.testing.assert_array_equal(variable, expected)
     one.close()

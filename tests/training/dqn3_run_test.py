@@ -12,6 +12,7 @@ from host_loops import Run
 from tiny_runs import assert_same, saved, statements, variables
 
 from pipeline import configuration
+from pipeline.acting.collect_driver import CollectDriver
 from pipeline.training import graph_calls
 from pipeline.training.intervals import Plan
 from pipeline.training.train_loop import build_bound
@@ -128,7 +129,6 @@ def short_games(tmp_path_factory):
     """Returns a trained run, its calls as they were traced, and its counts at every update."""
     run = ShortGames(tmp_path_factory.mktemp("short_games") / "run")
     parts = run.parts
-    (driver,) = parts.runner.drivers
     called = []
     seen = []
 
@@ -147,7 +147,11 @@ def short_games(tmp_path_factory):
     run.progress.hook = watch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)
-        for owner, name in ((driver, "run"), (parts.experience, "add"), (parts.agent, "train")):
+        for owner, name in (
+            (CollectDriver, "run"),
+            (parts.experience, "add"),
+            (parts.agent, "train"),
+        ):
             patch.setattr(owner, name, followed(getattr(owner, name)))
         run.train()
     run.close()
@@ -156,7 +160,9 @@ def short_games(tmp_path_factory):
 
 def test_an_iteration_acts_four_times_then_stores_then_learns(short_games):
     run, called, _ = short_games
-    assert called[-3:] == ["run", "add", "train"]  # the warm-up was traced before
+    # The warm-up was traced before, and evaluations run the same driver.
+    train = called.index("train")
+    assert called[train - 2 : train + 1] == ["run", "add", "train"]
     assert (run.parts.experience.collect_steps, run.parts.experience.num_batches) == (4, 1)
 
 

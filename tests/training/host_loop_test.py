@@ -248,13 +248,13 @@ def test_an_evaluation_without_episodes_is_never_the_best(tmp_path, begin, monke
 def test_environments_that_record_returns_count_as_many_episodes_together_as_one(
     tmp_path, begin, monkeypatch
 ):
-    def driver(value):
+    def environment(value):
         own = collections.deque([(0, 100.0)] * 50 + [(0, value)] * 50)
         episodes = SimpleNamespace(own_returns=own, own_return_sum=5_000 + 50 * value)
-        return SimpleNamespace(environment=SimpleNamespace(episodes=episodes))
+        return SimpleNamespace(episodes=episodes)
 
     run = begin(tmp_path / "run")
-    monkeypatch.setattr(run.parts.runner, "drivers", [driver(1.0), driver(3.0)])
+    monkeypatch.setattr(run.parts.runner, "environments", [environment(1.0), environment(3.0)])
     record = run.loop.record()
     assert (record["return_mean_100"], record["return_sum"]) == (2.0, 10_200.0)
 
