@@ -105,7 +105,7 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     driver, policy = _collector(environment)
     carry, rows = _random_steps(driver, policy)
     yield "episodes", _episodes(rows)
-    rate = _rate(environment, rows)
+    rate = int(rows.is_step.sum()) / max(environment.seconds, 1e-9)
     yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
     resume = _resume(environment, create_environment, policy, carry)
     if resume == _IS_EXACT:
@@ -231,10 +231,6 @@ def _episodes(rows: _Rows) -> str:
         lengths = np.concatenate([np.diff(count[end], prepend=0) for count, end in passed])
         text += f", {lengths.mean():.0f} steps on average"
     return f"{text}; rewards from {rewards.min():g} to {rewards.max():g}"
-
-
-def _rate(environment: VectorEnvironment, rows: _Rows) -> float:
-    return int(rows.is_step.sum()) / max(environment.seconds, 1e-9)
 
 
 def _resume(

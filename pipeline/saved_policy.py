@@ -21,7 +21,7 @@ from pipeline.environments.saved_spaces import from_json
 from pipeline.ops.normalizers import RunningMoments
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.runs.saved_run import SavedRun
-from pipeline.training.components import build_agent
+from pipeline.training.components import build_agent, count_of_env_steps
 from pipeline.training.train_loop import bound
 from pipeline.utils.errors import UserError
 
@@ -203,7 +203,7 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
     name = str(run.path)
     time_step_spec = ts.time_step_spec(specs.observation_spec(observation_space, name))
     action_spec = specs.action_spec(action_space, name)
-    env_steps = tf.Variable(0, dtype=tf.int64, name="env_steps")
+    env_steps = count_of_env_steps()
     agent = build_agent(
         time_step_spec, action_spec, run.num_envs, run.seed, create_agent, env_steps
     )

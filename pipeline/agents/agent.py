@@ -72,6 +72,10 @@ class Agent(tf_agent.TFAgent):
     _optimizer: tf.keras.optimizers.legacy.Optimizer
     _gradient_clip_norm: float | None
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("train_step_counter", tf.Variable(0, dtype=tf.int64, name="updates"))
+        super().__init__(*args, **kwargs)
+
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor
     ) -> tuple[Gradients, tf_agent.LossInfo]:

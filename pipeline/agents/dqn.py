@@ -205,7 +205,6 @@ def create_dqn_agent(
         n_step_update=n_step,
         gamma=discount,
         gradient_clip_norm=gradient_clip_norm,
-        train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
     agent.schedules = {"epsilon": epsilon_schedule, "learning_rate": rate_schedule}
     agent.accumulate(accumulate_updates)

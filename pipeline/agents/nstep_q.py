@@ -91,7 +91,6 @@ class NStepQAgent(Agent):
             training_data_spec=collect_policy.trajectory_spec.replace(
                 policy_info=QLearningInfo(tf.TensorSpec((), tf.float32))
             ),
-            train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
         self.trained = {"q_network": self.q_network} | self.normalizers()
         self._periodic_target = PeriodicTarget(

@@ -71,7 +71,6 @@ class OnPolicyAgent(Agent):
             training_data_spec=collect_policy.trajectory_spec.replace(
                 policy_info=OnPolicyInfo(scalar, scalar, scalar, scalar)
             ),
-            train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
         )
         self.trained = {"actor_critic": actor_critic}
         self.normalizer = actor_critic.normalizer

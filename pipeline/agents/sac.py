@@ -268,6 +268,8 @@ def create_sac_agent(
     check_arguments(create_sac_agent, locals())
     del num_envs
     check_actions(action_spec)
+    if target_entropy is None:
+        target_entropy = -float(np.prod(action_spec.shape))
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = (agent_class or SacAgent)(
@@ -285,17 +287,12 @@ def create_sac_agent(
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         initial_log_alpha=float(np.log(initial_alpha)),
-        target_entropy=_minus_size(action_spec) if target_entropy is None else target_entropy,
+        target_entropy=target_entropy,
         gradient_clipping=gradient_clip_norm,
-        train_step_counter=tf.Variable(0, dtype=tf.int64, name="updates"),
     )
     agent.schedules = {"learning_rate": schedule}
     agent.accumulate(accumulate_updates)
     return agent
-
-
-def _minus_size(action_spec: tensor_spec.BoundedTensorSpec) -> float:
-    return -float(np.prod(action_spec.shape))
 
 
 def check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:

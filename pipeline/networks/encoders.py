@@ -36,13 +36,7 @@ from pipeline.networks.encoder_checks import (
     check_sizes,
 )
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
-from pipeline.networks.layers import (
-    Apply,
-    ColourFramesToChannels,
-    EncodeArrays,
-    ToFloat,
-    to_float,
-)
+from pipeline.networks.layers import Apply, ColourFramesToChannels, EncodeArrays, ToFloat, to_float
 from pipeline.ops.masks import mask_out
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (

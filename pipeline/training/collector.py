@@ -15,16 +15,8 @@ import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import StepType
 
-from pipeline.acting.collect_driver import (
-    Carry,
-    CollectDriver,
-    initial_carry,
-    interrupt_episodes,
-)
-from pipeline.acting.episode_statistics import (
-    EpisodeStatistics,
-    initial_statistics,
-)
+from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry, interrupt_episodes
+from pipeline.acting.episode_statistics import EpisodeStatistics, initial_statistics
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Parts

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import gin
 
@@ -44,12 +44,18 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.memory import available_memory
 
 
-def _check_length(num_steps: int, experience: Any) -> None:
-    """Checks that the rows of a message fit into a stream of the replay buffer.
+def _message_length(experience: Experience, num_collectors: int, message_steps: int) -> int:
+    """Returns the vector steps of a message, which makes a whole number of updates.
 
     Raises:
-      UserError: If they do not fit.
+      UserError: If its rows do not fit into a stream of the replay buffer.
     """
+    if not experience.keeps_rows:
+        reason = "a message has Rollout.num_steps vector steps"
+        configuration.without_effect["distributed_runner.message_steps"] = reason
+        return experience.collect_steps
+    unit = num_collectors * experience.collect_steps
+    num_steps = unit * -(-message_steps // unit)
     rows = getattr(experience, "longest_addition", num_steps)  # a store of one's own may lack it
     if num_steps > rows:
         raise UserError(
@@ -57,20 +63,7 @@ def _check_length(num_steps: int, experience: Any) -> None:
             f"{rows} rows of each environment. Lower distributed_runner.message_steps or "
             "num_collectors, or raise ReplayBuffer.capacity."
         )
-
-
-def _check_order(order: str) -> None:
-    """Checks the order of the messages of an on-policy agent.
-
-    Raises:
-      UserError: If messages are taken as they arrive.
-    """
-    if order != "turns":
-        raise UserError(
-            f'distributed_runner.order = "{order}" does not work with this agent, which needs '
-            "messages of all collectors with the same weights. "
-            'Set distributed_runner.order = "turns".'
-        )
+    return num_steps
 
 
 @gin.configurable(denylist=["seed", "create_environment", "create_agent", "create_experience"])
@@ -123,16 +116,14 @@ def distributed_runner(
     compile_update(agent)
     width = sample.batch_size if agent.learns_off_policy else num_streams
     experience = build_experience(agent, width, seed, create_experience)
-    num_steps = experience.collect_steps
-    if experience.keeps_rows:
-        unit = num_collectors * experience.collect_steps
-        num_steps = unit * -(-message_steps // unit)
-        _check_length(num_steps, experience)
-    else:
-        reason = "a message has Rollout.num_steps vector steps"
-        configuration.without_effect["distributed_runner.message_steps"] = reason
+    num_steps = _message_length(experience, num_collectors, message_steps)
     if is_on_policy(agent, experience):
-        _check_order(order)
+        if order != "turns":
+            raise UserError(
+                f'distributed_runner.order = "{order}" does not work with this agent, which needs '
+                "messages of all collectors with the same weights. "
+                'Set distributed_runner.order = "turns".'
+            )
         in_flight = 1
         reason = "an on-policy agent waits for every message"
         configuration.without_effect["distributed_runner.in_flight"] = reason

@@ -13,12 +13,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import Trajectory
 
-from pipeline.acting.collect_driver import (
-    Carry,
-    CollectDriver,
-    initial_carry,
-    interrupt_episodes,
-)
+from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry, interrupt_episodes
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.environments.vector_environment import VectorEnvironment

@@ -41,12 +41,7 @@ from pipeline.runs.saved_run import SavedRun
 from pipeline.training.components import Components, build, configure_tensorflow, created
 from pipeline.training.graph_calls import SHARES
 from pipeline.training.host_loop import HostLoop
-from pipeline.training.intervals import (
-    Plan,
-    check_store,
-    check_warm_up,
-    initialize_replay_buffer,
-)
+from pipeline.training.intervals import Plan, check_store, check_warm_up, initialize_replay_buffer
 from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_arguments
 from pipeline.utils.errors import UserError, hinting
 from pipeline.utils.execution import Execution

@@ -27,13 +27,7 @@ from pipeline.tuning.halving import (
 )
 from pipeline.tuning.search import Search, short_name
 from pipeline.tuning.search_folder import SearchFolder
-from pipeline.utils.errors import (
-    RETRY_CODE,
-    USER_ERROR_CODE,
-    RetryableError,
-    UserError,
-    last_line,
-)
+from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE, RetryableError, UserError, last_line
 from pipeline.utils.files import error_kind
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import Progress, score_text

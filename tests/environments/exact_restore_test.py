@@ -11,13 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_environments import (
-    OPENAI,
-    EchoEnv,
-    drawn_actions,
-    environment,
-    gymnasium_vector,
-)
+from scripted_environments import OPENAI, EchoEnv, drawn_actions, environment, gymnasium_vector
 
 from pipeline.environments import atari, deepmind_atari
 from pipeline.environments.atari import atari_environment

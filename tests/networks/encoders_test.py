@@ -29,12 +29,7 @@ from pipeline.networks.encoders import (
     nature_cnn_encoder,
     small_cnn_encoder,
 )
-from pipeline.networks.heads import (
-    CategoricalHead,
-    GaussianHead,
-    QHead,
-    ValueHead,
-)
+from pipeline.networks.heads import CategoricalHead, GaussianHead, QHead, ValueHead
 from pipeline.networks.initializers import (
     GlorotUniform,
     HeUniform,

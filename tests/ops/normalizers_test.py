@@ -7,15 +7,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_references import (
-    FIRST,
-    LAST,
-    MID,
-    Array,
-    VecNormalize,
-    as_float32,
-    assert_close,
-)
+from numpy_references import FIRST, LAST, MID, Array, VecNormalize, as_float32, assert_close
 from tf_agents.utils import tensor_normalizer
 
 from pipeline.ops.normalizers import RewardScaler, RunningMoments

@@ -15,13 +15,7 @@ import pytest
 import tensorflow as tf
 from host_loops import PLAN, Chunks, Run, actor_threads
 from tf_agents.trajectories import StepType
-from tiny_runs import (
-    Walk,
-    assert_same,
-    bindings,
-    build_components,
-    gin_files,
-)
+from tiny_runs import Walk, assert_same, bindings, build_components, gin_files
 
 from pipeline import configuration
 from pipeline.acting import collect_driver
