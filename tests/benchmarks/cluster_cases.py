@@ -181,9 +181,11 @@ def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
     program = f"""
 import pathlib, threading, time
 from cluster_cases import Stop
+from pipeline.benchmarks import ray_process
 from ray_clusters import run
 from tiny_benchmarks import make_suite
 stop = Stop()
+ray_process._START_SECONDS = 1
 threading.Timer(5, lambda: setattr(stop, "requested", True)).start()
 print(run({nodes.address!r}, pathlib.Path({str(tmp_path / "second")!r}), make_suite(1), stop))
 """
@@ -196,6 +198,7 @@ print(run({nodes.address!r}, pathlib.Path({str(tmp_path / "second")!r}), make_su
         timeout=60,
     )
     assert "Outcome(finished=0, failed=[], left=2)" in ended.stdout, ended.stderr
+    assert ended.stdout.count("other programs may use the CPUs there") == 2
     blocker.stop.requested = True
     assert blocker.result() == (0, [], 2)
 
