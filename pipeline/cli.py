@@ -69,7 +69,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             is_missing = isinstance(error, ModuleNotFoundError)
             if package in ("", "pipeline") or not (is_missing or package in _REPLACED):
                 raise
-            what = "is not installed" if is_missing else f"cannot be used ({error})"
+            reason = errors.without_gin(error)
+            what = "is not installed" if is_missing else f"cannot be used ({reason})"
             _fail(
                 f"{name} {what} in {sys.executable}. Install this package again with "
                 "everything in requirements.txt."

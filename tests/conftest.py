@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -130,6 +130,15 @@ def start_binary(
     }
     command = [sys.executable, "-m", f"pipeline.{binary}", *flags]
     return popen(command, **(settings | kwargs))
+
+
+def wait_for(is_reached: Callable[[], Any], process: subprocess.Popen) -> None:
+    """Waits until `is_reached()` while the process runs."""
+    deadline = time.monotonic() + 300
+    while not is_reached():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:

@@ -56,15 +56,15 @@ def test_rooms_do_not_mention_each_other(room: str):
 
 
 def test_functions_are_short():
-    longest = 0
+    functions = 0
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[ast.get_docstring(node) is not None :]
                 lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
                 assert lines <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {lines} lines"
-                longest = max(longest, lines)
-    assert longest > MAX_FUNCTION_LINES / 2
+                functions += 1
+    assert functions > 1_000
 
 
 def test_every_package_is_installed():

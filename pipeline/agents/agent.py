@@ -73,8 +73,9 @@ class Agent(tf_agent.TFAgent):
     _gradient_clip_norm: float | None
 
     def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("train_step_counter", tf.Variable(0, dtype=tf.int64, name="updates"))
-        super().__init__(*args, **kwargs)
+        """Initializes TF-Agents' agent with a counter of its own, which `apply` increases."""
+        counter = tf.Variable(0, dtype=tf.int64, name="updates")
+        super().__init__(*args, train_step_counter=counter, **kwargs)
 
     def gradients(
         self, experience: Trajectory, weights: tf.Tensor

@@ -149,6 +149,7 @@ class RayTrainProcess:
         self._actor = actor.remote(arguments, str(run.log.absolute()), folder, has_gpu)
         self._answer = self._actor.poll.remote()
         self._has_answered = False
+        self._is_late = False
         self._is_read = False  # whether `_answer` has been read
 
     def poll(self) -> int | None:
@@ -157,10 +158,11 @@ class RayTrainProcess:
             return self._code
         if self._code is None and ray.wait([self._answer], timeout=0)[0]:
             self._read_answer()
-        is_late = not self._has_answered and time.monotonic() - self.started >= _START_SECONDS
-        if self._code is None and is_late and not self._waits_because:
-            self._waits_because = "other programs may use the CPUs there"
-            self._say(f"{self.run.name} waits on {self._node_name}: {self._waits_because}")
+        if not (self._has_answered or self._is_late) and self._code is None:
+            self._is_late = time.monotonic() - self.started >= _START_SECONDS
+            if self._is_late:
+                why = "other programs may use the CPUs there"
+                self._say(f"{self.run.name} waits on {self._node_name}: {why}")
         return self._code
 
     def _read_answer(self) -> None:

@@ -19,7 +19,6 @@ from pipeline.configuration.statements import Binding, Macro, Source, leaves, sc
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
 from pipeline.utils.processor import machine, vector_instructions
-from pipeline.utils.tensorflow_import import ONEDNN
 
 _FILE = "circumstances.json"
 _PACKAGES = (
@@ -30,9 +29,11 @@ _PACKAGES = (
 _OF_ENVIRONMENTS = ("box2d", "mujoco", "opencv-python", "opencv-python-headless")
 # Environment variables that choose the kernels, except those about what kernels print.
 _OF_KERNELS = re.compile(
-    r"(?!.*(VERBOSE|DUMP|LOG)|TF_USE_LEGACY_KERAS)"
-    r"((ONEDNN|DNNL|XLA|CUBLAS|CUDNN|NVIDIA_TF32)_"
-    r"|TF_(AUTO|CONV|CU|DETERMINISTIC|DISABLE|ENABLE|FP16|MATMUL|ONEDNN|SET|USE|XLA)).*"
+    r"(?!.*(VERBOSE|DUMP|LOG_PATH))"
+    r"((ONEDNN|DNNL|NVIDIA_TF32|TF_(XLA|CONV2D|CUBLAS|CUDNN|CUFFT|FP16|MATMUL|SET_ONEDNN))_.*"
+    r"|TF_AUTO_MIXED_PRECISION_.*|TF_DETERMINISTIC_OPS|XLA_FLAGS|CUBLAS_WORKSPACE_CONFIG"
+    r"|TF_ENABLE_(FFT_TILING_FORWARD|MAXPOOL_NANPROP|ONEDNN_SPMM|WINOGRAD_NONFUSED|ZENDNN_OPTS)"
+    r"|TF_USE_(CUBLASLT|CUDNN_.*|DEEP_CONV2D|DEFAULT_CONV_ALGO|DETERMINISTIC_.*))"
 )
 # These parameters do not affect a run's results, or only by what is compared in their place.
 _HARMLESS = {
@@ -78,13 +79,10 @@ def traits() -> dict[str, str]:
         **{f"{_VERSION}{name}": version for name, version in versions().items()},
         f"{_VERSION}C library": " ".join(platform.libc_ver()),  # it has exp, log, sin and the like
         _INSTRUCTIONS: " ".join(vector_instructions()),
-        _VARIABLES: " ".join(f"{k}={v}" for k, v in kernel_variables().items() if k != ONEDNN),
+        _VARIABLES: " ".join(
+            f"{k}={v}" for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)
+        ),
     }
-
-
-def kernel_variables() -> dict[str, str]:
-    """Returns the environment variables of this process that choose TensorFlow's kernels."""
-    return {k: v for k, v in sorted(os.environ.items()) if _OF_KERNELS.fullmatch(k)}
 
 
 def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:

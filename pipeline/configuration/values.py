@@ -74,7 +74,9 @@ def checked(
     if kind is None:
         return binding
     if not _fits(value, kind, macros):
-        must = f"must be {kind.wanted}"
+        must, used = f"must be {kind.wanted}", value_of(value, macros)
+        if isinstance(used, float) and _stands_for_int(used, kind):
+            must = f"{must}, and the macro is {used}: write {int(used)}"
         if isinstance(value, Reference) and value.evaluate and kind.is_called:
             must = f"drop the parentheses: write @{value.name}"
         elif isinstance(value, Reference) and kind.result:

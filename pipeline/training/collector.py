@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import pathlib
+import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +21,18 @@ from pipeline.acting.episode_statistics import EpisodeStatistics, initial_statis
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
 from pipeline.checkpointing.checkpoints import Parts
+from pipeline.checkpointing.exactness import traits
 from pipeline.checkpointing.saveables import Tensors
+from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.training_environment import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
+from pipeline.runs.source_revision import source_sha256
 from pipeline.training.components import build_agent, closed_on_error, count_of_env_steps
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
 from pipeline.utils.errors import UserError
+from pipeline.utils.execution import device_name
 
 # Position of the collector that is being built among all, from 0 to 1.
 _share: contextvars.ContextVar[float] = contextvars.ContextVar("collector_share", default=0.0)
@@ -207,6 +212,12 @@ class Collector:
         return statistics._replace(
             last_returns=np.concatenate([kept, returns]), return_sum=return_sum
         )
+
+    def machine(self) -> tuple[str, str, dict[str, str], list[Any]]:
+        """Returns the machine's name, the source's digest, `traits` and device, and the spaces."""
+        spaces = self.environment.observation_space, self.environment.action_space
+        mine = traits() | {"device": device_name()}
+        return socket.gethostname(), source_sha256(), mine, [*map(to_json, spaces)]
 
     def save(self) -> dict[str, bytes]:
         """Returns the files that `restore` needs, by their relative paths."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections import deque
@@ -32,6 +33,7 @@ from pipeline.training.collector_places import CollectorLost
 from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.execution import Execution, device_name
 from pipeline.utils.ray_connection import connect, reason_of
+from pipeline.utils.tensorflow_import import ONEDNN
 
 _CLOSE_SECONDS = 10.0  # after which collectors are killed
 
@@ -47,7 +49,7 @@ def _actor_class() -> Any:
     class CollectorActor:
         def __init__(
             self,
-            variables: dict[str, str],
+            onednn: str | None,
             statements: Any,
             execution: str,
             identity: tuple[int, ...],
@@ -55,7 +57,8 @@ def _actor_class() -> Any:
         ):
             import os
 
-            os.environ.update(variables)
+            if onednn is not None:  # as in the learner
+                os.environ["TF_ENABLE_ONEDNN_OPTS"] = onednn
             from pipeline import configuration
             from pipeline.utils.tensorflow_import import import_tensorflow
 
@@ -73,18 +76,8 @@ def _actor_class() -> Any:
             seed_generators(stream_key(seed, "collector process", number, restarts))
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
-        def machine(self) -> tuple[str, str, dict[str, str], Any]:
-            import socket
-
-            from pipeline.checkpointing.exactness import traits
-            from pipeline.environments.saved_spaces import to_json
-            from pipeline.runs.source_revision import source_sha256
-            from pipeline.utils.execution import device_name
-
-            environment = self._collector.environment
-            spaces = environment.observation_space, environment.action_space
-            mine = traits() | {"device": device_name()}
-            return socket.gethostname(), source_sha256(), mine, [*map(to_json, spaces)]
+        def machine(self) -> tuple[str, str, dict[str, str], list[Any]]:
+            return self._collector.machine()
 
         def collect(self, weights: Any, *request: Any) -> tuple[list[Any], bool, float]:
             import tensorflow as tf
@@ -189,16 +182,14 @@ class OverRay:
         self._actors: list[Any] = []
         connect(address)
         try:
-            missing = self._missing_cpus(ray.available_resources)
+            missing = self._missing_cpus(ray.cluster_resources)
             self._must_check_stores = bool(missing)  # when all nodes have joined
             if missing:
-                print(
-                    f"note: {missing}. More must become free within {timeout:g} s "
-                    "(distributed_runner.timeout).",
-                    file=sys.stderr,
-                )
+                self._note(f"{missing}. More nodes must join within {timeout:g} s")
             else:
                 self._check_object_stores()
+                if missing := self._missing_cpus(ray.available_resources, "free "):
+                    self._note(f"{missing}. The others must become free within {timeout:g} s")
             self._actors.extend(self._start(number, 0) for number in range(num_collectors))
         except BaseException:
             self.close()
@@ -210,7 +201,7 @@ class OverRay:
         identity = tuple(Identity(number, restarts, self._num_collectors, self._seed))
         num_steps = self._like.rows.step_type.shape[0]
         actor = remote_class.options(**options).remote(
-            exactness.kernel_variables(),
+            os.environ.get(ONEDNN),
             configuration.applied(),
             Execution.current().value,
             identity,
@@ -219,14 +210,16 @@ class OverRay:
         self._machines[number] = actor.machine.remote()
         return actor
 
-    def _missing_cpus(self, read: Callable[[], dict[str, float]]) -> str:
+    def _note(self, text: str) -> None:
+        print(f"note: {text} (distributed_runner.timeout).", file=sys.stderr)
+
+    def _missing_cpus(self, read: Callable[[], dict[str, float]], kind: str = "") -> str:
         """Returns a sentence if the cluster has too few CPUs for all collectors, else ""."""
         resources = self._resources(read)
         cpus = resources.get("CPU", 0.0)
         if not resources or cpus >= self._num_collectors:
             return ""
-        free = "free " if read is ray.available_resources else ""
-        return f"the Ray cluster has {free}CPUs for {cpus:g} of {self._num_collectors} collectors"
+        return f"the Ray cluster has {kind}CPUs for {cpus:g} of {self._num_collectors} collectors"
 
     def _check_object_stores(self) -> None:
         if resources := self._resources(ray.cluster_resources):
@@ -406,10 +399,14 @@ class OverRay:
 
     def close(self) -> None:
         """Closes the environments, ends the collectors, and ends the connection."""
-        with contextlib.suppress(RayError):
-            if calls := [actor.close.remote() for actor in self._actors]:
+        started = (x for number, x in enumerate(self._actors) if number not in self._machines)
+        try:
+            if calls := [actor.close.remote() for actor in started]:
                 ray.wait(calls, num_returns=len(calls), timeout=_CLOSE_SECONDS)
-        ray.shutdown()
+        except RayError:
+            pass  # A lost cluster has no environments.
+        finally:
+            ray.shutdown()
 
 
 def _put(value: Any) -> Any:

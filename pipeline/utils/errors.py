@@ -1,10 +1,17 @@
 """Defines the exceptions for errors that the user can fix."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 USER_ERROR_CODE = 2  # Exit code of a process that ends with a UserError.
-GIN_CALL = "  In call to configurable "  # how lines begin that gin appends to messages
+# How the lines begin that gin appends to the message of an exception.
+_OF_GIN = (
+    "  In call to configurable ",
+    "  No values supplied by Gin ",
+    "  Gin had values bound for",
+    "  Caller supplied values for",
+)
 RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 
 
@@ -44,13 +51,14 @@ def hinting(hint: Callable[[], str]) -> Iterator[None]:
 def last_line(error: Exception | str) -> str:
     """Returns the last line of an error, which names the cause if the error holds a traceback.
 
-    The lines that gin appends, one for each call that an exception passes, are left out.
+    The lines that gin appends for each call that an exception passes are left out.
     """
-    lines = [x for x in str(error).strip().split("\n") if not x.startswith(GIN_CALL)]
+    lines = [line for line in str(error).strip().split("\n") if not line.startswith(_OF_GIN)]
     line = lines[-1] if lines else ""
     return line or (type(error).__name__ if isinstance(error, Exception) else "")
 
 
 def without_gin(error: BaseException) -> str:
-    """Returns the message of an exception without the lines that gin appends."""
-    return str(error).split(f"\n{GIN_CALL}")[0]
+    """Returns the message of an exception without what gin appends."""
+    lines = str(error).split("\n")
+    return "\n".join(itertools.takewhile(lambda line: not line.startswith(_OF_GIN), lines))

@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 import pytest
-from conftest import process_commands, run_binary, start_binary
+from conftest import process_commands, run_binary, start_binary, wait_for
 
 from pipeline.utils.jsonl import read_jsonl
 
@@ -27,14 +27,6 @@ def flags(output_dir: pathlib.Path) -> list[str]:
     experiments = "--experiments=dqn-CartPole-v1,ppo-CartPole-v1"
     small = "--gin_bindings=mlp_encoder.units = (8,)"
     return ["--suite=smoke", f"--output_dir={output_dir}", "--seeds=1", experiments, small]
-
-
-def wait_for(is_reached, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while not is_reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def trainings(output_dir: pathlib.Path) -> list[str]:

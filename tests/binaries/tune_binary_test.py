@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from conftest import run_binary, start_binary
+from conftest import run_binary, start_binary, wait_for
 
 SEARCH = """
 import pipeline.tuning.search
@@ -50,8 +50,7 @@ def test_mistakes(tmp_path, search, arguments, message):
 def test_a_stopped_search_says_how_to_go_on_and_has_the_exit_code_of_the_signal(tmp_path, search):
     output_dir = tmp_path / "out"
     process = start_binary("tune", search, f"--output_dir={output_dir}")
-    while not list(output_dir.glob("mine/trial-*/seed-1/run.json")):
-        assert process.poll() is None, process.communicate()
+    wait_for(lambda: list(output_dir.glob("mine/trial-*/seed-1/run.json")), process)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM

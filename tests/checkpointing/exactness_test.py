@@ -75,6 +75,7 @@ def changeable() -> list[str]:
     """Returns the parameters that may change according to the documentation."""
     page = (ROOT / "docs/reliability.md").read_text()
     paragraph = page.partition("These values may change:")[2].partition("Bindings of")[0]
+    assert paragraph
     return re.findall(r"`([\w.]+)`", paragraph)
 
 
@@ -187,7 +188,10 @@ def test_variables_that_choose_the_kernels_are_told(
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
     monkeypatch.setenv("TF_SET_ONEDNN_FPMATH_MODE", "BF16")
-    for harmless in ("ONEDNN_VERBOSE", "TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH"):
+    for harmless in (
+        *("ONEDNN_VERBOSE", "TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH", "CUDNN_VERSION"),
+        *("TF_ENABLE_DEPRECATION_WARNINGS", "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CUDA_PATHS"),
+    ):
         monkeypatch.setenv(harmless, "1")
     resumed = circumstances(monkeypatch)
     resumed.restore(tmp_path)

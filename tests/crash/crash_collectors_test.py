@@ -123,5 +123,4 @@ def test_a_cluster_with_too_few_processors_is_told_and_ends_in_time(tmp_path):
         process = start(tmp_path / "run", "ppo", *flags, stderr=subprocess.PIPE, text=True)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == RETRY_CODE
-    assert "the Ray cluster has free CPUs for 1 of 2 collectors" in stderr
-    assert "the Ray cluster has CPUs for 1 of 2 collectors" in stderr
+    assert stderr.count("the Ray cluster has CPUs for 1 of 2 collectors") == 2

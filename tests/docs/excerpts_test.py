@@ -39,7 +39,7 @@ def test_no_excerpt_has_lost_all_its_lines():
 def test_lines_of_explain_name_the_place_of_the_binding():
     places = 0
     for line in "\n".join(PAGES.values()).splitlines():
-        parameter = line.partition(" ")[0].rpartition(".")[2]
+        parameter = line.partition(" ")[0].rpartition(".")[2] or line
         for path, number in re.findall(r"(gin_configs/[\w/]+\.gin):(\d+)", line):
             assert parameter in (ROOT / path).read_text().splitlines()[int(number) - 1], line
             places += 1

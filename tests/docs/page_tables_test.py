@@ -20,6 +20,10 @@ def test_the_tables_are_those_of_the_committed_results(page):
     assert page_tables.rewritten(text) == text
 
 
+def test_some_pages_have_tables():
+    assert {"README.md", "performance.md"} <= {page.name for page in WITH_TABLES}
+
+
 def test_a_page_shows_every_measurement():
     shown = {part for page in page_tables.PAGES for part in page_tables.shown(page.read_text())}
     measured = {path.name for path in page_tables.RESULTS.glob("throughput*")}

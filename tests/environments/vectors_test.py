@@ -478,19 +478,24 @@ def test_a_process_that_dies_is_named_and_the_others_end(die, message):
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_process_that_dies_before_its_child_is_noticed(where):
+def test_a_process_that_dies_before_its_child_is_noticed(tmp_path, where):
     class DyingEnv(PlainEnv):
         def __init__(self):
             # It keeps the connection of its parent open.
-            multiprocessing.get_context("fork").Process(target=time.sleep, args=(10,)).start()
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
+            child.start()
+            (tmp_path / "child").write_text(str(child.pid))
             setattr(self, where, lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL))
 
     vector = ProcessVector([DyingEnv])
-    began = time.monotonic()
-    with pytest.raises(ProcessDied, match=r"environment 0 has died \(SIGKILL\)"):
-        vector.reset([1])
-        vector.step(np.ones(1, np.int64))
-    assert time.monotonic() - began < 8
+    child = int((tmp_path / "child").read_text())
+    try:
+        with pytest.raises(ProcessDied, match=r"environment 0 has died \(SIGKILL\)"):
+            vector.reset([1])
+            vector.step(np.ones(1, np.int64))
+        assert is_alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
     vector.close()
 
 

@@ -435,7 +435,7 @@ def test_a_long_warm_up_is_saved(tmp_path, begin_dqn, monkeypatch):
     assert saved_so_far == {0, 1, 2}
 
 
-def test_a_failed_checkpoint_of_the_warm_up_is_not_tried_again_before_the_warm_up_has_ended(
+def test_a_failed_checkpoint_of_the_warm_up_is_not_tried_again_before_its_rows_are_checked(
     tmp_path, begin_dqn, monkeypatch
 ):
     monkeypatch.setattr(retry, "_FIRST_WAIT", 0.0)
