@@ -121,7 +121,8 @@ def observation_spec(space: gymnasium.Space, environment: str) -> Any:
       environment: Name of the environment, for messages.
 
     Raises:
-      UserError: If the space contains no array of numbers, or an array with too many categories.
+      UserError: If the space contains no array of numbers, an array with too many categories, or
+        keys with slashes that give two arrays the same path.
     """
     parts = arrays(space)
     if not parts:
@@ -130,6 +131,14 @@ def observation_spec(space: gymnasium.Space, environment: str) -> Any:
             "Box, Discrete, MultiDiscrete and MultiBinary with at least one number, and Dict and "
             "Tuple of these. Convert it with a wrapper (gymnasium_environment.wrappers)."
         )
+    by_path: dict[str, Leaf] = {}
+    for leaf in parts:
+        path = "/".join(map(str, leaf.path))
+        if (other := by_path.setdefault(path, leaf)) is not leaf:
+            raise UserError(
+                f"{environment}: {other.name} and {leaf.name} have the same path {path!r} in a "
+                "checkpoint. Rename one of the keys with a wrapper (gymnasium_environment.wrappers)."
+            )
     specs = [_array_spec(leaf, environment) for leaf in parts]
     return tf.nest.pack_sequence_as(_nest(space, only_arrays=True), specs)
 

@@ -195,6 +195,13 @@ def test_other_spaces_are_refused_by_name(which, space):
     assert f"the {which} space {space} is not supported" in str(error.value)
 
 
+def test_keys_that_give_two_arrays_one_path_in_a_checkpoint_are_refused():
+    one = Box(0, 1, (1,))
+    message = r"observation\['a'\]\['b'\] and observation\['a/b'\] have the same path 'a/b'"
+    with pytest.raises(UserError, match=message):
+        specs.observation_spec(Dict({"a": Dict(b=one), "a/b": one}), "mine")
+
+
 def test_a_type_of_numbers_that_tensorflow_lacks_is_named():
     space = Box(-1, 1, (2,), np.longdouble)
     with pytest.raises(UserError, match="mine: the space .* has a dtype that TensorFlow lacks"):
