@@ -137,7 +137,7 @@ def observation_spec(space: gymnasium.Space, environment: str) -> Any:
         if (other := by_path.setdefault(path, leaf)) is not leaf:
             raise UserError(
                 f"{environment}: {other.name} and {leaf.name} have the same path {path!r} in a "
-                "checkpoint. Rename one of the keys with a wrapper (gymnasium_environment.wrappers)."
+                "checkpoint. Rename a key with a wrapper (gymnasium_environment.wrappers)."
             )
     specs = [_array_spec(leaf, environment) for leaf in parts]
     return tf.nest.pack_sequence_as(_nest(space, only_arrays=True), specs)
