@@ -264,7 +264,7 @@ class ReplayBuffer:
         streams = streams[tf.gather(self._positions, streams) > 0]
         newest = self._keys(streams, tf.gather(self._positions, streams) - 1)
         column = self._columns[NEXT_STEP_TYPE]
-        newest = newest[tf.gather(self._columns[STEP_TYPE], newest) != ts.StepType.LAST]
+        newest = newest[~self._cuts(newest)]  # where something has ended already
         columns.scatter(column, newest, tf.fill(newest.shape, ts.StepType.LAST))
 
     def bad_columns(self) -> list[str]:

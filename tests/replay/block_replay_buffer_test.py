@@ -110,6 +110,22 @@ def test_stacks_do_not_reach_beyond_a_lost_life() -> None:
         plain.check_rows()
 
 
+def test_a_game_that_is_truncated_after_a_lost_life_keeps_its_stacks() -> None:
+    buffer, stream = create_block(4, 1, capacity=200), LivesStream(0, 4, 3)
+    lost = False
+    while not lost:
+        collect(buffer, [stream], [0], 1)
+        lost = stream.rows[-1].discount == 0 and stream.rows[-1].next_step_type == MID
+    newest = stream.rows[-1]
+    buffer.truncate()
+    stream.interrupt()
+    stream.rows[-1] = newest  # It has ended already.
+    collect(buffer, [stream], [0], 40)
+    buffer.check_rows()
+    for _ in range(8):
+        check_batch(buffer.next_batch(), [stream], 200, 2)
+
+
 def test_what_is_too_little_for_a_batch_is_left() -> None:
     buffer, streams = filled(batch_size=12)
     for _ in range(2):
