@@ -6,7 +6,7 @@ python -m pipeline.check_environment --gin_bindings="gymnasium_environment.name 
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import pathlib
 import tempfile
 import textwrap
@@ -24,6 +24,7 @@ from rich.text import Text
 
 from pipeline import cli, configuration
 from pipeline.utils.errors import UserError
+from pipeline.utils.processor import machine
 from pipeline.utils.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -37,13 +38,18 @@ _GIN_FILE = flags.DEFINE_multi_string(
 _GIN_BINDINGS = flags.DEFINE_multi_string(
     "gin_bindings", [], "Bindings, as in 'gymnasium_environment.name = \"Taxi-v4\"'."
 )
-_NUM_STEPS = flags.DEFINE_integer("num_steps", 1_000, "Random steps to take.", lower_bound=100)
+_NUM_STEPS = flags.DEFINE_integer(
+    "num_steps",
+    1_000,
+    "Random steps to take; by default, as many of 1,000 as fit in 20 seconds.",
+    lower_bound=100,
+)
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of all random numbers.", lower_bound=0)
 _ALLOW_GIN_IMPORTS = flags.DEFINE_bool(
     "allow_gin_imports", False, "Let gin files import other packages: a gin file is code."
 )
 
-_MOST_SECONDS = 20.0  # Time limit of the random steps.
+_MOST_SECONDS = 20.0  # Time limit of the random steps, unless --num_steps is set.
 _CALL_STEPS = 20  # Vector steps in one graph call.
 _IS_EXACT = "yes: seeds and actions determine the episodes"
 _LARGE = 100.0  # Larger values slow learning down.
@@ -55,6 +61,7 @@ class _Rows(NamedTuple):
 
     Attributes:
       largest: Largest magnitude in each array of the observations; NaN if there is a NaN.
+      seconds: Seconds in the environments, with the resets that follow an episode.
     """
 
     step_type: np.ndarray
@@ -62,6 +69,7 @@ class _Rows(NamedTuple):
     reward: np.ndarray
     discount: np.ndarray
     largest: np.ndarray
+    seconds: float
 
     @property
     def is_step(self) -> np.ndarray:
@@ -105,7 +113,7 @@ def _findings(environment: VectorEnvironment, create_environment: Any) -> Iterat
     driver, policy = _collector(environment)
     carry, rows = _random_steps(driver, policy)
     yield "episodes", _episodes(rows)
-    rate = int(rows.is_step.sum()) / max(environment.seconds, 1e-9)
+    rate = int(rows.is_step.sum()) / max(rows.seconds, 1e-9)
     yield "speed", f"{rate:,.0f} environment steps per second, without an agent"
     resume = _resume(environment, create_environment, policy, carry)
     if resume == _IS_EXACT:
@@ -204,9 +212,10 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
     chunks: list[list[np.ndarray]] = []
     largest = np.zeros(len(tf.nest.flatten(driver.environment.observation_spec())))
     carry = initial_carry(driver.environment, policy)
-    started = time.monotonic()
+    before, started = driver.environment.seconds, time.monotonic()
+    limit = math.inf if _NUM_STEPS.present else _MOST_SECONDS
     wanted = max(1, _NUM_STEPS.value // (_CALL_STEPS * driver.environment.batch_size))
-    while len(chunks) < wanted and time.monotonic() - started < _MOST_SECONDS:
+    while len(chunks) < wanted and time.monotonic() - started < limit:
         carry, rows = play(carry)
         for number, array in enumerate(tf.nest.flatten(rows.observation)):
             magnitudes = np.abs(array.numpy().astype(np.float64))
@@ -214,7 +223,8 @@ def _random_steps(driver: CollectDriver, policy: RandomPolicy) -> tuple[Carry, _
         kept = rows.step_type, rows.next_step_type, rows.reward, rows.discount
         chunks.append([x.numpy() for x in kept])
     step_type, following, reward, discount = map(np.concatenate, zip(*chunks, strict=True))
-    return carry, _Rows(step_type, following, reward, discount, largest)
+    seconds = driver.environment.seconds - before
+    return carry, _Rows(step_type, following, reward, discount, largest, seconds)
 
 
 def _episodes(rows: _Rows) -> str:
@@ -295,7 +305,7 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
     if rate < _FAST and is_gymnasiums and bound.get("vectorization_mode") == "sync":
         yield (
             'steps are slow. Bind gymnasium_environment.vectorization_mode = "async", and '
-            f"gymnasium_environment.num_envs = {os.cpu_count()} or more"
+            f"gymnasium_environment.num_envs = {machine()['cpu_count']} or more"
         )
 
 

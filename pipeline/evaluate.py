@@ -34,7 +34,7 @@ _NUM_EPISODES = flags.DEFINE_integer(
     "Number of episodes; 100 by default, or none for --video alone.",
     lower_bound=1,
 )
-_VIDEO = cli.define_path("video", None, "Also record one additional episode as this MP4 file.")
+_VIDEO = cli.define_path("video", None, "Record one episode as this MP4 file.")
 _OUTPUT = cli.define_path("output", None, "Also write the returns to this JSON file.")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
@@ -79,11 +79,15 @@ def _path_of(flag: flags.FlagHolder, suffix: str) -> pathlib.Path | None:
     path = pathlib.Path(flag.value).absolute()  # An environment may change the folder.
     if path.suffix.lower() != suffix:
         raise UserError(f"--{flag.name}={flag.value}: the name must end in {suffix}.")
+    if path.is_dir():
+        raise UserError(f"--{flag.name}={path} is a folder: choose another name.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         message = f"--{flag.name}={path}: cannot create its folder: {error.strerror}."
         raise error_kind(error)(message) from error
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--{flag.name}={path}: its folder cannot be written to.")
     return path
 
 
@@ -173,7 +177,9 @@ def _record(
     )
     if episode_return is None:
         return False
-    progress.message(f"wrote {path}: an episode of return {score_text(episode_return)}")
+    cut = any(is_cut for _, is_cut in evaluator.environment.episodes.endings)
+    end = ", which was truncated (Evaluator.max_episode_steps)" if cut else ""
+    progress.message(f"wrote {path}: an episode of return {score_text(episode_return)}{end}")
     return True
 
 

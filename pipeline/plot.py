@@ -153,8 +153,10 @@ def draw(runs: Sequence[Run]) -> Figure:
     for run_ in {run_.folder: run_ for run_ in runs}.values():
         groups.setdefault(run_.group, []).append(run_)
     colors = matplotlib.colormaps["tab10" if len(groups) <= 10 else "tab20"]
+    if len(groups) > colors.N:
+        colors = matplotlib.colormaps["turbo"].resampled(len(groups))
     lines = [
-        _draw_group(axes, name, members, color=colors(index % colors.N))
+        _draw_group(axes, name, members, color=colors(index))
         for index, (name, members) in enumerate(zip(_names(groups), groups.values(), strict=True))
     ]
     axes.set_title(", ".join(dict.fromkeys(run_.config for run_ in runs if run_.config)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
@@ -17,6 +17,7 @@ OPENAI = {
     "repeat_action_probability": 0.0, "noop_max": 30, "use_fire_reset": True,
     "zero_discount_on_life_loss": True,
 }  # fmt: skip
+MASKED_ACTIONS = 12
 _KINDS_OF_END = ("terminated", "truncated")
 
 
@@ -151,6 +152,36 @@ def drawn_actions(env, num_steps, seed=0):
     return generator.uniform(spec.minimum, spec.maximum, shape).astype(np.float32)
 
 
+class MaskedGame(gymnasium.Env):
+    """Allows two actions of twelve in each step, and raises if another is taken.
+
+    The lower one of the two earns a reward of 1.
+    """
+
+    observation_space = Dict(
+        observation=Box(0, 1, (2,), np.float32), action_mask=MultiBinary(MASKED_ACTIONS)
+    )
+    action_space = Discrete(MASKED_ACTIONS)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._observe(), {}
+
+    def _observe(self):
+        self.mask = np.zeros(MASKED_ACTIONS, np.int8)
+        if self.time < 10:
+            self.mask[self.np_random.choice(MASKED_ACTIONS, 2, replace=False)] = 1
+        numbers = self.np_random.uniform(0, 1, 2).astype(np.float32)
+        return {"observation": numbers, "action_mask": self.mask}
+
+    def step(self, action):
+        assert self.mask[action], f"action {action} is forbidden by {self.mask}"
+        reward = float(action == np.argmax(self.mask))
+        self.time += 1
+        return self._observe(), reward, self.time == 10, False, {}
+
+
 class ClosingEnv(PlainEnv):
     """Leaves a file in `folder` when it is closed."""
 
@@ -163,3 +194,4 @@ class ClosingEnv(PlainEnv):
 
 
 gymnasium.register("Closing-v0", f"{__name__}:ClosingEnv")
+gymnasium.register("MaskedGame-v0", f"{__name__}:MaskedGame")

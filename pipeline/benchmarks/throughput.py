@@ -18,6 +18,7 @@ from tf_agents.trajectories import StepType
 from pipeline.acting.collect_driver import CollectDriver
 from pipeline.acting.policies import RandomPolicy
 from pipeline.environments import watched
+from pipeline.ops.observations import action_mask
 from pipeline.ops.randomness import stream_key
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training.components import Components
@@ -216,22 +217,33 @@ class Stages:
     def environment(self) -> Stage:
         """Returns the stage that steps the environments with random actions.
 
-        Resets are not counted as steps.
+        Resets are not counted as steps. If some actions are forbidden, each action is drawn from
+        the mask of the newest observation, within the measured time.
         """
         policy = self._agent.collect_policy
         draw = RandomPolicy(policy.time_step_spec, policy.action_spec).action
-        time_step = self._state.carry.time_step
-        drawn = tf.stack([draw(time_step, (), tf.constant([1, i])).action for i in range(_DRAWN)])
+        is_masked = action_mask(policy.time_step_spec.observation) is not None
+        first = self._environment.current_time_step()
+        drawn = tf.stack([draw(first, (), tf.constant([1, i])).action for i in range(_DRAWN)])
 
-        def body(state: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            total, index = state
-            step_type = self._environment.step(drawn[index % _DRAWN]).step_type
-            steps = tf.math.count_nonzero(step_type != StepType.FIRST, dtype=tf.float32)
-            return total + steps, index + 1
+        def body(state: tuple[tf.Tensor, tf.Tensor, Any]) -> tuple[tf.Tensor, tf.Tensor, Any]:
+            total, index, time_step = state
+            action = drawn[index % _DRAWN]
+            if is_masked:
+                action = draw(time_step, (), tf.stack([1, index])).action
+            following = self._environment.step(action)
+            steps = tf.math.count_nonzero(following.step_type != StepType.FIRST, dtype=tf.float32)
+            return total + steps, index + 1, following if is_masked else ()
 
-        start = (tf.zeros([]), tf.zeros([], tf.int32))
-        graph = tf.function(lambda times: repeated(body, start, times)[0], autograph=False)
-        return timed(lambda times: int(graph(times)), "environment steps")
+        def run(time_step: Any, times: tf.Tensor) -> tf.Tensor:
+            return repeated(body, (tf.zeros([]), tf.zeros([], tf.int32), time_step), times)[0]
+
+        graph = tf.function(run, autograph=False)
+
+        def repeat(times: tf.Tensor) -> int:
+            return int(graph(self._environment.current_time_step() if is_masked else (), times))
+
+        return timed(repeat, "environment steps")
 
     def collect(self) -> Stage:
         """Returns the stage that collects experience: act, step, count, store."""
@@ -245,7 +257,7 @@ class Stages:
 
         def repeat(times: tf.Tensor) -> int:
             before = int(self._state.carry.statistics.env_steps)
-            self._state = graph(self._state, times)
+            self._state = graph(self._now(), times)
             return int(self._state.carry.statistics.env_steps) - before
 
         return timed(repeat, "environment steps")
@@ -306,7 +318,12 @@ class Stages:
         return self._iterations.collect(state, self._agent.collect_policy)
 
     def _fill(self) -> None:
-        self._state = tf.function(self._collect, autograph=False)(self._state)
+        self._state = tf.function(self._collect, autograph=False)(self._now())
+
+    def _now(self) -> LoopState:
+        """Returns the state with the newest time step, because all stages share environments."""
+        carry = self._state.carry._replace(time_step=self._environment.current_time_step())
+        return self._state._replace(carry=carry)
 
     @staticmethod
     def _sum_of(body: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import time
 from typing import Any
 
@@ -122,6 +123,22 @@ class StuckEnv(SaneEnv):
             time.sleep(1)
 
 
+class SlowEnv(SaneEnv):
+    """Takes half a second for its first resets, and a hundredth for a step."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        time.sleep(0.5 * (self.resets <= 2))
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+gymnasium.register("Slow-v0", entry_point=f"{__name__}:SlowEnv")
 gymnasium.register("Nan-v0", entry_point=f"{__name__}:NanEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
 gymnasium.register("Growing-v0", entry_point=f"{__name__}:GrowingEnv")
@@ -132,11 +149,12 @@ gymnasium.register("Faulty-v0", entry_point=f"{__name__}:FaultyEnv")
 gymnasium.register("Sane-v0", entry_point=f"{__name__}:SaneEnv")
 
 
-def check(name, *bindings):
+def check(name, *bindings, steps=None):
     binding = f"gymnasium_environment.name = '{__name__}:{name}-v0'"
     path = os.pathsep.join([str(TESTS / "binaries"), str(TESTS)])
     environment = user_environment(PYTHONPATH=path)
     flags = [f"--gin_bindings={text}" for text in (binding, *bindings)]
+    flags += [f"--num_steps={steps}"] if steps else []
     ended = run_binary("check_environment", *flags, env=environment)
     return ended, " ".join(ended.stdout.split())
 
@@ -195,6 +213,14 @@ def test_what_is_said_of_an_environment(name, bindings, texts):
     assert ended.returncode == 0, ended.stderr
     for text in texts:
         assert text in said, said
+
+
+def test_the_speed_is_that_of_steps_and_as_many_are_taken_as_are_asked_for():
+    ended, said = check("Slow", steps=200)
+    assert ended.returncode == 0, ended.stderr
+    assert "in 197 random steps" in said  # 3 of 200 rows are boundary rows
+    speed = float(re.findall(r"speed ([\d,]+) environment steps", said)[0].replace(",", ""))
+    assert 60 < speed < 100
 
 
 @pytest.mark.parametrize(

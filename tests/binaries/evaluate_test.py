@@ -224,7 +224,8 @@ def test_a_video_of_a_pretrained_policy_is_recorded_alone(tmp_path):
     limit = "--gin_bindings=Evaluator.max_episode_steps = 100"
     ended = run_binary("evaluate", "--pretrained=ppo_cartpole", f"--video={path}", limit)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines()[-1] == f"wrote {path}: an episode of return 100.0"
+    truncated = "an episode of return 100.0, which was truncated (Evaluator.max_episode_steps)"
+    assert ended.stdout.splitlines()[-1] == f"wrote {path}: {truncated}"
 
 
 def test_video_of_frames_with_odd_sides(finished_run, tmp_path):
@@ -272,6 +273,9 @@ def test_mistakes(finished_run, tmp_path):
     assert_refused("checkpoint 'bset' must be latest, best, .*", run, "--checkpoint=bset")
     assert_refused("--video=x.gif: the name must end in .mp4.", run, "--video=x.gif")
     assert_refused("--output=x.csv: the name must end in .json.", run, "--output=x.csv")
+    (tmp_path / "x.json").mkdir()
+    output = f"--output={tmp_path / 'x.json'}"
+    assert_refused(f"{output} is a folder: choose another name.", run, output)
     assert_refused(
         "unknown flag --num_episode; did you mean --num_episodes.", run, "--num_episode=1"
     )

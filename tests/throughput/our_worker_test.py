@@ -230,6 +230,20 @@ def test_an_environment_that_fails_while_it_is_timed_is_named_and_closed(tmp_pat
     assert len(closed) == 2
 
 
+def test_environments_that_refuse_forbidden_actions_are_timed(opened):
+    """Checks that all stages act by the mask of the newest observation."""
+    parts = build_components(
+        "dqn",
+        gymnasium_environment__name="scripted_environments:MaskedGame-v0",
+        gymnasium_environment__kwargs={},
+    )
+    stages = throughput.Stages(parts, opened)
+    environment, collect = stages.environment(), stages.collect()
+    for _ in range(2):
+        assert environment(0.05)["count"] > 0
+        assert collect(0.05)["count"] > 0
+
+
 def test_timing_updates_leaves_the_agent_as_it_was(opened):
     workload = WORKLOADS["dqn_cartpole"]
     configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))

@@ -15,43 +15,12 @@ from tiny_runs import bindings
 import pipeline
 from pipeline.utils.errors import UserError
 
-NUM_ACTIONS = 12
 NESTED = Dict(
     picture=Box(0, 255, (6, 6, 3), np.uint8),
     place=Tuple([Discrete(3, start=-1), MultiDiscrete([2, 3])]),
     flags=MultiBinary(2),
     clock=Box(-np.inf, np.inf, (), np.float64),
 )
-
-
-class MaskedGame(gymnasium.Env):
-    """Allows two actions of twelve in each step, and raises if another is taken.
-
-    The lower one of the two earns a reward of 1.
-    """
-
-    observation_space = Dict(
-        observation=Box(0, 1, (2,), np.float32), action_mask=MultiBinary(NUM_ACTIONS)
-    )
-    action_space = Discrete(NUM_ACTIONS)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._observe(), {}
-
-    def _observe(self):
-        self.mask = np.zeros(NUM_ACTIONS, np.int8)
-        if self.time < 10:
-            self.mask[self.np_random.choice(NUM_ACTIONS, 2, replace=False)] = 1
-        numbers = self.np_random.uniform(0, 1, 2).astype(np.float32)
-        return {"observation": numbers, "action_mask": self.mask}
-
-    def step(self, action):
-        assert self.mask[action], f"action {action} is forbidden by {self.mask}"
-        reward = float(action == np.argmax(self.mask))
-        self.time += 1
-        return self._observe(), reward, self.time == 10, False, {}
 
 
 class NestedEnv(SamplingEnv):
@@ -73,7 +42,6 @@ class MissionEnv(SamplingEnv):
 
 
 gymnasium.register("Mission-v0", entry_point=f"{__name__}:MissionEnv")
-gymnasium.register("MaskedGame-v0", entry_point=f"{__name__}:MaskedGame")
 gymnasium.register("Nested-v0", entry_point=f"{__name__}:NestedEnv")
 
 
