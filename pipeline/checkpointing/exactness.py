@@ -231,7 +231,7 @@ class Circumstances:
             another machine might continue the run.
           ValueError: If the file contains something else.
         """
-        saved = files.read_object(folder / _FILE)
+        saved = files.read_object(folder / _FILE, "seed")
         if not all(isinstance(value, str) for value in saved.values()):
             raise ValueError(f"{_FILE} is damaged: all its values must be strings")
         now = self._now
@@ -241,9 +241,9 @@ class Circumstances:
             for name in sorted(now.keys() | saved.keys())
             if saved.get(name) != now.get(name) and not self._is_harmless(name, saved)
         ]
-        if saved.get("seed") != now["seed"]:
+        if saved["seed"] != now["seed"]:
             raise UserError(
-                f"{self._folder} was begun with --seed={saved.get('seed')}, not {self.seed}. "
+                f"{self._folder} was begun with --seed={saved['seed']}, not {self.seed}. "
                 "Resume with that seed, or choose another --root_dir."
             )
         if self.differences and not self.exactness.allow_inexact:

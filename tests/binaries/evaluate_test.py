@@ -88,8 +88,15 @@ class EndlessEnv(OddEnv):
         return observation, reward, False, False, {}
 
 
+class TidyEnv(BlindEnv):
+    """Removes a folder when it is closed."""
+
+    def close(self):
+        shutil.rmtree("of environments")
+
+
 env_class: Any
-for env_class in (BlindEnv, OddEnv, FailingEnv, GlobalEnv, EndlessEnv):
+for env_class in (BlindEnv, OddEnv, FailingEnv, GlobalEnv, EndlessEnv, TidyEnv):
     gymnasium.register(f"{env_class.__name__}-v0", env_class, disable_env_checker=True)
 
 
@@ -161,8 +168,9 @@ def test_a_binding_lets_actions_be_sampled_and_the_seed_fixes_the_episodes(finis
 
 
 def test_what_was_found_is_shown_also_if_it_cannot_be_written(finished_run, tmp_path):
-    (tmp_path / "x.json").mkdir()
-    ended = evaluate(finished_run.root_dir, "--num_episodes=1", f"--output={tmp_path / 'x.json'}")
+    output = tmp_path / "of environments" / "x.json"
+    flags = f"--output={output}", other_environment("TidyEnv"), "--num_episodes=1"
+    ended = run_binary("evaluate", f"--root_dir={finished_run.root_dir}", *flags, cwd=tmp_path)
     assert ended.returncode == 75
     assert SUMMARY.fullmatch(ended.stdout.splitlines()[-1])
 

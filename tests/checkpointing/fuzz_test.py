@@ -162,10 +162,10 @@ def test_tensors(tmp_path, data):
 @fuzzed
 def test_circumstances(tmp_path, data):
     path = tmp_path / "circumstances.json"
-    path.write_text(json.dumps({"oneDNN": "1"}))
+    path.write_text(json.dumps({"seed": "1", "oneDNN": "1"}))
     settings = {"threads": {"intra_op": 1}, "execution": "graph", "onednn": "1", "device": "CPU"}
     part = Circumstances(settings, 1, tmp_path, Exactness(allow_inexact=True))
-    fuzz(data, path, lambda: part.restore(tmp_path), ValueError)
+    fuzz(data, path, lambda: part.restore(tmp_path), ValueError, UserError)
 
 
 SPEC = trajectory.Trajectory(

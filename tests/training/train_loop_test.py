@@ -205,13 +205,6 @@ def test_numbers_that_are_too_small_are_refused(tmp_path, name, value, least, dr
     assert not root_dir.exists()
 
 
-def test_a_macro_that_is_no_whole_number_is_refused(tmp_path):
-    lines = [*bindings("ppo"), "LENGTH = 2e4", "train.num_env_steps = %LENGTH"]
-    configuration.load(gin_files("ppo"), lines)
-    message = message_of(train, tmp_path / "run", 1, "resume", StopSignal())
-    assert message == "train.num_env_steps = 20000.0: must be a whole number, at least 1."
-
-
 @gin.configurable(module="train_loop_test")
 def falling_schedule(counter, slope=1.0):
     return 1e-3 * (1.0 - slope * tf.cast(counter, tf.float32) / 300.0)
