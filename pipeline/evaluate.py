@@ -134,17 +134,11 @@ def _evaluate(
         for warning in restored.checkpoint.warnings:
             progress.message(f"warning: {warning}")
         if video:  # before the episodes, because some simulators allow one environment at a time
-            # pygame complains if there is no sound or no desktop, but a recording needs neither.
-            os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-            with warnings.catch_warnings():
-                # gymnasium only warns, but rendering the first frame reports this as an error.
-                warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
-                with opened(render=True) as evaluator:
-                    if not num_episodes:
-                        configuration.warn_of_ignored(progress.message)
-                    if not _record(evaluator, video, seed, stop, progress):
-                        return False
+            with _rendering(), opened(render=True) as evaluator:
+                if not num_episodes:
+                    configuration.warn_of_ignored(progress.message)
+                if not _record(evaluator, video, seed, stop, progress):
+                    return False
         if not num_episodes:
             return True
         with opened() as evaluator:
@@ -155,6 +149,18 @@ def _evaluate(
     if result:
         _report(result, restored.checkpoint.env_steps, output)
     return result is not None
+
+
+@contextlib.contextmanager
+def _rendering() -> Iterator[None]:
+    """Keeps libraries from complaints about what a recording does not need."""
+    # pygame complains if there is no sound or no desktop.
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    with warnings.catch_warnings():
+        # gymnasium only warns, but rendering the first frame reports this as an error.
+        warnings.filterwarnings("ignore", ".*is not in the possible render_modes")
+        yield
 
 
 def _record(

@@ -186,6 +186,19 @@ def _macros(bindings: Iterable[Binding]) -> set[str]:
     return {leaf.name for x in bindings for leaf in leaves(x.value) if isinstance(leaf, Macro)}
 
 
+def check_seed(folder: pathlib.Path, saved: Any, seed: int) -> None:
+    """Checks that a run is resumed with the seed with which it began.
+
+    Raises:
+      UserError: If it is not; no flag allows that.
+    """
+    if str(saved) != str(seed):
+        raise UserError(
+            f"{folder} was begun with --seed={saved}, not {seed}. Resume with that seed, or choose "
+            "another --root_dir."
+        )
+
+
 class Circumstances:
     """Holds everything besides variables that affects a run's exact results, as a checkpoint part.
 
@@ -241,11 +254,7 @@ class Circumstances:
             for name in sorted(now.keys() | saved.keys())
             if saved.get(name) != now.get(name) and not self._is_harmless(name, saved)
         ]
-        if saved["seed"] != now["seed"]:
-            raise UserError(
-                f"{self._folder} was begun with --seed={saved['seed']}, not {self.seed}. "
-                "Resume with that seed, or choose another --root_dir."
-            )
+        check_seed(self._folder, saved["seed"], self.seed)
         if self.differences and not self.exactness.allow_inexact:
             lines = "\n  ".join(self.differences)
             are_of_machine = all(line.startswith(_OF_MACHINE) for line in self.differences)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import configuration
-from pipeline.checkpointing.exactness import versions
+from pipeline.checkpointing.exactness import check_seed, versions
 from pipeline.runs import source_revision
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
@@ -144,12 +144,7 @@ class RunFolder:
         return []
 
     def _check_seed(self, seed: int) -> None:
-        saved_seed = self.read_json("run.json").get("seed", seed)
-        if saved_seed != seed:
-            raise UserError(
-                f"{self.path} was begun with --seed={saved_seed}, not {seed}. Resume with that "
-                "seed, or choose another --root_dir."
-            )
+        check_seed(self.path, self.read_json("run.json").get("seed", seed), seed)
 
     def finished(self, seed: int, num_env_steps: int) -> dict[str, Any] | None:
         """Returns the contents of result.json if the run has taken `num_env_steps`, else None.

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 USER_ERROR_CODE = 2  # Exit code of a process that ends with a UserError.
+RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 # How the lines begin that gin appends to the message of an exception.
 _OF_GIN = (
     "  In call to configurable ",
@@ -12,7 +13,6 @@ _OF_GIN = (
     "  Gin had values bound for",
     "  Caller supplied values for",
 )
-RETRY_CODE = 75  # EX_TEMPFAIL of sysexits.h: exit code after a RetryableError.
 
 
 class UserError(Exception):

@@ -453,19 +453,28 @@ def test_what_slows_runs_down_or_keeps_them_on_a_node_is_said(monkeypatch, tmp_p
         assert len(differing) == 1 and "(version of numpy)" in differing[0]
 
 
-def test_collectors_on_a_cluster_train_a_run_and_close_their_environments(nodes, tmp_path):
-    name = "scripted_environments:Closing-v0"
+def train_with_collectors(nodes, folder, path, *bindings):
+    """Runs the training program with collectors on the cluster, and modules from `path`."""
     command = [
-        sys.executable, "-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}",
+        sys.executable, "-m", "pipeline.train", f"--root_dir={folder / 'run'}",
         f"--ray_address={nodes.address}", "--gin_file=dqn_cartpole",
-        "--gin_file=runners/distributed", "--gin_bindings=train.num_env_steps = 600",
-        "--gin_bindings=initialize_replay_buffer.num_env_steps = 200",
-        "--gin_bindings=train.num_final_episodes = 2",
-        f"--gin_bindings=gymnasium_environment.name = {name!r}",
-        f"--gin_bindings=gymnasium_environment.kwargs = {{'folder': {str(tmp_path)!r}}}",
+        "--gin_file=runners/distributed", *(f"--gin_bindings={binding}" for binding in bindings),
     ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{TESTS}"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{path}"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_collectors_on_a_cluster_train_a_run_and_close_their_environments(nodes, tmp_path):
+    ended = train_with_collectors(
+        nodes,
+        tmp_path,
+        TESTS,
+        "train.num_env_steps = 600",
+        "initialize_replay_buffer.num_env_steps = 200",
+        "train.num_final_episodes = 2",
+        "gymnasium_environment.name = 'scripted_environments:Closing-v0'",
+        f"gymnasium_environment.kwargs = {{'folder': {str(tmp_path)!r}}}",
+    )
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "run/result.json").read_text())["num_collectors"] == 2
     assert len(list(tmp_path.glob("closed by *"))) == 3  # the learner evaluates
@@ -475,14 +484,8 @@ def test_a_collector_that_cannot_be_built_is_named_with_the_reason(nodes, tmp_pa
     cartpole = "gymnasium.envs.classic_control:CartPoleEnv"
     module = f"import gymnasium\ngymnasium.register('Here-v0', {cartpole!r})"
     (tmp_path / "only_here.py").write_text(module)
-    command = [
-        sys.executable, "-m", "pipeline.train", f"--root_dir={tmp_path / 'run'}",
-        f"--ray_address={nodes.address}", "--gin_file=dqn_cartpole",
-        "--gin_file=runners/distributed",
-        "--gin_bindings=gymnasium_environment.name = 'only_here:Here-v0'",
-    ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    binding = "gymnasium_environment.name = 'only_here:Here-v0'"
+    ended = train_with_collectors(nodes, tmp_path, tmp_path, binding)
     assert ended.returncode == 2
     reason = "collector . cannot start: .*needs the module 'only_here', which is not installed."
     assert re.search(reason, ended.stderr)

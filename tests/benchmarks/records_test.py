@@ -118,13 +118,9 @@ def test_record_of_a_failed_run_has_the_same_keys(run):
     assert records.key(failed) == records.key(finished) == ("tiny", "dqn", "A-v1", 1)
     assert (failed["status"], failed["error"]) == ("failed", "exit code 2\nno\nNaN")
     assert records.last_words(failed) == "exit code 2: NaN"
-    of_gin = (
-        "\n  Caller supplied values for: []\n  In call to configurable 'train' (<function train>)"
-    )
-    assert (
-        records.last_words(failed | {"error": f"exit code 1\nE: no{of_gin}"})
-        == "exit code 1: E: no"
-    )
+    of_gin = "  Caller supplied values for: []\n  In call to configurable 'train' (<function>)"
+    error = f"exit code 1\nE: no\n{of_gin}"
+    assert records.last_words(failed | {"error": error}) == "exit code 1: E: no"
     assert records.last_words(failed | {"error": "exit code 1"}) == "exit code 1"
     assert (failed["cpu_model"], failed["cpu_count"]) == tuple(machine().values())
     assert failed["command"].startswith(f"python -m pipeline.train --root_dir={run.folder} ")

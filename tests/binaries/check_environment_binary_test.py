@@ -124,13 +124,13 @@ class StuckEnv(SaneEnv):
 
 
 class SlowEnv(SaneEnv):
-    """Takes half a second for its first resets, and a hundredth for a step."""
+    """Takes a second for its first resets, and a hundredth for a step."""
 
     resets = 0
 
     def reset(self, **kwargs):
         self.resets += 1
-        time.sleep(0.5 * (self.resets <= 2))
+        time.sleep(self.resets <= 2)
         return super().reset(**kwargs)
 
     def step(self, action):

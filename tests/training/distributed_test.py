@@ -186,32 +186,28 @@ def test_an_environment_that_fails_ends_the_run_and_episodes_that_cannot_be_cont
     again.close()
 
 
-def test_messages_that_are_not_finite_are_not_saved(tmp_path):
-    run = Distributed(tmp_path / "run")
-
-    def spoil_and_stop(record, phase):
-        if run.loop.env_steps >= 150:
-            (tmp_path / "nan").touch()
-            run.stop.requested = True
-
-    run.progress.hook = spoil_and_stop
-    with pytest.raises(UserError, match="message of a collector holds NaN"):
-        run.train()
-    run.close()
+def spoil_rows(folder, patch):
+    (folder / "nan").touch()
 
 
-def test_a_time_step_of_a_message_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
-    run = Distributed(tmp_path / "run")
+def spoil_time_steps(folder, patch):
     take = InProcess.take
 
     def spoiled(self, number):
         message = take(self, number)
-        spoil = message.time_step._replace(reward=np.full_like(message.time_step.reward, np.nan))
-        return message._replace(time_step=spoil)
+        reward = np.full_like(message.time_step.reward, np.nan)
+        return message._replace(time_step=message.time_step._replace(reward=reward))
+
+    patch.setattr(InProcess, "take", spoiled)
+
+
+@pytest.mark.parametrize("spoil", [spoil_rows, spoil_time_steps])
+def test_messages_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, spoil):
+    run = Distributed(tmp_path / "run")
 
     def spoil_and_stop(record, phase):
         if run.loop.env_steps >= 150:
-            monkeypatch.setattr(InProcess, "take", spoiled)
+            spoil(tmp_path, monkeypatch)
             run.stop.requested = True
 
     run.progress.hook = spoil_and_stop
