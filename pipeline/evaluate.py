@@ -17,7 +17,7 @@ from pipeline.configuration.statements import Binding, Import
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
 from pipeline.utils.errors import UserError
-from pipeline.utils.files import error_kind, write_json
+from pipeline.utils.files import error_kind, read_object, write_json
 from pipeline.utils.progress import EVALUATING, Progress, score_text
 from pipeline.utils.shutdown import StopSignal
 
@@ -65,6 +65,8 @@ def main(_: Sequence[str]) -> int:
     name = f"{pretrained.PREFIX}{_PRETRAINED.value}"
     run = SavedRun(_ROOT_DIR.value or name, _CHECKPOINT.value)
     video, output = _path_of(_VIDEO, ".mp4"), _path_of(_OUTPUT, ".json")
+    if output and output.exists():
+        _check_evaluation(output)
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     # Import it before StopSignal, so that a signal during the import ends the process at once.
     cli.load_tensorflow(statements)
@@ -89,6 +91,20 @@ def _path_of(flag: flags.FlagHolder, suffix: str) -> pathlib.Path | None:
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"--{flag.name}={path}: its folder cannot be written to.")
     return path
+
+
+def _check_evaluation(output: pathlib.Path) -> None:
+    """Checks that a file holds an evaluation, which may be overwritten, and not part of a run.
+
+    Raises:
+      UserError: If it does not.
+    """
+    try:
+        read_object(output, "env_steps", "seed", "returns")
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"--output={output} exists and does not hold an evaluation: choose another name."
+        ) from error
 
 
 def _evaluate(

@@ -123,7 +123,7 @@ class Checkpoints:
         if writable:
             make_folder(folder)
             for path in folder.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # or the start after this one deletes it
 
     def save(self, env_steps: int, return_mean: float | None = None) -> pathlib.Path:
         """Saves all parts as the newest checkpoint, then removes those that need not be kept.

@@ -165,8 +165,8 @@ def _name(scope: str, selector: str, parameter: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Formats a value as gin does: sorted, with functions and classes as references."""
-    return f"@{value.__name__}" if callable(value) else pprint.pformat(value)
+    """Formats a value, with functions and classes as references."""
+    return f"@{value.__name__}" if callable(value) else pprint.pformat(value, sort_dicts=False)
 
 
 def _bindings(source: Source, harmless: Collection[str]) -> list[Binding]:

@@ -6,6 +6,7 @@ gin 0.5.0 does not record where values are bound; `pipeline.configuration` does 
 from __future__ import annotations
 
 import inspect
+import pprint
 import re
 import traceback
 from collections import Counter
@@ -106,14 +107,27 @@ def ignored() -> str | None:
 
 
 def warnings() -> list[str]:
-    """Returns a message for each parameter that is bound but has no effect in this run.
+    """Returns a message for each binding that has no effect in this run, and perhaps in none.
 
-    Only bindings of the command line count, and bindings of a scope, because files bind parameters
-    for other runs as well.
+    Files bind parameters for other runs as well. Of theirs, these count: macros that no binding
+    uses, and bindings in a scope in which a function that this run has called was not called.
     """
     bound = {_target(*x) for x in origins if x[0] or origins[x][-1] == COMMAND_LINE}
     told = sorted(bound & without_effect.keys())
-    return [f"{target} has no effect, because {without_effect[target]}." for target in told]
+    messages = [f"{target} has no effect, because {without_effect[target]}." for target in told]
+    operative = _operative()
+    called = {selector for _, selector in operative}
+    used = {x.config_key for x in gin_config.iterate_references(gin_config._CONFIG)}
+    known = [_target(*key, name) for key, values in operative.items() for name in values]
+    for scope, selector, name in _unread():
+        is_nowhere_used = (
+            (scope, selector) not in used if selector == _MACRO else selector in called
+        )
+        if scope and is_nowhere_used and origins[scope, selector, name][-1] != COMMAND_LINE:
+            target = _target(scope, selector, name)
+            place = origins[scope, selector, name][-1]
+            messages.append(f"{place}: {target} is not used here.{suggest(target, known)}")
+    return messages
 
 
 def _referent(scope: str, selector: str, name: str) -> str | None:
@@ -138,7 +152,26 @@ def operative_config() -> str:
         values[key] = bound | values.get(key, {})
         references = gin_config.iterate_references({key: bound})
         missing += [x.config_key for x in references if x.config_key not in values]
-    return gin_config._config_str(values)
+    return gin_config._config_str(
+        {key: {name: _in_order(x) for name, x in bound.items()} for key, bound in values.items()}
+    )
+
+
+class _InOrder(dict):
+    """Dictionary that gin writes in its own order, because an environment may depend on it.
+
+    gin sorts other dictionaries.
+    """
+
+    def __repr__(self) -> str:
+        return pprint.pformat(dict(self), sort_dicts=False)
+
+
+def _in_order(value: Any) -> Any:
+    """Returns the value with each outer dictionary as an `_InOrder`."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_in_order, value))
+    return _InOrder(value) if type(value) is dict else value
 
 
 def _operative() -> dict[tuple[str, str], dict[str, Any]]:

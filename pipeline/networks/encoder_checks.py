@@ -74,14 +74,14 @@ def check_sizes(
 
 
 def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-    """Checks that the items are Keras layers whose weights `--seed` decides.
+    """Checks that the items are Keras layers.
 
     Args:
       name: Name of the layers, for error messages.
       layers: Layers of a new encoder.
 
     Raises:
-      UserError: If something is not a layer, or has a seed.
+      UserError: If something is not a layer.
     """
     for layer in layers:
         if not isinstance(layer, tf.keras.layers.Layer):
@@ -90,7 +90,6 @@ def check_new_layers(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None
                 "layers, such as [tf.keras.layers.Dense(64)]; wrap functions in "
                 "tf.keras.layers.Lambda."
             )
-        check_unseeded(getattr(layer, "kernel_initializer", None))
 
 
 def check_features(
@@ -105,12 +104,16 @@ def check_features(
 
     Raises:
       UserError: If the features are not one vector for each observation, depend on the other
-        observations of the batch or not on the weights, if a call changes variables, if another
-        encoder has one of its layers with weights, or if there are regularizers.
+        observations of the batch or not on the weights, if a call changes variables or computes
+        otherwise with `training=True`, if another encoder has one of its layers with weights, or if
+        there are regularizers or seeds.
     """
     first, second = _observation(observation_spec, 0.25), _observation(observation_spec, 100.0)
     features = encoder(first)
-    parts = (x for x in encoder.submodules if isinstance(x, tf.keras.layers.Layer))
+    parts = [x for x in encoder.submodules if isinstance(x, tf.keras.layers.Layer)]
+    for initializer in (x for part in parts for x in vars(part).values()):
+        if isinstance(initializer, tf.keras.initializers.Initializer):
+            check_unseeded(initializer)
     with_weights = {part for part in parts if part.weights}
     if not with_weights.isdisjoint(_layers_of_encoders):
         raise UserError(
@@ -141,6 +144,12 @@ def check_features(
         raise UserError(
             f"{name}: a call changes variables. Layers must compute the same in training and "
             "evaluation; normalise observations with normalize_observations of the agent instead."
+        )
+    if not np.array_equal(encoder(first), encoder(first, training=True), equal_nan=True):
+        raise UserError(
+            f"{name}: a layer computes otherwise with training=True, as Dropout and "
+            "BatchNormalization do. No agent passes it, so the layer would have no effect. Leave "
+            "it out."
         )
     trained = encoder.trainable_variables
     gradients = tape.gradient(together, trained)

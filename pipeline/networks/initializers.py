@@ -56,7 +56,7 @@ def check_unseeded(initializer: Any) -> None:
     """
     if getattr(initializer, "seed", None) is not None:
         raise UserError(
-            f"the kernel initializer {type(initializer).__name__} has a seed of its own. Layers of "
+            f"the initializer {type(initializer).__name__} has a seed of its own. Layers of "
             "the same shape would begin with equal weights. Leave it out: --seed seeds all weights."
         )
 

@@ -66,11 +66,11 @@ class Experience(Protocol):
     def size(self) -> tf.Tensor:
         """Returns the number of rows stored over all streams, int64 []."""
 
-    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory, verify: bool = False) -> None:
+    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory) -> None:
         """Appends `rows` [T, S, ...], the next T rows of the streams `stream_ids` [S] (int).
 
-        With `verify`, as in the warm-up, the store also compares the rows with those that it would
-        return for training. `check_rows` reports a difference.
+        A store that does not keep rows as they are compares them with those that it would return
+        for training. `check_rows` reports a difference.
         """
 
     def begin(self, prepare: Callable[[trajectory.Trajectory], trajectory.Trajectory]) -> None:

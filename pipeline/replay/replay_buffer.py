@@ -135,12 +135,12 @@ class ReplayBuffer:
         """Returns the number of rows stored over all streams, int64 []."""
         return tf.reduce_sum(tf.minimum(self._positions, self._stream_capacity))
 
-    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory, verify: bool = False) -> None:
+    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory) -> None:
         """Writes `rows` [T, S, ...] over the oldest rows of the streams `stream_ids` [S].
 
         T plus the number of older frames in a stack must not exceed the rows of a ring, so that no
-        added row is overwritten in the same call. With `verify`, every added stack is compared with
-        the one that sampling rebuilds.
+        added row is overwritten in the same call. Every added stack is compared with the one that
+        sampling rebuilds; see `check_rows`.
         """
         streams = tf.cast(stream_ids, tf.int64)
         num_rows = rows.step_type.shape[0] or tf.shape(rows.step_type)[0]
@@ -153,7 +153,7 @@ class ReplayBuffer:
         for column, values in zip(self._columns, tf.nest.flatten(stored), strict=True):
             columns.scatter(column, keys, values)
         columns.scatter(self._positions, streams, positions[-1] + 1)
-        if verify and self._stack > 1:
+        if self._stack > 1:
             self._compare_stacks(streams, positions, rows.observation)
 
     def _compare_stacks(self, streams: tf.Tensor, positions: tf.Tensor, seen: tf.Tensor) -> None:

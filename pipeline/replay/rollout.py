@@ -103,7 +103,7 @@ class Rollout:
         """Returns the number of rows stored over all streams, int64 []."""
         return tf.reduce_sum(self._positions)
 
-    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory, verify: bool = False) -> None:
+    def add(self, stream_ids: tf.Tensor, rows: trajectory.Trajectory) -> None:
         """Appends `rows` [T, S, ...], the next T rows of the streams `stream_ids` [S]."""
         streams = tf.cast(stream_ids, tf.int64)
         num_rows = rows.step_type.shape[0] or tf.shape(rows.step_type)[0]

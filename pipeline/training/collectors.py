@@ -192,7 +192,7 @@ class Collectors:
             streams = first + tf.range(width, dtype=tf.int64)
             # A rollout has the streams of one iteration, a replay buffer those of all collectors.
             is_kept = self._updates.experience.keeps_rows
-            self._updates.experience.add(streams if is_kept else streams - first, rows, is_random)
+            self._updates.experience.add(streams if is_kept else streams - first, rows)
             self._updates.observe(rows)
             carry = state.carry
             of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs

@@ -174,8 +174,6 @@ class HostLoop:
         while self.env_steps < until:
             stop = min(until, saves.next_stop(self.env_steps))
             self._call(self._runner.collect_randomly, stop, WARMING_UP)
-            # Before anything is saved, because the advice may be another configuration.
-            self._components.experience.check_rows()
             if self.env_steps < until:  # The one after the warm-up also has the counts set below.
                 self._save_patience.retry(self.save)
                 if self._due("checkpointed", self._plan.checkpoint_interval):
@@ -276,6 +274,7 @@ class HostLoop:
         with hinting(self._resume_hint), named_failures(components.environment, weights):
             self.state = self._calls.run(chunk, self.state, until)
             check_losses(self.state.loss_sums, *self._checked())
+            self._components.experience.check_rows()  # before such rows are in a checkpoint
         self._progress.update(self.record(), phase)
         self._log_patience.retry(self._flush)
 

@@ -198,7 +198,7 @@ class Iterations(Updates):
         policy = agent.collect_policy
         random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
         self.train = self._chunk(self._train_iteration)
-        self.collect_randomly = self._chunk(lambda state: self.collect(state, random, verify=True))
+        self.collect_randomly = self._chunk(lambda state: self.collect(state, random))
 
     def initial_state(self) -> LoopState:
         """Resets the environments and returns the state before the first iteration."""
@@ -250,13 +250,8 @@ class Iterations(Updates):
     def _train_iteration(self, state: LoopState) -> LoopState:
         return self.update(self.collect(state, self.agent.collect_policy))
 
-    def collect(
-        self, state: LoopState, policy: tf_policy.TFPolicy, verify: bool = False
-    ) -> LoopState:
-        """Collects `collect_steps` vector steps with `policy`, the first half of an iteration.
-
-        With `verify`, as in the warm-up, the experience checks that it can return the same rows.
-        """
+    def collect(self, state: LoopState, policy: tf_policy.TFPolicy) -> LoopState:
+        """Collects `collect_steps` vector steps with `policy`, the first half of an iteration."""
         started = timestamp()
         with tf.control_dependencies([started]):
             carry, rows = self._driver.run(policy, state.carry, self.collect_steps)
@@ -265,6 +260,6 @@ class Iterations(Updates):
         with tf.control_dependencies([seconds]):
             # The updates need the rows: they would otherwise begin before the clock is read.
             rows = tf.nest.map_structure(tf.identity, rows)
-        self.experience.add(tf.range(rows.step_type.shape[1]), rows, verify)
+        self.experience.add(tf.range(rows.step_type.shape[1]), rows)
         self.observe(rows)
         return state._replace(carry=carry, collect_seconds=state.collect_seconds + seconds)

@@ -366,11 +366,13 @@ def _restore(
     """Restores the newest checkpoint, if there is one, and describes the run in its folder."""
     is_resumed = loop.restore()
     if is_resumed:
-        if source and any(x.startswith("--warm_start") for x in circumstances.differences):
-            raise UserError(
-                f"{folder.path} continues from its checkpoint, so another --warm_start has no "
-                "effect: name the one that it began with, or choose another --root_dir."
-            )
+        for difference in circumstances.differences:
+            if source and difference.startswith("--warm_start"):
+                raise UserError(
+                    f"{folder.path} continues from its checkpoint, so another --warm_start has no "
+                    f"effect ({difference}). Name the one that it began with, which is not read "
+                    "again and need not exist, or choose another --root_dir."
+                )
         progress.message(f"resuming {folder.path} at environment step {loop.env_steps:_}")
     elif source:
         _start_with(source, components.agent, progress)

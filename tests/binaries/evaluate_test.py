@@ -284,6 +284,8 @@ def test_mistakes(finished_run, tmp_path):
     (tmp_path / "x.json").mkdir()
     output = f"--output={tmp_path / 'x.json'}"
     assert_refused(f"{output} is a folder: choose another name.", run, output)
+    output = f"--output={run / 'result.json'}"
+    assert_refused(f"{output} exists and does not hold an evaluation: .*", run, output)
     assert_refused(
         "unknown flag --num_episode; did you mean --num_episodes.", run, "--num_episode=1"
     )

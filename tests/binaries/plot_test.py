@@ -228,6 +228,17 @@ def test_returns_against_time_with_the_evaluations_when_they_were(tmp_path: path
     assert figure.axes[0].get_xlabel() == "seconds of training"
 
 
+def test_an_evaluation_outside_the_records_is_where_it_was_or_left_out(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = make_timed_run(tmp_path / "a")
+    lines = [{"env_steps": step, "return_mean": 1.0, "return_std": 0.0} for step in (50, 200, 400)]
+    (folder / "eval.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    run = plot.read_run(folder, x="wall_seconds")
+    assert run.evaluations[:, 0].tolist() == [5, 30]
+    assert run.evaluated_at.tolist() == [50, 200]
+
+
 def test_an_evaluation_after_the_last_record_is_where_it_was(tmp_path: pathlib.Path) -> None:
     run = make_run(tmp_path / "a", {100: 10.0, 200: 20.0}, {50: (4.0, 1.0), 250: (12.0, 3.0)})
     assert run.evaluations[:, 0].tolist() == [50, 250]

@@ -191,6 +191,7 @@ def test_what_cannot_be_removed_now_stops_no_save(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
         checkpoints.save(4)
+        Checkpoints(tmp_path, {})  # a new start
     kept = ["step-0000000003", "step-0000000004"]
     assert names(tmp_path) == [".tmp-removed-step-0000000002", *kept]
     Checkpoints(tmp_path, {})

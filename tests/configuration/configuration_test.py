@@ -748,11 +748,40 @@ def test_an_overridden_binding_may_not_stay_in_force_in_a_scope(tmp_path):
 
 
 def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_later(tmp_path):
-    path = write(tmp_path, "evalution/make_fruit.count = 7\nmake_basket.size = 1\n")
+    path = write(tmp_path, "other/make_basket.size = 7\nmake_basket.size = 1\n")
     gin.external_configurable(lambda weight=1: weight, "press", module="mine")
     configuration.load([path], ["make_fruit.count = 5", "press.weight = 2"])
     make_fruit("fig", core=1)
-    assert configuration.ignored() is None
+    assert configuration.ignored() is None and configuration.warnings() == []
+
+
+def test_what_a_file_binds_and_no_run_could_read_is_told(tmp_path):
+    path = write(
+        tmp_path,
+        "evalution/make_fruit.count = 7\nevaluation/make_fruit.count = 6\nweight = 2.0\n"
+        "SIZE = 1\nmake_basket.size = %SIZE\n",  # may be read by another run
+    )
+    configuration.load([path], ["make_fruit.name = 'fig'", "make_fruit.core = 1"])
+    make_fruit()
+    with gin.config_scope("evaluation"):
+        make_fruit()
+    assert configuration.warnings() == [
+        f"{path}:1: evalution/make_fruit.count is not used here. Nearest: "
+        "evaluation/make_fruit.count, evaluation/make_fruit.core, evaluation/make_fruit.name.",
+        f"{path}:3: weight is not used here. Nearest: "
+        "evaluation/make_fruit.weight, make_fruit.weight.",
+    ]
+
+
+def test_the_operative_configuration_keeps_the_order_of_dictionaries(tmp_path):
+    written = '{"up": {"z": 1, "a": 2}, "down": [({"d": 1, "c": 2},)], "noop": %SIZE}'
+    given = [f"make_crate.extras = {written}", "SIZE = {'y': 1, 'x': 2}"]
+    configuration.load([], given)
+    make_crate()
+    text = configuration.operative_config()
+    configuration.load([write(tmp_path, text)])
+    assert str(configuration.in_force("", "make_crate")["extras"]) == written.replace('"', "'")
+    assert "SIZE = {'y': 1, 'x': 2}" in text
 
 
 def test_what_is_bound_to_others_and_read_later_is_part_of_the_configuration():

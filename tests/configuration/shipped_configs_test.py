@@ -76,6 +76,7 @@ def build(files, *bindings):
     """Builds everything without training, as `--explain` does."""
     configuration.load(files, bindings)
     train(None, 1, "fail", StopSignal(), dry_run=True)
+    assert configuration.warnings() == []
 
 
 def bound(files, *bindings):

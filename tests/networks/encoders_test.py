@@ -543,6 +543,27 @@ class Wrapper(tf.keras.layers.Layer):
             lambda: [tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(1.0))],
             "regularizer",
         ),
+        (
+            lambda: [tf.keras.layers.Dense(3), tf.keras.layers.Dropout(0.5)],
+            "computes otherwise with training=True",
+        ),
+        (lambda: [tf.keras.layers.BatchNormalization()], "computes otherwise with training=True"),
+        (
+            lambda: [
+                tf.keras.Sequential(
+                    [tf.keras.layers.Dense(3, kernel_initializer=tf.keras.initializers.HeNormal(1))]
+                )
+            ],
+            "HeNormal has a seed of its own",
+        ),
+        (
+            lambda: [
+                tf.keras.layers.Dense(
+                    3, bias_initializer=tf.keras.initializers.RandomUniform(seed=1)
+                )
+            ],
+            "RandomUniform has a seed of its own",
+        ),
     ],
 )
 def test_layers_that_agents_cannot_use_are_refused(layers, message):

@@ -123,7 +123,7 @@ def stack_rows(rows: list[Any], axis: int = 0) -> Any:
 def collect(buffer: ReplayBuffer, streams: list[Stream], ids: list[int], num_rows: int) -> None:
     columns = [stack_rows([streams[i].step() for _ in range(num_rows)]) for i in ids]
     rows = tf.nest.map_structure(tf.constant, stack_rows(columns, axis=1))
-    buffer.add(tf.constant(ids), rows, verify=True)
+    buffer.add(tf.constant(ids), rows)
 
 
 def create(stack: int = 0, num_envs: int = 1, **kwargs: Any) -> ReplayBuffer:
@@ -407,11 +407,11 @@ def test_colour_images_are_not_taken_for_stacks() -> None:
     rows = tf.nest.map_structure(lambda x: tf.constant(x[:, np.newaxis]), rows)
     rows = rows._replace(observation=tf.constant(images), step_type=tf.constant([[0]] + [[1]] * 5))
     buffer = create(3, capacity=20)
-    buffer.add(tf.range(1), rows, verify=True)
+    buffer.add(tf.range(1), rows)
     with pytest.raises(UserError, match="ReplayBuffer.store_single_frames = False"):
         buffer.check_rows()
     buffer = create(3, capacity=20, store_single_frames=False)
-    buffer.add(tf.range(1), rows, verify=True)
+    buffer.add(tf.range(1), rows)
     buffer.check_rows()
     batch, _, keys = buffer.next_batch()
     np.testing.assert_array_equal(batch.observation[:, 0], images[keys.numpy(), 0])
@@ -446,7 +446,7 @@ def with_gymnasium_stacks(padding_type: Any) -> ReplayBuffer:
         seen = environment.reset()[0] if row.step_type == FIRST else environment.step(0)[0]
         row = row._replace(observation=np.asarray(seen))
         rows = tf.nest.map_structure(lambda x: tf.constant(x[None, None]), row)
-        buffer.add(tf.range(1), rows, verify=True)
+        buffer.add(tf.range(1), rows)
     return buffer
 
 
@@ -454,18 +454,6 @@ def test_gymnasium_stacks_need_the_padding_that_the_message_recommends() -> None
     with pytest.raises(UserError, match=r'"zero" \(in gymnasium.*FrameStackObservation\)\.$'):
         with_gymnasium_stacks("reset").check_rows()
     with_gymnasium_stacks("zero").check_rows()
-
-
-def test_stacks_are_compared_only_where_that_is_asked_for() -> None:
-    buffer, stream = create(3, capacity=90), Stream(0, 3, 0)
-    rows = tf.nest.map_structure(lambda x: tf.constant(x[None, None]), stream.step())
-
-    def reads(verify: bool) -> int:
-        add = tf.function(lambda: buffer.add(tf.range(1), rows, verify))
-        nodes = add.get_concrete_function().graph.as_graph_def().node
-        return sum(node.op == "ResourceGather" for node in nodes)
-
-    assert reads(True) > reads(False) == 1  # reads the positions alone
 
 
 def iterations(buffer: ReplayBuffer, stream: Stream) -> Any:

@@ -97,6 +97,26 @@ def first_crossings(counts, interval, start):
     ]
 
 
+@pytest.mark.parametrize("env_steps", [WARM_UP // 2, 150])
+def test_rows_that_cannot_be_trained_on_are_refused_before_they_are_saved(
+    tmp_path, begin_dqn, monkeypatch, env_steps
+):
+    run = begin_dqn(tmp_path)
+
+    def check_rows():
+        if run.loop.env_steps >= env_steps:
+            raise UserError("stacks cannot be rebuilt")
+
+    monkeypatch.setattr(run.parts.experience, "check_rows", check_rows)
+    monkeypatch.setattr(graph_calls, "SECONDS_PER_CALL", 0.0)
+    with pytest.raises(UserError, match="stacks cannot be rebuilt"):
+        run.train()
+    assert run.loop.env_steps >= env_steps
+    saved_at = [int(name.split("-")[1]) for name in run.checkpoints]
+    assert bool(saved_at) == (env_steps > WARM_UP)
+    assert all(count < env_steps for count in saved_at)
+
+
 def test_what_happens_when_depends_on_counters_alone(tmp_path, begin_dqn, monkeypatch):
     runs, results, counts = [], [], []
     for seconds in (0.5, 0.0):  # many iterations per call, and one

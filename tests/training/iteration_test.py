@@ -109,13 +109,6 @@ def test_chunks_are_cut_anywhere_traced_once_repeatable_and_end_with_a_loss_that
     assert not all(tf.math.is_finite(total) for total in whole.state.loss_sums.values())
 
 
-def test_stacks_of_frames_are_verified_in_the_warm_up():
-    run = Chunks("dqn")
-    with mock.patch.object(run.parts.experience, "add", wraps=run.parts.experience.add) as add:
-        run.collect(1, 10**6)
-    assert {call.args[2:] for call in add.call_args_list} == {(True,)}
-
-
 def test_losses_are_summed(monkeypatch):
     run = Chunks("dqn")
     run.collect(10**6, 60)
