@@ -55,48 +55,14 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
       main: Function that takes a list with the program's name and returns the exit code, where
         None means 0. A UserError that it raises is shown as its message.
     """
-
     _open_streams()
-
-    def guarded_main(argv: Sequence[str]) -> int | None:
-        try:
-            code = main(argv)
-            sys.stdout.flush()
-            return code
-        except ImportError as error:
-            name = _before_gin(error).name or ""
-            package = name.partition(".")[0]
-            is_missing = isinstance(error, ModuleNotFoundError)
-            if package in ("", "pipeline") or not (is_missing or package in _REPLACED):
-                raise
-            reason = errors.without_gin(error)
-            what = "is not installed" if is_missing else f"cannot be used ({reason})"
-            _fail(
-                f"{name} {what} in {sys.executable}. Install this package again with "
-                "everything in requirements.txt."
-            )
-        except errors.UserError as error:
-            _fail(configuration.explain_call_error(error) or str(error), error.exit_code)
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        except Exception as error:
-            message = configuration.explain_call_error(error)
-            cause = _outer_cause(error) if message is None else errors.UserError(message)
-            if cause is None:
-                raise
-            _fail(str(cause), cause.exit_code)
-        finally:
-            # Nothing is left to interrupt, so Ctrl-C while Python exits needs no traceback.
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     stdout = sys.stdout
     try:
         with (
             contextlib.redirect_stdout(cast(TextIO, _Output(stdout))),
             contextlib.redirect_stderr(cast(TextIO, _Expendable(sys.stderr))),
         ):
-            app.run(guarded_main, flags_parser=_parse_flags)
+            app.run(functools.partial(_call, main), flags_parser=_parse_flags)
     except _OutputError as error:
         _discard(stdout)
         if isinstance(error.error, BrokenPipeError):
@@ -104,6 +70,40 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
             sys.exit(128 + signal.SIGPIPE)
         _fail(f"cannot write to standard output: {error.error.strerror}", errors.RETRY_CODE)
     raise AssertionError("app.run does not return")
+
+
+def _call(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:
+    """Returns the exit code of `main`. Exits with the message of an error of the user."""
+    try:
+        code = main(argv)
+        sys.stdout.flush()
+        return code
+    except ImportError as error:
+        name = _before_gin(error).name or ""
+        package = name.partition(".")[0]
+        is_missing = isinstance(error, ModuleNotFoundError)
+        if package in ("", "pipeline") or not (is_missing or package in _REPLACED):
+            raise
+        reason = errors.without_gin(error)
+        what = "is not installed" if is_missing else f"cannot be used ({reason})"
+        _fail(
+            f"{name} {what} in {sys.executable}. Install this package again with "
+            "everything in requirements.txt."
+        )
+    except errors.UserError as error:
+        _fail(configuration.explain_call_error(error) or str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        message = configuration.explain_call_error(error)
+        cause = _outer_cause(error) if message is None else errors.UserError(message)
+        if cause is None:
+            raise
+        _fail(str(cause), cause.exit_code)
+    finally:
+        # Nothing is left to interrupt, so Ctrl-C while Python exits needs no traceback.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _before_gin(error: Any) -> Any:
@@ -125,15 +125,14 @@ def _outer_cause(error: Exception) -> errors.UserError | None:
         os.getcwd()
     except FileNotFoundError:
         return errors.UserError("the working folder was deleted: change to another one.")
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        if not isinstance(error, OSError):
-            return None
-        return errors.WriteError(
-            "no temporary folder can be written to: free space on its disk, or set the environment "
-            "variable TMPDIR to a folder that can."
-        )
+    if isinstance(error, OSError):
+        try:
+            tempfile.gettempdir()
+        except FileNotFoundError:
+            return errors.WriteError(
+                "no temporary folder can be written to: free space on its disk, or set the "
+                "environment variable TMPDIR to a folder that can."
+            )
     return None
 
 

@@ -39,7 +39,16 @@ class SavedPolicy:
       agent: The agent, with its networks and policies.
     """
 
-    def __init__(self, restored: RestoredAgent):
+    def __init__(self, restored: RestoredAgent, computes_float64: bool = True):
+        """Traces the policy of an agent.
+
+        Args:
+          restored: The agent, whose normalizers are changed.
+          computes_float64: False if normalizers must compute in float32 alone, as for LiteRT.
+        """
+        for module in restored.agent.submodules:
+            if isinstance(module, RunningMoments):
+                module.is_precise = computes_float64
         self.agent = restored.agent
         self.observation_spec: Any = self.agent.time_step_spec.observation
         self.observation_space = restored.observation_space
@@ -194,8 +203,10 @@ def restore_agent(run: SavedRun) -> RestoredAgent:
       UserError: If the checkpoint or run.json is damaged, or the config does not fit.
     """
     create_agent = bound("create_agent")
+    origin = run.origin
     try:
-        observation_space, action_space = map(from_json, run.spaces)
+        observation_space = from_json(origin["observation_space"])
+        action_space = from_json(origin["action_space"])
     except ValueError as error:
         raise UserError(
             f"{run.path / 'run.json'} is damaged ({error}). Restore the file, or train again."
@@ -224,21 +235,8 @@ def load_policy(
       run: The run.
       allow_gin_imports: Whether its configuration may import other packages.
       gin_bindings: Bindings that override its configuration.
-      computes_float64: See `policy_of`.
+      computes_float64: See `SavedPolicy`.
     """
     with configuration.preserved():
         configuration.apply(run.read_config([*gin_bindings], allow_gin_imports))
-        return policy_of(restore_agent(run), computes_float64)
-
-
-def policy_of(restored: RestoredAgent, computes_float64: bool = True) -> SavedPolicy:
-    """Returns the policy of an agent.
-
-    Args:
-      restored: The agent, whose normalizers are changed.
-      computes_float64: False if normalizers must compute in float32 alone, as for LiteRT.
-    """
-    for module in restored.agent.submodules:
-        if isinstance(module, RunningMoments):
-            module.is_precise = computes_float64
-    return SavedPolicy(restored)
+        return SavedPolicy(restore_agent(run), computes_float64)

@@ -75,7 +75,7 @@ def _search(output_dir: pathlib.Path) -> int:
         run_flags.machines(output_dir) as on,
         StopSignal(run_flags.STOPPING) as stop,  # until then, Ctrl-C ends the program at once
     ):
-        outcome = tuner.tune(
+        is_over = tuner.tune(
             loaded._replace(bindings=(*loaded.bindings, *on.bindings)),
             on.output_dir,
             _TRIALS.value or default,
@@ -84,7 +84,7 @@ def _search(output_dir: pathlib.Path) -> int:
             run_flags.for_train(),
             on.start,
         )
-    if not outcome.is_over:
+    if not is_over:
         print("stopped. The same command continues the search.")
         print(
             f"{cli.python_command()} -m pipeline.tune --report "

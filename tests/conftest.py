@@ -8,11 +8,12 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -132,20 +133,20 @@ def start_binary(
     return popen(command, **(settings | kwargs))
 
 
-def wait_for(is_reached: Callable[[], Any], process: subprocess.Popen) -> None:
-    """Waits until `is_reached()` while the process runs."""
-    deadline = time.monotonic() + 300
-    while not is_reached():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def run_binary(binary: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
     """Runs `python -m pipeline.<binary>` to its end."""
     process = start_binary(binary, *flags, **kwargs)
     stdout, stderr = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def assert_refused(message: str, binary: str, *flags: str, **kwargs) -> str:
+    """Checks for one message on standard error and exit code 2; returns the standard output."""
+    ended = run_binary(binary, *flags, **kwargs)
+    assert ended.returncode == 2, ended.stderr
+    assert re.fullmatch(f"error: {message}\n", ended.stderr, re.DOTALL), ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout
 
 
 @pytest.fixture(scope="session")

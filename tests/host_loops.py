@@ -177,6 +177,14 @@ class Run:
         return sorted(path.name for path in self.folder.checkpoints.glob("step-*"))
 
 
+def events(folder):
+    """Yields the step and the value of all that TensorBoard would show, from old to new."""
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            yield from ((event.step, value) for value in event.summary.value)
+
+
 def check_streams(buffer, min_truncated):
     """Checks that rows of `Walk` follow from those before, and that some episodes were cut."""
     cut = set()

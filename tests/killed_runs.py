@@ -78,11 +78,14 @@ class Phase:
 
     def follow_calls(self, calls_class, episodes_class):
         """Distinguishes collecting from updating by the steps of the training environment."""
-        run_chunk, step = calls_class.run, episodes_class.step
+        create, run_chunk, step = calls_class.__init__, calls_class.run, episodes_class.step
+
+        def followed_create(calls, runner, environment):
+            self._runner = runner
+            create(calls, runner, environment)
 
         def followed_chunk(calls, chunk, state, until):
-            is_random = chunk != calls._runner.train
-            self._collect_steps = calls._runner.collect_steps
+            is_random = chunk != self._runner.train
             before, self.now = self.now, WARMING_UP if is_random else COLLECTING
             state = run_chunk(calls, chunk, state, until)
             self.now = before
@@ -94,9 +97,11 @@ class Phase:
             rows = step(episodes, action)
             if self.now == COLLECTING:
                 self._memory[1] += 1
-                self.now = COLLECTING if self.steps % self._collect_steps else UPDATING
+                is_over = self.steps % self._runner.collect_steps == 0
+                self.now = UPDATING if is_over else COLLECTING
             return rows
 
+        calls_class.__init__ = followed_create
         calls_class.run = followed_chunk
         episodes_class.step = followed_step
 

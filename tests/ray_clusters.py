@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -63,10 +62,3 @@ def runs_on(node, process_id: int) -> bool:
         stat = pathlib.Path(f"/proc/{process_id}/stat").read_text()
         process_id = int(stat.rpartition(")")[2].split()[1])
     return process_id == raylet(node)
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

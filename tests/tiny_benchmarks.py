@@ -5,11 +5,14 @@
 
 import os
 import pathlib
+import signal
 import sys
-import time
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import fake_training
+from waiting import wait_for
 
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.planned_runs import Run
@@ -19,6 +22,19 @@ from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
 PATIENCE = "fake.patience = 0.5"
+
+
+class StopWhen:
+    """Signal to stop that comes once a condition is true."""
+
+    signal = signal.SIGTERM
+
+    def __init__(self, condition: Callable[[], Any]):
+        self._condition = condition
+
+    @property
+    def requested(self) -> bool:
+        return bool(self._condition())
 
 
 def make_suite(num_seeds: int = 1, *bindings: str, budget: int = 100) -> Suite:
@@ -58,13 +74,14 @@ def starts(output_dir: pathlib.Path) -> dict[str, int]:
 
 def waiting_processes(output_dir: pathlib.Path, count: int) -> list[int]:
     """Waits until `count` fake trainings wait for a signal, and returns their process ids."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        texts = [path.read_text() for path in output_dir.glob("tiny/*/*/process_id")]
-        if len(texts) == count and all(texts):
-            return [int(text) for text in texts]
-        time.sleep(0.02)
-    raise TimeoutError("the runs have not started")
+    wait_for(lambda: len(process_ids(output_dir)) == count, 30)
+    return process_ids(output_dir)
+
+
+def process_ids(output_dir: pathlib.Path) -> list[int]:
+    """Returns the ids of the fake trainings that wait for a signal."""
+    texts = [path.read_text() for path in output_dir.glob("tiny/*/*/process_id")]
+    return [int(text) for text in texts if text]
 
 
 def is_alive(process_id: int) -> bool:

@@ -7,7 +7,7 @@ import json
 import pathlib
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gymnasium
@@ -164,13 +164,33 @@ def gin_files(algorithm: str) -> list[str]:
     return [f"agents/{algorithm}", "environments/gymnasium"]
 
 
-def build_components(algorithm: str, switches: object = "", seed: int = 1, **overrides: object):
-    """Builds the components of such a run in this process; leaves gin's config loaded."""
+def build_components(
+    algorithm: str, switches: object = "", seed: int = 1, files: Any = (), **overrides: Any
+):
+    """Builds the components of such a run in this process; leaves gin's config loaded.
+
+    Args:
+      files: Further gin files, such as that of a runner.
+    """
     from pipeline import configuration
     from pipeline.training.train_loop import build_bound
 
-    configuration.load(gin_files(algorithm), bindings(algorithm, switches, **overrides))
+    lines = bindings(algorithm, switches, **overrides)
+    configuration.load([*gin_files(algorithm), *files], lines)
     return build_bound(seed)
+
+
+def noting_runner() -> tuple[list, Callable[..., Any]]:
+    """Returns a list and a runner, which appends the components that it builds to it."""
+    from pipeline.training import components
+
+    built: list = []
+
+    def runner(*arguments: Any) -> Any:
+        built.append(components.build(*arguments))
+        return built[-1]
+
+    return built, runner
 
 
 def variables(trackable: object) -> dict[str, np.ndarray]:

@@ -131,7 +131,7 @@ class DqnAgent(Agent, dqn_agent.DqnAgent):
         return take_rows(experience.observation, index)
 
     def _bootstrap_value(self, observation: Any) -> tf.Tensor:
-        target_q_values, _ = self._target_q_network(observation)
+        target_q_values, _ = self.target_q_network(observation)
         if not self._double_q:
             return tf.reduce_max(target_q_values, -1)
         q_values, _ = self._q_network(observation)

@@ -9,7 +9,6 @@ the returns of the rollout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -22,11 +21,12 @@ from pipeline.agents.on_policy import OnPolicyAgent
 from pipeline.networks.actor_critic import ActorCritic
 from pipeline.ops.batches import first_rows, masked_mean, row_weights
 from pipeline.ops.natural_gradient import (
+    StepOutcome,
     TrustRegion,
     conjugate_gradient,
     fisher_vector_product,
     flatten,
-    unflatten,
+    line_search,
 )
 from pipeline.ops.normalizers import RewardScaler
 from pipeline.ops.optimizers import Adam
@@ -40,22 +40,6 @@ from pipeline.utils.constraints import (
     check_arguments,
 )
 from pipeline.utils.errors import UserError
-
-
-class _StepOutcome(NamedTuple):
-    """Outcome of a policy step, as float32 scalars.
-
-    Attributes:
-      surrogate: Mean of ratio times advantage, minus its value before the step.
-      kl: Mean KL divergence of the old policy from the new one.
-      accepted: 1 if the policy has changed, else 0.
-      fraction: Length of the step, as a fraction of the longest step that the bound allows.
-    """
-
-    surrogate: tf.Tensor
-    kl: tf.Tensor
-    accepted: tf.Tensor
-    fraction: tf.Tensor
 
 
 class TRPOAgent(OnPolicyAgent):
@@ -133,7 +117,7 @@ class TRPOAgent(OnPolicyAgent):
         }
         return tf_agent.LossInfo(extra["loss"], extra)
 
-    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[_StepOutcome, tf.Tensor]:
+    def _step_policy(self, rows: Trajectory, weights: tf.Tensor) -> tuple[StepOutcome, tf.Tensor]:
         """Makes one policy step (section 6 and appendix C of the paper).
 
         Returns:
@@ -159,7 +143,8 @@ class TRPOAgent(OnPolicyAgent):
         direction = conjugate_gradient(product, gradient, self._region.cg_iterations)
         curvature = tf.tensordot(direction, product(direction), 1)
         longest = tf.sqrt(tf.math.divide_no_nan(2.0 * self._region.max_kl, curvature)) * direction
-        return self._search(longest, evaluate), masked_mean(policy.entropy(), weights)
+        step = line_search(self._region, self.policy_variables, longest, evaluate)
+        return step, masked_mean(policy.entropy(), weights)
 
     def _fisher_product(
         self, observation: tf.Tensor, weights: tf.Tensor, old: tfp.distributions.Distribution
@@ -182,42 +167,6 @@ class TRPOAgent(OnPolicyAgent):
             return fisher_vector_product(mean_kl, variables, vector, self._region.cg_damping)
 
         return product
-
-    def _search(
-        self, longest: tf.Tensor, evaluate: Callable[[], tuple[tf.Tensor, tf.Tensor]]
-    ) -> _StepOutcome:
-        """Shortens the step until the surrogate improves and the KL is within the bound.
-
-        If no tried step does, the weights are restored bit for bit.
-        """
-        old = [tf.identity(variable) for variable in self.policy_variables]
-
-        def move(fraction: tf.Tensor) -> None:
-            steps = unflatten(fraction * longest, self.policy_variables)
-            for variable, start, step in zip(self.policy_variables, old, steps, strict=True):
-                variable.assign(start + step)
-
-        def attempt(i, _):
-            fraction = self._region.line_search_shrink ** tf.cast(i, tf.float32)
-            move(fraction)
-            improvement, kl = evaluate()
-            accepted = tf.cast((improvement > 0.0) & (kl <= self._region.max_kl), tf.float32)
-            return i + 1, _StepOutcome(improvement, kl, accepted, fraction)
-
-        def unfinished(i, outcome):
-            return (i < self._region.line_search_steps) & (outcome.accepted == 0.0)
-
-        zero = tf.constant(0.0)
-        nothing = _StepOutcome(zero, zero, zero, zero)
-        state = (tf.constant(0), nothing)
-        _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
-
-        def put_back() -> _StepOutcome:
-            for variable, start in zip(self.policy_variables, old, strict=True):
-                variable.assign(start)
-            return nothing
-
-        return tf.cond(step.accepted > 0.0, lambda: step, put_back)
 
     def _fit_value(self, experience: Trajectory, weights: tf.Tensor) -> tf.Tensor:
         """Updates the value function on shuffled minibatches, and returns the mean of their losses.

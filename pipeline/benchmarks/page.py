@@ -5,7 +5,6 @@ It also writes the files of a report.
 
 from __future__ import annotations
 
-import html
 import importlib.resources
 import pathlib
 import re
@@ -21,7 +20,7 @@ _RENDERER = MarkdownIt("commonmark", {"html": True}).enable("table")
 def render(markdown: str) -> str:
     """Returns the HTML page of a report.
 
-    Its title is the first heading. Its table of contents links to the headings of level 2.
+    Its title is the first heading of level 1. Its table of contents links to those of level 2.
     """
     body = _RENDERER.render(markdown)
     # A wide table scrolls in its own box, which has a tabindex so that the keyboard can reach it.
@@ -32,10 +31,10 @@ def render(markdown: str) -> str:
     for number, heading in enumerate(headings, start=1):
         body = body.replace(f"<h2>{heading}</h2>", f'<h2 id="section-{number}">{heading}</h2>', 1)
     links = [f'<a href="#section-{n}">{text}</a>' for n, text in enumerate(headings, start=1)]
-    title = re.search(r"<h1>(.*?)</h1>", body)
+    title, *_ = re.findall(r"<h1>(.*?)</h1>", body)
     template = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     return (
-        template.replace("{{ title }}", title[1] if title else html.escape("Report"))
+        template.replace("{{ title }}", title)
         .replace("{{ contents }}", "".join(links) if len(links) > 1 else "")
         .replace("{{ body }}", body)
     )

@@ -127,11 +127,6 @@ class _SuiteRecords(NamedTuple):
     plan: Plan
 
     @property
-    def groups(self) -> list[Group]:
-        """Returns the records in groups."""
-        return results.groups(self.records, self.plan) if self.records else []
-
-    @property
     def not_begun(self) -> dict[str, int]:
         """Returns the requested numbers of seeds of the experiments without any record, by name."""
         names = results.not_begun(self.name, self.records, self.plan)
@@ -153,7 +148,7 @@ def _in_words(drawn: Sequence[Figure]) -> str:
 
 
 def _blocks(suites: Sequence[_SuiteRecords]) -> Iterator[Block]:
-    groups = [group for suite in suites for group in suite.groups]
+    groups = [x for suite in suites for x in results.groups(suite.records, suite.plan)]
     points = list(_missing(suites, groups))
     yield "# Benchmark report\n"
     yield _completeness(suites, groups, bool(points))

@@ -207,7 +207,10 @@ def budgets(group: Group) -> str:
 
 def _budget_rows(group: Group, pair: Pair) -> Iterator[tuple[str, ...]]:
     ours = [results.estimate(pair.scores_at(budget)) for budget in group.budgets]
-    means = [results.mean(pair.scores_at(budget)) for budget in group.budgets]
+    means = [
+        results.estimate(pair.scores_at(budget), interval_estimates.mean)
+        for budget in group.budgets
+    ]
     yield (*_names(pair), _OURS, *map(formatting.interval, ours))
     published = [group.comparable(pair, budget) for budget in group.budgets]
     for peer in dict.fromkeys(score.peer for scores in published for score in scores):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from pipeline.benchmarks import formatting, interval_estimates, published_scores, suites
-from pipeline.benchmarks.interval_estimates import Estimate
+from pipeline.benchmarks.interval_estimates import Estimate, Statistic
 from pipeline.benchmarks.published_scores import Published
 from pipeline.benchmarks.records import FINISHED, Record
 from pipeline.benchmarks.suite_folder import Plan
@@ -84,7 +84,7 @@ class Pair:
     @functools.cached_property
     def mean(self) -> Estimate | None:
         """Returns the mean of `scores`, which others publish; None if there are none."""
-        return mean(self.scores)
+        return estimate(self.scores, interval_estimates.mean)
 
     def scores_at(self, env_steps: int) -> np.ndarray:
         """Returns the scores of the finished runs at `env_steps` environment steps, [n]."""
@@ -250,14 +250,11 @@ def score_of(record: Record, env_steps: int | None = None) -> float | None:
     return next((value for steps, value in points if at <= steps <= at * (1 + _LATE)), None)
 
 
-def estimate(values: np.ndarray) -> Estimate | None:
-    """Estimates the interquartile mean. Returns None if there are no values."""
-    return interval_estimates.estimate([values]) if len(values) else None
-
-
-def mean(values: np.ndarray) -> Estimate | None:
-    """Estimates the mean. Returns None if there are no values."""
-    return interval_estimates.estimate([values], interval_estimates.mean) if len(values) else None
+def estimate(
+    values: np.ndarray, statistic: Statistic = interval_estimates.interquartile_mean
+) -> Estimate | None:
+    """Estimates a statistic of the values. Returns None if there are no values."""
+    return interval_estimates.estimate([values], statistic) if len(values) else None
 
 
 def _known(values: Iterable[float | None]) -> np.ndarray:

@@ -130,7 +130,8 @@ class _Runner:
 
     def _record_if_over(self, run: Run) -> None:
         """Records the end of a run that has ended unrecorded; lets one that has not ended wait."""
-        if self._folder.is_finished(run):
+        recorded = self._folder[run]
+        if recorded and recorded["status"] == FINISHED:
             return
         try:
             record = self._end_of(run)

@@ -107,11 +107,6 @@ class SuiteFolder:
         """Returns the record of a run; None if it has none."""
         return self._records.get(_key(run))
 
-    def is_finished(self, run: Run) -> bool:
-        """Returns True if the run is recorded as finished."""
-        record = self[run]
-        return record is not None and record["status"] == FINISHED
-
     def add(self, record: Record) -> None:
         """Writes the record of a run; it replaces an earlier record of the run.
 

@@ -132,8 +132,7 @@ def select_experiments(suite: Suite, patterns: Sequence[str]) -> Suite:
 
 def shipped() -> list[str]:
     """Returns the names of the shipped suites."""
-    names = (name.removeprefix(_FOLDER) for name in shipped_names() if name.startswith(_FOLDER))
-    return [name for name in names if "/" not in name]
+    return [name.removeprefix(_FOLDER) for name in shipped_names() if name.startswith(_FOLDER)]
 
 
 def _find(name: str) -> pathlib.Path:

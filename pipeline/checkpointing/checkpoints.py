@@ -15,7 +15,6 @@ is never used again for other contents. Only files that match the manifest are r
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 import re
@@ -78,8 +77,7 @@ class Parts:
             part.restore(folder / name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
     """Result of `restore`. Each warning names a checkpoint that was skipped and what is damaged."""
 
     path: pathlib.Path

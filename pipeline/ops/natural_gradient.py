@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import gin
 import tensorflow as tf
@@ -48,6 +49,69 @@ def unflatten(vector: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]
     """Splits a vector [n] into tensors with the shapes of `like`; the inverse of `flatten`."""
     parts = tf.split(vector, [x.shape.num_elements() for x in like])
     return [tf.reshape(part, x.shape) for part, x in zip(parts, like, strict=True)]
+
+
+class StepOutcome(NamedTuple):
+    """Outcome of a policy step, as float32 scalars.
+
+    Attributes:
+      surrogate: Mean of ratio times advantage, minus its value before the step.
+      kl: Mean KL divergence of the old policy from the new one.
+      accepted: 1 if the policy has changed, else 0.
+      fraction: Length of the step, as a fraction of the longest step that the bound allows.
+    """
+
+    surrogate: tf.Tensor
+    kl: tf.Tensor
+    accepted: tf.Tensor
+    fraction: tf.Tensor
+
+
+def line_search(
+    region: TrustRegion,
+    variables: Sequence[tf.Variable],
+    longest: tf.Tensor,
+    evaluate: Callable[[], tuple[tf.Tensor, tf.Tensor]],
+) -> StepOutcome:
+    """Shortens the step until the surrogate improves and the KL is within the bound.
+
+    If no tried step does, the variables are restored bit for bit.
+
+    Args:
+      region: Settings of the search.
+      variables: The variables to move, with n entries in all.
+      longest: The first step that is tried, [n] float32.
+      evaluate: Returns the improvement of the surrogate and the KL divergence at the present
+        values of the variables.
+    """
+    old = [tf.identity(variable) for variable in variables]
+
+    def move(fraction: tf.Tensor) -> None:
+        steps = unflatten(fraction * longest, variables)
+        for variable, start, step in zip(variables, old, steps, strict=True):
+            variable.assign(start + step)
+
+    def attempt(i, _):
+        fraction = region.line_search_shrink ** tf.cast(i, tf.float32)
+        move(fraction)
+        improvement, kl = evaluate()
+        accepted = tf.cast((improvement > 0.0) & (kl <= region.max_kl), tf.float32)
+        return i + 1, StepOutcome(improvement, kl, accepted, fraction)
+
+    def unfinished(i, outcome):
+        return (i < region.line_search_steps) & (outcome.accepted == 0.0)
+
+    zero = tf.constant(0.0)
+    nothing = StepOutcome(zero, zero, zero, zero)
+    state = (tf.constant(0), nothing)
+    _, step = tf.while_loop(unfinished, attempt, state, parallel_iterations=1)
+
+    def put_back() -> StepOutcome:
+        for variable, start in zip(variables, old, strict=True):
+            variable.assign(start)
+        return nothing
+
+    return tf.cond(step.accepted > 0.0, lambda: step, put_back)
 
 
 def conjugate_gradient(

@@ -55,7 +55,13 @@ class SavedRun:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Returns the seed, the spaces, the versions and the revision of the run from run.json."""
+        """Returns the seed, the spaces, the versions and the revision of the run from run.json.
+
+        The spaces are JSON; see `environments.saved_spaces`.
+
+        Raises:
+          UserError: If run.json does not hold them.
+        """
         needed = "seed", "num_envs", "observation_space", "action_space"
         others = "versions", "cpu_model", "git_revision"
         known = {key: self._description[key] for key in others if key in self._description}
@@ -65,15 +71,6 @@ class SavedRun:
     def config(self) -> str:
         """Returns the text of operative_config.gin."""
         return self._folder.config.read_text(encoding="utf-8")
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Returns observation and action space as JSON (see `environments.saved_spaces`).
-
-        Raises:
-          UserError: If run.json does not hold them.
-        """
-        return self._described("observation_space"), self._described("action_space")
 
     @property
     def path(self) -> pathlib.Path:
@@ -123,23 +120,19 @@ class SavedRun:
                 raise UserError(self._no_checkpoint())
             return None
         if name == "best":
-            return self._best(checkpoints)
+            if (best := checkpoints.best()) is None:
+                raise UserError(
+                    f"{self.path} has no best checkpoint yet, because no evaluation during "
+                    "training has taken place or finished an episode (train.eval_interval). Pass "
+                    "--checkpoint=latest."
+                )
+            return best.path
         digits = name.replace("_", "").replace(",", "")
         if not digits.isdecimal():
             raise UserError(
                 f"checkpoint {name!r} must be latest, best, or a number of environment steps."
             )
         return checkpoints.at(int(digits))
-
-    def _best(self, checkpoints: Checkpoints) -> pathlib.Path:
-        best = checkpoints.best()
-        if best is None:
-            raise UserError(
-                f"{self._folder.path} has no best checkpoint yet, because no evaluation during "
-                "training has taken place or finished an episode (train.eval_interval). Pass "
-                "--checkpoint=latest."
-            )
-        return best.path
 
     def _no_checkpoint(self) -> str:
         path = self._folder.path

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import gin
 import numpy as np
 import tensorflow as tf
-from tf_agents.policies import tf_policy
 from tf_agents.trajectories import StepType
 
 from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry, interrupt_episodes
@@ -157,8 +156,11 @@ class Collector:
             self._driver = CollectDriver(environment, seed=key)
             policy = agent.collect_policy
             random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
-            self._collect = {False: self._function(policy, num_steps)}
-            self._collect[True] = self._function(random, num_steps)
+            run = self._driver.run
+            self._collect = {
+                False: tf.function(lambda carry: run(policy, carry, num_steps), autograph=False),
+                True: tf.function(lambda carry: run(random, carry, num_steps), autograph=False),
+            }
             self._policy = policy
             carry = Tensors(lambda: self._carry, self._set_carry)
             # The carry comes first, because it resets the environments if nothing has before.
@@ -169,12 +171,6 @@ class Collector:
         # Reset at the first use, because nothing watches the environments before.
         with named_failures(self.environment):
             return initial_carry(self.environment, self._policy)
-
-    def _function(self, policy: tf_policy.TFPolicy, num_steps: int) -> Callable[[Carry], Any]:
-        def collect(carry: Carry) -> Any:
-            return self._driver.run(policy, carry, num_steps)
-
-        return tf.function(collect, autograph=False)
 
     def collect(self, request: Request) -> Message:
         """Collects a message.

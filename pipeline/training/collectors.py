@@ -107,7 +107,9 @@ class Collectors:
         self.divergence = ""
         self._lags: deque[int] = deque(maxlen=_LAGS)
         self._learn = {
-            is_random: tf.function(on_device(HOST, self._iteration_of(is_random)), autograph=False)
+            is_random: tf.function(
+                on_device(HOST, functools.partial(self._learn_from, is_random)), autograph=False
+            )
             for is_random in (False, True)
         }
         self.is_repeatable = in_turns
@@ -178,44 +180,42 @@ class Collectors:
             self._version += 1
         return state._replace(collect_seconds=state.collect_seconds + seconds)
 
-    def _iteration_of(self, is_random: bool) -> Callable[..., LoopState]:
-        """Returns the part of an iteration that runs in the graph."""
-
-        def learn(
-            state: LoopState,
-            first: tf.Tensor,
-            rows: Any,
-            time_step: Any,
-            statistics: Sequence[EpisodeStatistics],
-        ) -> LoopState:
-            width = rows.step_type.shape[1]
-            streams = first + tf.range(width, dtype=tf.int64)
-            # A rollout has the streams of one iteration, a replay buffer those of all collectors.
-            is_kept = self._updates.experience.keeps_rows
-            self._updates.experience.add(streams if is_kept else streams - first, rows)
-            self._updates.observe(rows)
-            carry = state.carry
-            of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs
-            has_collected = (of_collector >= first) & (of_collector < first + width)
-            steps = self._num_steps * tf.cast(has_collected, tf.int64)
-            state = state._replace(
-                carry=carry._replace(
-                    time_step=time_step,  # after the last row
-                    vector_steps=carry.vector_steps + steps,
-                    statistics=_added(carry.statistics, streams, statistics),
-                )
+    def _learn_from(
+        self,
+        is_random: bool,
+        state: LoopState,
+        first: tf.Tensor,
+        rows: Any,
+        time_step: Any,
+        statistics: Sequence[EpisodeStatistics],
+    ) -> LoopState:
+        """Makes the part of an iteration that runs in the graph."""
+        width = rows.step_type.shape[1]
+        streams = first + tf.range(width, dtype=tf.int64)
+        # A rollout has the streams of one iteration, a replay buffer those of all collectors.
+        is_kept = self._updates.experience.keeps_rows
+        self._updates.experience.add(streams if is_kept else streams - first, rows)
+        self._updates.observe(rows)
+        carry = state.carry
+        of_collector = tf.range(len(self._arrived), dtype=tf.int64) * self._num_envs
+        has_collected = (of_collector >= first) & (of_collector < first + width)
+        steps = self._num_steps * tf.cast(has_collected, tf.int64)
+        state = state._replace(
+            carry=carry._replace(
+                time_step=time_step,  # after the last row
+                vector_steps=carry.vector_steps + steps,
+                statistics=_added(carry.statistics, streams, statistics),
             )
-            if not is_random:
-                _, state = tf.while_loop(
-                    lambda n, _: n < self._repeats,
-                    lambda n, state: (n + 1, self._updates.update(state)),
-                    (tf.constant(0), state),
-                    parallel_iterations=1,
-                )
-            time_step = _replaced(carry.time_step, streams, time_step)
-            return state._replace(carry=state.carry._replace(time_step=time_step))
-
-        return learn
+        )
+        if not is_random:
+            _, state = tf.while_loop(
+                lambda n, _: n < self._repeats,
+                lambda n, state: (n + 1, self._updates.update(state)),
+                (tf.constant(0), state),
+                parallel_iterations=1,
+            )
+        time_step = _replaced(carry.time_step, streams, time_step)
+        return state._replace(carry=state.carry._replace(time_step=time_step))
 
     def _next_messages(
         self, state: LoopState, random_until: int | None

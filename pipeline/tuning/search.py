@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -96,12 +97,8 @@ class Search(NamedTuple):
 
     def _grid_point(self, number: int) -> dict[str, Any]:
         """Returns a combination of the choices. The last parameter changes fastest."""
-        point = {}
-        for name in reversed(list(self.parameters)):
-            choices = self.parameters[name][1:]
-            number, place = divmod(number, len(choices))
-            point[name] = choices[place]
-        return {name: point[name] for name in self.parameters}
+        points = itertools.product(*(choices for _, *choices in self.parameters.values()))
+        return dict(zip(self.parameters, next(itertools.islice(points, number, None)), strict=True))
 
     def suite(self, number: int, parameters: Mapping[str, Any]) -> Suite:
         """Returns the runs of trial `number` as a suite."""

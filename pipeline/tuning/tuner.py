@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import pathlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.planned_runs import Run, plan
@@ -43,18 +42,6 @@ _NO_RETURN = (
 )
 
 
-class Outcome(NamedTuple):
-    """Outcome of a call of `tune`.
-
-    Attributes:
-      trials: Trials that have begun, by number.
-      is_over: Whether nothing is left to do.
-    """
-
-    trials: dict[int, Trial]
-    is_over: bool
-
-
 def tune(
     search: Search,
     output_dir: pathlib.Path,
@@ -63,7 +50,7 @@ def tune(
     stop: StopSignal,
     flags: Sequence[str] = (),
     start: Start = TrainProcess,
-) -> Outcome:
+) -> bool:
     """Trains the trials of a search, from where an earlier call stopped.
 
     Args:
@@ -76,7 +63,7 @@ def tune(
       start: Starts the process that trains a run.
 
     Returns:
-      The trials so far.
+      True if nothing is left to do.
 
     Raises:
       UserError: If another search uses the folder or is in it, or if the configuration is wrong.
@@ -146,14 +133,14 @@ class _Tuner:
         self._has_begun = False
         self._losses = Losses(display.message)
 
-    def run(self) -> Outcome:
+    def run(self) -> bool:
         over = sum(1 for trial in self._folder.trials.values() if trial.returns or trial.error)
         self._display.message(f"{self._num_trials} trials, {over} with results")
         try:
             while True:
                 jobs = self._step()
                 if not self._running and (self._stop.requested or not jobs):
-                    return Outcome(self._folder.trials, not jobs)
+                    return not jobs
                 self._display.update(self._progress())
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -247,7 +234,7 @@ class _Tuner:
             result = folder.finished(run.seed, run.num_env_steps)
             values = [result["evaluation"]["return_mean"]] if result else []
         else:
-            evaluations = _evaluations(folder.evaluations)
+            evaluations = read_jsonl(folder.evaluations, "env_steps", "return_mean")
             end = self._search.rungs[rung]
             values = [e["return_mean"] for e in evaluations if _env_steps(e, folder) >= end]
         if not values:
@@ -352,21 +339,6 @@ def _whole_number(settings: Mapping[str, str], name: str, default: str) -> int:
     for _ in settings:  # macros may be values of macros
         value = settings.get(value.removeprefix("%"), value)
     return int(float(value))
-
-
-def _evaluations(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the evaluations of a run, which are read again only if their file has changed."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return []
-    return _evaluations_of(path, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache
-def _evaluations_of(path: pathlib.Path, modified: int, size: int) -> list[dict[str, Any]]:
-    del modified, size
-    return read_jsonl(path, "env_steps", "return_mean")
 
 
 def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:

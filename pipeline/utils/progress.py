@@ -32,6 +32,18 @@ class _Field(NamedTuple):
     text: str
 
 
+# Fields of the second line: rank, key of the record and format.
+_BODY: tuple[tuple[int, str, Callable[[Any], str]], ...] = (
+    (0, "counts", str),
+    (0, "episode_steps", "an episode of {:,} steps so far".format),
+    (0, "return_mean_100", lambda value: f"return {score_text(value)}"),
+    (1, "evaluation_return_mean", lambda value: f"evaluation {score_text(value)}"),
+    (2, "epsilon", "epsilon {:.3f}".format),
+    (2, "entropy", "entropy {:.3f}".format),
+)
+_SHARES = {"environment_share": "env", "policy_share": "policy", "update_share": "update"}
+
+
 class Progress:
     """Shows the records of a run when they arrive, as a context manager.
 
@@ -183,31 +195,14 @@ class Progress:
         return fields
 
     def _body(self) -> list[_Field]:
-        shares = [
-            *self._known(0, "environment_share", "env {:.0%}".format),
-            *self._known(0, "policy_share", "policy {:.0%}".format),
-            *self._known(0, "update_share", "update {:.0%}".format),
-        ]
-        has_shares = bool(shares) and self._phase != WARMING_UP
-        is_long = self._phase == EVALUATING and self._state.get("episode_steps", 0) >= _LONG
-        return [
-            *self._known(0, "counts", str),
-            *(
-                self._known(0, "episode_steps", "an episode of {:,} steps so far".format)
-                if is_long
-                else []
-            ),
-            *self._known(0, "return_mean_100", lambda value: f"return {score_text(value)}"),
-            *self._known(
-                1, "evaluation_return_mean", lambda value: f"evaluation {score_text(value)}"
-            ),
-            *self._known(2, "epsilon", "epsilon {:.3f}".format),
-            *self._known(2, "entropy", "entropy {:.3f}".format),
-            *([_Field(3, " ".join(share.text for share in shares))] if has_shares else []),
-        ]
-
-    def _known(self, rank: int, key: str, show: Callable[[Any], str]) -> list[_Field]:
-        return [_Field(rank, show(self._state[key]))] if key in self._state else []
+        known = dict(self._state)
+        if self._phase != EVALUATING or known.get("episode_steps", 0) < _LONG:
+            known.pop("episode_steps", None)
+        fields = [_Field(rank, show(known[key])) for rank, key, show in _BODY if key in known]
+        shares = [f"{name} {known[key]:.0%}" for key, name in _SHARES.items() if key in known]
+        if shares and self._phase != WARMING_UP:
+            fields.append(_Field(3, " ".join(shares)))
+        return fields
 
 
 def _fitting(fields: list[_Field], width: int) -> list[str]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.spaces import Box, Discrete
+from numpy_references import assert_same
 from scripted_environments import ScriptedEnv, environment
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories.policy_step import PolicyStep
@@ -51,15 +52,6 @@ def scripted():
 
 def in_graph(driver, policy, num_steps):
     return tf.function(lambda carry: driver.run(policy, carry, num_steps), autograph=False)
-
-
-def flat_numpy(nest):
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(nest)]
-
-
-def assert_same(first, second):
-    for a, b in zip(flat_numpy(first), flat_numpy(second), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def stack(rows):

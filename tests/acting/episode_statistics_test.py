@@ -3,11 +3,11 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from host_loops import events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing import plugin_event_accumulator
@@ -340,11 +340,7 @@ def test_counts_are_histograms_in_tensorboard(tmp_path: pathlib.Path) -> None:
     log.write({"env_steps": 100, "staleness_counts": [0, 2, 3], "returns": [1.0, 2.0]})
     log.write({"env_steps": 200, "staleness_counts": []})
     log.close()
-    (path,) = tmp_path.iterdir()
-    records = tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
-    events = [tf.compat.v1.Event.FromString(x) for x in records]
-    values = [(event.step, value) for event in events for value in event.summary.value]
-    ((step, value),) = values
+    ((step, value),) = events(tmp_path)
     assert (step, value.tag) == (100, "staleness_counts")
     assert (value.histo.min, value.histo.max, value.histo.num) == (1, 2, 5)
     assert (value.histo.sum, value.histo.sum_squares) == (8, 14)
@@ -410,12 +406,7 @@ def test_event_files_sort_by_age_under_a_clock_that_went_back(
 
 
 def all_records(folder: pathlib.Path) -> list[tuple[int, float]]:
-    records: list[Any] = []
-    for path in sorted(folder.iterdir()):
-        for data in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-            event = tf.compat.v1.Event.FromString(data)
-            records.extend((event.step, value.simple_value) for value in event.summary.value)
-    return records
+    return [(step, value.simple_value) for step, value in events(folder)]
 
 
 def test_returns_of_long_episodes_are_not_rounded() -> None:

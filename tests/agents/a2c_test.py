@@ -226,15 +226,16 @@ def test_trpo_prepares_what_a2c_prepares_with_the_same_discount_and_lambda(
     assert_same(prepared.value_target, expected.value_target)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_without_lambda_advantages_are_n_step_returns_minus_values(seed: int) -> None:
-    rows, final_value, prepared = prepared_rollout(create(), seed)
-    for t, env in np.argwhere(rows.step_type != LAST):
-        one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
-        values = [*one.policy_info.value, final_value[env]]
-        expected = n_step_return(one, values.__getitem__, t, 0.9)
-        assert_close(prepared.value_target[t, env], expected)
-        assert_close(prepared.advantage[t, env], expected - one.policy_info.value[t])
+def test_without_lambda_advantages_are_n_step_returns_minus_values() -> None:
+    agent = create()
+    for seed in range(8):
+        rows, final_value, prepared = prepared_rollout(agent, seed)
+        for t, env in np.argwhere(rows.step_type != LAST):
+            one = tf.nest.map_structure(lambda x, env=env: x[:, env], rows)
+            values = [*one.policy_info.value, final_value[env]]
+            expected = n_step_return(one, values.__getitem__, t, 0.9)
+            assert_close(prepared.value_target[t, env], expected)
+            assert_close(prepared.advantage[t, env], expected - one.policy_info.value[t])
 
 
 def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:

@@ -292,10 +292,7 @@ def test_a_checkpoint_holds_a_half_filled_accumulator(name: str, tmp_path: pathl
         agent.train(part(batch, i), tf.ones(ROWS))
         restored.train(part(batch, i), tf.ones(ROWS))
     assert agent.train_step_counter == restored.train_step_counter == 1
-    first, second = variables(agent), variables(restored)
-    assert first.keys() == second.keys()
-    for path in first:
-        np.testing.assert_array_equal(first[path], second[path], err_msg=path)
+    assert_same(variables(agent), variables(restored))
 
 
 def test_more_sums_than_batches_are_applied_at_once(tmp_path: pathlib.Path) -> None:

@@ -35,6 +35,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import Trajectory
 
 from pipeline.agents.dqn import DqnAgent, create_dqn_agent, select_action
+from pipeline.networks.encoders import QNetwork
 from pipeline.ops.optimizers import CenteredRMSprop
 
 FRAMES = tensor_spec.BoundedTensorSpec((4, 84, 84), tf.uint8, 0, 255)
@@ -204,10 +205,15 @@ def test_half_the_squared_clipped_delta_does_not_have_it() -> None:
     assert all(g.any() for g in assert_learns_as_lua_does(agent, far))
 
 
+class OneNetwork(DqnAgent):
+    @property
+    def target_q_network(self) -> QNetwork:
+        return self.q_network
+
+
 def test_a_target_that_is_not_held_constant_does_not_have_it() -> None:
     """Checks that with one network for both, as with `target_q` unset, the target would learn."""
-    agent, batch = create(), random_batch(1)
-    agent._target_q_network = agent.q_network
+    agent, batch = create(agent_class=OneNetwork), random_batch(1)
     by_hand = assert_learns_as_lua_does(agent, batch)
     variables = agent.q_network.trainable_variables
     with tf.GradientTape() as tape:

@@ -44,6 +44,7 @@ from pipeline.ops.natural_gradient import (
     conjugate_gradient,
     fisher_vector_product,
     flatten,
+    line_search,
     unflatten,
 )
 from pipeline.ops.randomness import permutations, stateless_seed, stream_key
@@ -294,19 +295,19 @@ def check_accepted_step(agent: TRPOAgent, rows: Trajectory, valid: Array, train:
 def test_the_search_ends_with_the_first_step_that_improves_within_the_bound(
     improvement: Any, kl: Any, tries: int | None
 ) -> None:
-    agent = create(region={"max_kl": 0.3})
-    before = flatten(agent.policy_variables)
+    variables = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([5.0, 6.0])]
+    before = flatten(variables)
     longest, seen = tf.one_hot(4, len(before)), []
 
     def evaluate() -> tuple[tf.Tensor, tf.Tensor]:
-        seen.append((flatten(agent.policy_variables) - before)[4])
+        seen.append((flatten(variables) - before)[4])
         return tf.constant(improvement(seen[-1])), tf.constant(kl(seen[-1]))
 
-    outcome = agent._search(longest, evaluate)
+    outcome = line_search(TrustRegion(max_kl=0.3), variables, longest, evaluate)
     assert_close(seen, [0.8**i for i in range(tries or 10)])
     assert outcome.accepted == (tries is not None)
     assert_close(outcome.fraction, seen[-1] if tries else 0.0)
-    assert_same(flatten(agent.policy_variables), before + outcome.fraction * longest)
+    assert_same(flatten(variables), before + outcome.fraction * longest)
 
 
 @pytest.mark.parametrize(

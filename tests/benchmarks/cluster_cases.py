@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import ray
 from conftest import ROOT, TESTS, process_commands
-from ray_clusters import kill, ray_cluster, raylet, run, runs_on, wait_for
-from tiny_benchmarks import PATIENCE, is_alive, make_suite, recorded, starts
+from ray_clusters import kill, ray_cluster, raylet, run, runs_on
+from tiny_benchmarks import PATIENCE, is_alive, make_suite, process_ids, recorded, starts
+from waiting import wait_for
 
 from pipeline.benchmarks import cluster, planned_runs, ray_process
 from pipeline.benchmarks.ray_process import ProcessActor
@@ -34,19 +35,12 @@ def nodes():
         yield cluster
 
 
-class Stop:
-    """Stop signal that a test sets."""
-
-    signal = None
-    requested = False
-
-
 class Suite(threading.Thread):
     """Suite that a thread trains on the cluster."""
 
     def __init__(self, address, folder, suite):
         super().__init__()
-        self.stop, self.outcome = Stop(), None
+        self.stop, self.outcome = StopSignal(), None  # not installed
         self.said: list[str] = []
         self._arguments = address, folder, suite, self.stop, self.said.append
         self.start()
@@ -57,12 +51,6 @@ class Suite(threading.Thread):
     def result(self):
         self.join(120)
         return self.outcome
-
-
-def process_ids(folder: pathlib.Path) -> list[int]:
-    """Returns the ids of the fake trainings that wait for a signal."""
-    texts = [path.read_text() for path in folder.glob("tiny/*/*/process_id")]
-    return [int(text) for text in texts if text]
 
 
 def started(nodes, folder: pathlib.Path) -> tuple[Suite, int]:
@@ -180,18 +168,18 @@ def test_a_run_that_has_no_room_on_its_node_can_be_stopped(nodes, tmp_path):
     # Another search does not know that the nodes are in use.
     program = f"""
 import pathlib
-from cluster_cases import Stop
 from pipeline.benchmarks import ray_process
+from pipeline.utils.shutdown import StopSignal
 from ray_clusters import run
 from tiny_benchmarks import make_suite
-stop, said = Stop(), []
+stop, said = StopSignal(), []
 ray_process._START_SECONDS = 1
 def say(line):
     said.append(line)
     stop.requested = str(said).count("other programs may use the CPUs there") == 2
 print(run({nodes.address!r}, pathlib.Path({str(tmp_path / "second")!r}), make_suite(1), stop, say))
 """
-    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/benchmarks"), str(ROOT)])
+    paths = os.pathsep.join([str(TESTS), str(ROOT)])
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": paths},

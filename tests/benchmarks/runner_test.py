@@ -7,6 +7,7 @@ import pytest
 from tiny_benchmarks import (
     FAKE,
     PATIENCE,
+    StopWhen,
     is_alive,
     make_suite,
     recorded,
@@ -53,18 +54,12 @@ def test_what_is_no_fault_of_a_run_fails_no_run(tmp_path):
 
 
 def test_a_stop_leaves_a_run_that_cannot_be_trained_now(tmp_path):
-    class StopOnceBHasBegun:
-        @property
-        def requested(self) -> bool:
-            return bool(list(tmp_path.glob("tiny/dqn-B-v1/*/process_id")))
-
     def start(started):
         program = (sys.executable, "-c", f"raise SystemExit({RETRY_CODE})")
         return TrainProcess(started, program if "A-v1" in started.name else FAKE)
 
-    suite = make_suite(1, PATIENCE)
-    outcome = run(tmp_path, suite, stop=StopOnceBHasBegun(), start=start)
-    assert outcome == (0, [], 2)
+    b_has_begun = StopWhen(lambda: list(tmp_path.glob("tiny/dqn-B-v1/*/process_id")))
+    assert run(tmp_path, make_suite(1, PATIENCE), stop=b_has_begun, start=start) == (0, [], 2)
 
 
 @pytest.mark.parametrize("have_ended", [False, True], ids=["at the end", "at the start"])
@@ -205,15 +200,9 @@ def test_no_process_outlives_an_error_here(tmp_path, monkeypatch):
 
 
 def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, capsys):
-    class StopLater:
-        """Stop signal that is requested once two runs have taken half of their steps."""
-
-        @property
-        def requested(self) -> bool:
-            return len(list(tmp_path.glob("tiny/*/*/process_id"))) == 2
-
+    two_are_halfway = StopWhen(lambda: len(list(tmp_path.glob("tiny/*/*/process_id"))) == 2)
     monkeypatch.setattr(runner, "_PLAIN_SECONDS", 0.0)
-    assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=StopLater()) == (0, [], 4)
+    assert run(tmp_path, make_suite(2, PATIENCE), workers=2, stop=two_are_halfway) == (0, [], 4)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "runs to do: 4, done: 0; at most 2 at a time"
     assert lines[1] == "training: 0/400 steps  0%  0 finished, 2 running, 0 failed, 2 left"

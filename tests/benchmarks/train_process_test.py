@@ -10,6 +10,7 @@ import preloaded
 import pytest
 from conftest import ROOT
 from tiny_benchmarks import FAKE, PATIENCE, is_alive, make_suite, recorded, run, waiting_processes
+from waiting import wait_for
 
 from pipeline.benchmarks import runner, train_process
 from pipeline.benchmarks.planned_runs import plan
@@ -29,13 +30,6 @@ def program(tmp_path):
     yield process
     process.kill()
     process.communicate(timeout=30)
-
-
-def wait_until_dead(process_ids: list[int]) -> None:
-    deadline = time.monotonic() + 5
-    while any(map(is_alive, process_ids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_is_given_up_at_the_fourth_loss_without_a_checkpoint(tmp_path):
@@ -83,7 +77,7 @@ def test_the_terminals_ctrl_c_does_not_reach_the_runs_but_kill_ends_them(program
     assert os.getpgid(program.pid) not in map(os.getpgid, running)
     program.kill()
     program.communicate(timeout=30)
-    wait_until_dead(running)
+    wait_for(lambda: not any(map(is_alive, running)), 5)
     with SuiteFolder(tmp_path, "tiny"):  # nobody holds the lock
         assert recorded(tmp_path) == {}
 
@@ -95,7 +89,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(program, tmp_path):
     program.send_signal(signal.SIGINT)
     program.communicate(timeout=30)
     assert program.returncode == 128 + signal.SIGINT
-    wait_until_dead(running)
+    wait_for(lambda: not any(map(is_alive, running)), 5)
     assert not list(tmp_path.glob("tiny/*/*/checkpoint"))
 
 

@@ -71,10 +71,9 @@ cli.run(main)
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60
-    )
+def run(*arguments: str, program: str = PROGRAM, **kwargs) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **kwargs)
 
 
 def assert_fails(arguments: list[str], message: str) -> None:
@@ -158,10 +157,8 @@ def test_closed_streams_change_no_exit_code():
 
 
 def test_text_that_the_output_cannot_encode_is_escaped():
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-c", PROGRAM, "--root_dir=±"]
-    shown = subprocess.run(command, env=environment, capture_output=True, timeout=60)
-    assert (shown.returncode, shown.stdout) == (0, b"ran \\xb1 3\n")
+    shown = run("--root_dir=±", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stdout) == (0, "ran \\xb1 3\n")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +180,7 @@ def test_a_folder_whose_files_cannot_be_accessed_is_refused(tmp_path):
     path = tmp_path / "private"
     path.mkdir()
     program = PROGRAM.replace("cli.run", "os.access = lambda path, mode: False; cli.run")
-    command = [sys.executable, "-c", program, f"--root_dir={path}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run(f"--root_dir={path}", program=program)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--root_dir" in ended.stderr and "Permission denied" in ended.stderr
 
@@ -217,27 +213,20 @@ def test_a_module_of_another_version_is_named() -> None:
 
 def test_other_systems_than_linux_are_refused() -> None:
     program = "import sys; sys.platform = 'darwin'; sys.modules['fcntl'] = None\n" + PROGRAM
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = run(program=program)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: this program runs on Linux only. ")
 
 
 def test_a_working_folder_that_was_deleted_is_told(tmp_path) -> None:
     deleted = f"os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); cli.run(main)"
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM.replace("cli.run(main)", deleted),
-        "--root_dir=relative",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run("--root_dir=relative", program=PROGRAM.replace("cli.run(main)", deleted))
     assert ended.returncode == 2
     assert ended.stderr == "error: the working folder was deleted: change to another one.\n"
 
 
 def test_temporary_folders_that_cannot_be_written_to_are_told() -> None:
-    command = [sys.executable, "-c", PROGRAM, "--root_dir=temporary"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run("--root_dir=temporary")
     assert ended.returncode == 75
     assert re.fullmatch("error: no temporary folder can be .* TMPDIR .*\\n", ended.stderr)
 

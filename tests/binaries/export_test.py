@@ -30,7 +30,7 @@ from pipeline.exported_policy import (
 from pipeline.ops.normalizers import RunningMoments
 from pipeline.runs import pretrained
 from pipeline.runs.saved_run import SavedRun
-from pipeline.saved_policy import RestoredAgent, policy_of
+from pipeline.saved_policy import RestoredAgent, SavedPolicy
 from pipeline.utils.errors import UserError, WriteError
 
 SPACES = {
@@ -134,7 +134,7 @@ RUNTIMES = {
 @pytest.fixture(scope="module")
 def played(restored):
     """Returns the action space, batches of observations and the actions of `load_policy`."""
-    policy = policy_of(restored)
+    policy = SavedPolicy(restored)
     batches = [samples(policy.observation_space, number) for number in (1, 20)]
     return policy.action_space, [(batch, np.asarray(policy.predict(batch))) for batch in batches]
 
@@ -151,7 +151,7 @@ def played(restored):
 )
 def test_each_runtime_returns_the_same_actions(restored, played, name, tmp_path):
     write, runtime = RUNTIMES[name]
-    write(ExportedPolicy(policy_of(restored, name != "tflite")), tmp_path / "policy")
+    write(ExportedPolicy(SavedPolicy(restored, name != "tflite")), tmp_path / "policy")
     act = runtime(tmp_path / "policy")
     action_space, batches = played
     for batch, expected in batches:

@@ -60,7 +60,10 @@ class FirstNumberPolicy(tf_policy.TFPolicy):
 def saved(policy, observation_space, action_space):
     """Returns a `SavedPolicy` of an agent with this policy."""
     agent: Any = types.SimpleNamespace(
-        policy=policy, collect_policy=policy, time_step_spec=policy.time_step_spec
+        policy=policy,
+        collect_policy=policy,
+        time_step_spec=policy.time_step_spec,
+        submodules=(),
     )
     restored = Restored(pathlib.Path(), 0, [])
     return SavedPolicy(RestoredAgent(agent, observation_space, action_space, restored))
@@ -182,11 +185,13 @@ def test_seed_draws_from_the_policy_that_collected(policy, observations):
     assert other == pytest.approx(epsilon / 2, abs=0.05)
 
 
-def test_checkpoint_is_chosen(finished_run, policy):
+def test_checkpoint_is_chosen_and_nothing_is_written(finished_run, policy):
     steps = [int(path.name[5:15]) for path in finished_run.root_dir.glob("checkpoints/step-*")]
     assert policy.env_steps == max(steps)
+    before = {path: path.stat().st_mtime_ns for path in finished_run.root_dir.rglob("*")}
     first = pipeline.load_policy(finished_run.root_dir, checkpoint=min(steps))
     assert first.env_steps == min(steps) < max(steps)
+    assert {p: p.stat().st_mtime_ns for p in finished_run.root_dir.rglob("*")} == before
 
 
 def test_the_best_checkpoint_need_not_be_the_newest(finished_run, tmp_path):
@@ -249,12 +254,6 @@ def test_threads_load_policies_one_after_the_other(monkeypatch):
         policies = pool.map(pipeline.load_policy, names)
         for policy, observation in zip(policies, observations, strict=True):
             policy.predict(observation)
-
-
-def test_nothing_is_written(finished_run):
-    before = {path: path.stat().st_mtime_ns for path in finished_run.root_dir.rglob("*")}
-    pipeline.load_policy(finished_run.root_dir)
-    assert {p: p.stat().st_mtime_ns for p in finished_run.root_dir.rglob("*")} == before
 
 
 # Spaces.

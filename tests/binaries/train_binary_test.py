@@ -7,23 +7,13 @@ import shutil
 import signal
 
 import pytest
-from conftest import FINISHED_RUN_FLAGS, ROOT, run_binary, start_binary
+from conftest import FINISHED_RUN_FLAGS, ROOT, assert_refused, run_binary, start_binary
 from run_processes import files_of
 
 from pipeline import cli
 from pipeline.configuration import list_configs
 from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.progress import score_text
-
-
-def assert_refused(message, *flags, **kwargs):
-    """Checks for one message on standard error, no traceback and exit code 2."""
-    ended = run_binary("train", *flags, **kwargs)
-    assert ended.returncode == 2, ended.stderr
-    assert re.fullmatch(f"error: {message}\n", ended.stderr, re.DOTALL), ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout in ("", "loading TensorFlow ...\n")
-    return ended
 
 
 @pytest.fixture
@@ -324,7 +314,7 @@ def test_restart_moves_the_old_run_aside(copied_run):
 def test_run_that_is_there_is_guarded(finished_run):
     before = files_of(finished_run.root_dir)
     flags = [f"--root_dir={finished_run.root_dir}", *FINISHED_RUN_FLAGS, "--seed=2"]
-    assert_refused(".* was begun with --seed=1, not 2.*", *flags)
+    assert_refused(".* was begun with --seed=1, not 2.*", "train", *flags)
     assert files_of(finished_run.root_dir) == before
 
 
@@ -336,10 +326,12 @@ def test_run_that_is_there_is_guarded(finished_run):
     [
         ([], "say what to train: --gin_file=.*"),
         (["--gin_file=dqn_cartpol"], "no gin file .* named 'dqn_cartpol'. Nearest: dqn_cartpole.*"),
-        (["--gin_fil=dqn_cartpole"], r"unknown flag --gin_fil; did you mean --gin_file\?"),
         (["--gin_file=dqn_cartpole", "--seed=one"], "flag --seed=one: .*"),
         (["--gin_file=dqn_cartpole", "--restart_behavior=x"], "flag --restart_behavior=x: .*"),
-        (["dqn_cartpole"], "unexpected argument 'dqn_cartpole'.*"),
+        (
+            ["--gin_file=dqn_cartpole", "--eager", "--exact_graph"],
+            ".*--exact_graph has no effect with --eager.*",
+        ),
         (
             ["--gin_file=dqn_cartpole", "--ray_address=auto"],
             "--ray_address has no effect without --gin_file=runners/distributed.",
@@ -347,8 +339,7 @@ def test_run_that_is_there_is_guarded(finished_run):
     ],
 )
 def test_mistakes_that_need_no_tensorflow(tmp_path, flags, message):
-    ended = assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
-    assert ended.stdout == ""
+    assert assert_refused(message, "train", f"--root_dir={tmp_path}/run", *flags) == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -356,11 +347,11 @@ def test_a_forgotten_agent_is_told_with_the_files_that_have_one(tmp_path):
     binding = "--gin_bindings=gymnasium_environment.name = 'CartPole-v1'"
     flags = [f"--root_dir={tmp_path}/run", "--gin_file=environments/gymnasium", binding]
     message = "train.create_agent is not bound. Add a --gin_file that binds it: .*agents/dqn, .*"
-    assert_refused(message, *flags)
+    assert_refused(message, "train", *flags)
 
 
 def test_missing_root_dir():
-    assert_refused("say where the run goes: --root_dir=.*", "--gin_file=dqn_cartpole")
+    assert_refused("say where the run goes: --root_dir=.*", "train", "--gin_file=dqn_cartpole")
 
 
 @pytest.mark.parametrize(
@@ -379,7 +370,8 @@ def test_missing_root_dir():
 )
 def test_mistakes_in_the_configuration(tmp_path, binding, message):
     flags = ["--gin_file=dqn_cartpole", f"--gin_bindings={binding}"]
-    assert_refused(message, f"--root_dir={tmp_path}/run", *flags)
+    said = assert_refused(message, "train", f"--root_dir={tmp_path}/run", *flags)
+    assert said in ("", "loading TensorFlow ...\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -389,7 +381,7 @@ def test_gin_file_may_not_import_what_it_likes(tmp_path):
     config.write_text("include 'dqn_cartpole.gin'\nimport mine\ntrain.num_env_steps = 3_000\n")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     flags = [f"--root_dir={tmp_path}/run", f"--gin_file={config}"]
-    assert_refused(".*mine.*--allow_gin_imports.*", *flags, env=environment)
+    assert_refused(".*mine.*--allow_gin_imports.*", "train", *flags, env=environment)
     ended = run_binary("train", *flags, "--allow_gin_imports", "--explain", env=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "mine was imported\n" in ended.stdout

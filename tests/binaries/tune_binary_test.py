@@ -1,10 +1,10 @@
 """Tests of the tune binary; `tuner_test` tests the searches, and the tutorial runs a whole one."""
 
-import re
 import signal
 
 import pytest
-from conftest import run_binary, start_binary, wait_for
+from conftest import assert_refused, start_binary
+from waiting import wait_for
 
 SEARCH = """
 import pipeline.tuning.search
@@ -41,16 +41,14 @@ def search(tmp_path):
 def test_mistakes(tmp_path, search, arguments, message):
     output_dir = tmp_path / "out"
     known = {"SEARCH": search, "OUT": f"--output_dir={output_dir}"}
-    ended = run_binary("tune", *(known.get(argument, argument) for argument in arguments))
-    assert ended.returncode == 2
-    assert re.fullmatch(f"error: {message}\n", ended.stderr)
+    assert_refused(message, "tune", *(known.get(argument, argument) for argument in arguments))
     assert not output_dir.exists()
 
 
 def test_a_stopped_search_says_how_to_go_on_and_has_the_exit_code_of_the_signal(tmp_path, search):
     output_dir = tmp_path / "out"
     process = start_binary("tune", search, f"--output_dir={output_dir}")
-    wait_for(lambda: list(output_dir.glob("mine/trial-*/seed-1/run.json")), process)
+    wait_for(lambda: list(output_dir.glob("mine/trial-*/seed-1/run.json")), 300, process)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM

@@ -27,17 +27,6 @@ def no_late_dump():
     faulthandler.cancel_dump_traceback_later()
 
 
-class RunOf(Run):
-    """Run of components that were built before."""
-
-    def __init__(self, path, parts):
-        self._built = parts
-        super().__init__(path, LONG)
-
-    def build(self, path, algorithm, **overrides):
-        return self._built
-
-
 def test_no_start_or_stop_of_two_actors_ends_in_a_deadlock(tmp_path, monkeypatch, capfd):
     # Components take seconds to build, so all runs share them and leave the environment open.
     monkeypatch.setattr(VectorEnvironment, "close", lambda self: None)
@@ -52,7 +41,7 @@ def _start_and_stop(tmp_path):
     for _ in range(STARTS):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         runner = Actors(parts.runner.actors, parts.env_steps, "threads", seed=1)
-        run = RunOf(tmp_path / "run", parts._replace(runner=runner))
+        run = Run(tmp_path / "run", LONG, parts=parts._replace(runner=runner))
         run.train_until(env_steps + moments.randrange(1, 60))
         run.close()
         assert run.loop.env_steps > env_steps

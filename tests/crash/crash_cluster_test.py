@@ -6,7 +6,8 @@ import threading
 import time
 
 import pytest
-from ray_clusters import kill, ray_cluster, wait_for
+from ray_clusters import kill, ray_cluster
+from waiting import wait_for
 
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.cluster import Cluster, thread_bindings

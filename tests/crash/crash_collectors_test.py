@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from conftest import ROOT, process_commands
 from ray.cluster_utils import Cluster as RayCluster
-from ray_clusters import kill, ray_cluster, wait_for
+from ray_clusters import kill, ray_cluster
+from waiting import wait_for
 
 from pipeline.utils.errors import RETRY_CODE
 

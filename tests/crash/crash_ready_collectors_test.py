@@ -1,6 +1,7 @@
 """Collectors over Ray that die, hang and freeze, with their nodes, while a run takes what comes."""
 
 import contextlib
+import functools
 import os
 import random
 import re
@@ -17,8 +18,9 @@ import ray
 import tensorflow as tf
 from conftest import ROOT, process_commands
 from host_loops import PLAN, Run
-from ray_clusters import kill, ray_cluster, raylet, runs_on, wait_for
+from ray_clusters import kill, ray_cluster, raylet, runs_on
 from tf_agents.trajectories import StepType
+from waiting import wait_for
 
 from pipeline.runs.run_folder import RunFolder
 from pipeline.training import ray_collectors
@@ -376,7 +378,7 @@ def test_a_training_that_loses_collectors_goes_on_and_learns(tmp_path):
         process = start(folder, nodes.address)
         chance = random.Random(3)
         for number in range(5):
-            wait_for(lambda due=2_000 + 6_000 * number: has_logged(folder, due), 200)
+            wait_for(functools.partial(has_logged, folder, 2_000 + 6_000 * number), 200)
             wait_for(lambda: len(process_ids(ACTOR)) == 2)
             os.kill(chance.choice(process_ids(ACTOR)), signal.SIGKILL)
         output, _ = process.communicate(timeout=300)

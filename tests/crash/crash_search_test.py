@@ -1,5 +1,6 @@
 """A search on a cluster that is killed twice ends with the trials of one that was not killed."""
 
+import functools
 import os
 import pathlib
 import random
@@ -9,7 +10,8 @@ import time
 
 import pytest
 from conftest import ROOT, process_commands
-from ray_clusters import ray_cluster, wait_for
+from ray_clusters import ray_cluster
+from waiting import wait_for
 
 from pipeline.utils.jsonl import read_jsonl
 
@@ -46,6 +48,10 @@ def trials(folder: pathlib.Path) -> list[dict]:
     return sorted(read_jsonl(folder / "search/trials.jsonl"), key=lambda trial: trial["number"])
 
 
+def has_more_trials(folder: pathlib.Path, number: int) -> bool:
+    return len(trials(folder)) > number
+
+
 def is_training(folder: pathlib.Path) -> bool:
     return any(f"--root_dir={folder}" in command for command in process_commands().values())
 
@@ -60,7 +66,7 @@ def test_a_killed_search_has_the_trials_of_one_that_was_not(tmp_path):
         flag = f"--ray_address={nodes.address}"
         for number in (4, 12):
             search = start(far, flag)
-            wait_for(lambda number=number: len(trials(far)) > number, 600)
+            wait_for(functools.partial(has_more_trials, far, number), 600)
             time.sleep(chance.uniform(0, 5))
             search.kill()
             search.wait()

@@ -31,10 +31,9 @@ def assert_is_sum(record):
 
 
 def test_messages_of_collectors_have_the_returns_of_the_environment(tmp_path, monkeypatch):
-    files = ["agents/dqn", "environments/gymnasium", "runners/distributed"]
-    monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
     monkeypatch.setattr(InProcess, "environments", ())  # as on a cluster
-    run = Run(tmp_path, PLAN, "dqn", **SCALED, distributed_runner__message_steps=4)
+    files = ("runners/distributed",)
+    run = Run(tmp_path, PLAN, "dqn", files=files, **SCALED, distributed_runner__message_steps=4)
     run.loop.collect_randomly(280)
     last = run.loop.record()
     assert last["episodes"] > 10

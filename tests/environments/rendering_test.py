@@ -98,6 +98,6 @@ def test_an_emulator_that_leaves_the_game_is_noticed():
     env = atari_environment(1, game="breakout", render=True)
     env.reset()
     for _ in range(5):
-        env.episodes.vector.vector_env.ale.screen.act(0)
+        env.episodes.vector.vector_env.screen.step(np.zeros(1, int))
     with pytest.raises(RuntimeError, match="differs from the game"):
         env.step([0])

@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_environments import PlainEnv
 from tiny_benchmarks import is_alive
+from waiting import wait_for
 
 from pipeline.environments import process_vector, thread_vector
 from pipeline.environments.process_vector import ProcessDied, ProcessVector
@@ -569,10 +570,7 @@ def test_processes_die_with_their_parent(env):
     time.sleep(0.5)  # the steps have begun
     process.kill()
     process.join()
-    deadline = time.monotonic() + 5
-    while any(map(is_alive, ids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not any(map(is_alive, ids)), 5)
 
 
 @each_vector

@@ -1,65 +1,37 @@
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import gymnasium
-import preloaded
 import pytest
-import tiny_runs  # noqa: F401  registers Walk-v0
-from conftest import TESTS
-from tiny_runs import bindings, gin_files
+from run_processes import TRAINING, Run
 
 from pipeline.environments import watchdog
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watchdog
 from pipeline.utils.errors import UserError, WriteError
-from pipeline.utils.jsonl import read_jsonl
 from pipeline.utils.shutdown import StopSignal
-
-
-def train(root_dir, switches, *more):
-    command = [sys.executable, "-m", "pipeline.train", f"--root_dir={root_dir}"]
-    command += [f"--gin_file={name}" for name in gin_files("dqn")]
-    lines = [*bindings("dqn", switches), *more]
-    return preloaded.Popen(
-        [*command, *(f"--gin_bindings={line}" for line in lines)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-    )
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_environment_that_hangs_ends_the_run_with_the_reason(tmp_path, mode):
-    run = tmp_path / "run"
-    binding = f"gymnasium_environment.vectorization_mode = '{mode}'"
-    (tmp_path / "slow").touch()
-    process = train(run, tmp_path, binding, "Watchdog.timeout = 1.0")
-    try:
-        while not read_jsonl(run / "metrics.jsonl"):
-            assert process.poll() is None
-            time.sleep(0.05)
+    settings = {"gymnasium_environment__vectorization_mode": mode, "Watchdog__timeout": 1.0}
+    run = Run(tmp_path, "dqn", **settings)
+    with run.start_until(TRAINING, env_steps=1) as process:
         (tmp_path / "stuck").touch()
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 2
-    assert "error: environment tiny_runs:Walk-v0 has not returned from a step" in errors
-    assert "for 1 s (Watchdog.timeout)" in errors
-    assert "is intact" in errors
-    assert "Traceback" not in errors
+        assert run.finish(process) == 2
+    assert "error: environment tiny_runs:Walk-v0 has not returned from a step" in run.output
+    assert "for 1 s (Watchdog.timeout)" in run.output
+    assert "is intact" in run.output
+    assert "Traceback" not in run.output
     # The place is known only if the environment is in this process.
-    assert ("it is at " in errors) == (mode == "sync") == ("tiny_runs.py" in errors)
+    assert ("it is at " in run.output) == (mode == "sync") == ("tiny_runs.py" in run.output)
 
 
 @pytest.fixture
 def environment():
-    makes = [lambda: gymnasium.make("Walk-v0")]
+    makes = [lambda: gymnasium.make("tiny_runs:Walk-v0")]
     environment = VectorEnvironment(lambda: SyncVector(makes), name="walk", seed=1)
     yield environment
     environment.close()
@@ -146,14 +118,6 @@ def test_a_slow_call_may_end_after_a_signal(environment, ended, monkeypatch):
 def test_a_negative_timeout_is_refused():
     with pytest.raises(UserError, match="Watchdog.timeout = -1: must be a number, at least 0"):
         Watchdog([], lambda: "", StopSignal(), timeout=-1)
-
-
-def test_a_timeout_of_0_waits_for_ever(environment, ended, monkeypatch):
-    monkeypatch.setattr(watchdog, "_TICK", 0.05)
-    dog = Watchdog([environment.episodes], lambda: "", StopSignal(), timeout=0.0)
-    environment.episodes.cross(ended.wait, 0.4)
-    assert not ended.is_set()
-    dog.close()
 
 
 @pytest.mark.parametrize("timeout", [0.0, 300.0])

@@ -11,35 +11,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from graph_operations import draws_from_state, operations, stateful_draws, stateless_draws
-from gymnasium.spaces import Box, Discrete
+from graph_operations import draws_from_state, stateful_draws, stateless_draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_references import FOUR_ACTIONS, THREE_NUMBERS, TWO_MOTORS, bound, env_steps, specs
-from scripted_environments import ScriptedEnv, environment
+from numpy_references import FOUR_ACTIONS, TWO_MOTORS, bound, env_steps, specs
 from tensorflow.python.framework import op_def_registry
-from tf_agents.agents.ddpg import critic_network
-from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
-from tf_agents.networks import actor_distribution_network, q_network
-from tf_agents.policies import epsilon_greedy_policy, q_policy
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import StepType, restart, trajectory
 
-from pipeline.acting.collect_driver import CollectDriver
-from pipeline.agents.a2c import create_a2c_agent
 from pipeline.agents.agent import Agent
 from pipeline.agents.dqn import create_dqn_agent
 from pipeline.agents.nstep_q import create_nstep_q_agent
 from pipeline.agents.ppo import create_ppo_agent
 from pipeline.agents.sac import create_sac_agent
-from pipeline.agents.trpo import create_trpo_agent
-from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.randomness import stateless_seed, stream_key
-from pipeline.replay.block_replay_buffer import BlockReplayBuffer
-from pipeline.replay.replay_buffer import ReplayBuffer
-from pipeline.replay.rollout import Rollout
-from pipeline.training.components import build_agent
-from pipeline.training.iteration import Iterations
 
 SEED = tf.TensorSpec([2], tf.int32)
 
@@ -97,130 +81,26 @@ def test_the_walker_looks_into_loops_branches_and_calls() -> None:
     assert stateful_draws(graph) == {"RandomStandardNormal"}
 
 
-AGENTS = {
-    "dqn": (create_dqn_agent, Discrete(4)),
-    "ppo discrete": (create_ppo_agent, Discrete(4)),
-    "ppo continuous": (create_ppo_agent, Box(-1.0, 1.0, (2,), np.float32)),
-    "a2c": (create_a2c_agent, Discrete(4)),
-    "trpo": (create_trpo_agent, Discrete(4)),
-    "n-step Q": (create_nstep_q_agent, Discrete(4)),
-    "sac": (create_sac_agent, Box(-1.0, 1.0, (2,), np.float32)),
-}
-
-
-class Run:
-    """Agent on a tiny scripted environment, and the iterations that collect with it."""
-
-    def __init__(self, create_agent: Callable[..., Agent], action_space: Any):
-        episodes = [(3, "terminated"), (5, "truncated")]
-        envs = [ScriptedEnv(episodes, action_space) for _ in range(2)]
-        self.environment: VectorEnvironment = environment(*envs)
-        steps = env_steps()
-        specs = self.environment.time_step_spec(), self.environment.action_spec()
-        self.agent = build_agent(*specs, 2, 0, create_agent, steps)
-        self.driver = CollectDriver(self.environment, seed=0)
-        self.iterations = Iterations(self.agent, self._experience(), self.driver, steps)
-        self.state = self.iterations.initial_state()
-
-    def _experience(self) -> Any:
-        agent, common = self.agent, {"training_spec": self.agent.training_data_spec, "seed": 0}
-        length = agent.train_sequence_length
-        if length == 1:
-            return Rollout(agent.collect_data_spec, 2, num_steps=4, minibatch_size=4, **common)
-        return ReplayBuffer(
-            agent.collect_data_spec, 2, sequence_length=length, capacity=40, **common
-        )
-
-
-# A2C shares all that draws with PPO.
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.crash] * (name == "a2c")) for name in AGENTS],
+@pytest.mark.parametrize(
+    ("create_agent", "action_spec"),
+    [
+        (create_dqn_agent, FOUR_ACTIONS),
+        (create_nstep_q_agent, FOUR_ACTIONS),
+        (create_ppo_agent, FOUR_ACTIONS),
+        (create_ppo_agent, TWO_MOTORS),
+        (create_sac_agent, TWO_MOTORS),
+    ],
 )
-def run(request):
-    bindings = {
-        "create_dqn_agent.n_step": 3,
-        "ActorCritic.normalize_observations": True,
-        "ActorCritic.share_encoder": False,
-    }
-    with bound(bindings):
-        built = Run(*AGENTS[request.param])
-    yield built
-    built.environment.close()
-
-
-def test_policies_draw_statelessly(run: Run) -> None:
-    time_step = tensor_spec.add_outer_dim(run.agent.time_step_spec, 5)
-    for policy in (run.agent.collect_policy, run.agent.policy):
+def test_policies_draw_statelessly(create_agent: Callable[..., Agent], action_spec: Any) -> None:
+    """`iteration_test` has training and warm-ups."""
+    with bound({"ActorCritic.normalize_observations": True}):
+        agent = create_agent(specs(), action_spec, num_envs=1, seed=0, env_steps=env_steps())
+    time_step = tensor_spec.add_outer_dim(agent.time_step_spec, 5)
+    for policy in (agent.collect_policy, agent.policy):
         act = tf.function(policy.action, autograph=False)
         graph = act.get_concrete_function(time_step, (), SEED).graph
         assert not stateful_draws(graph)
-        assert bool(stateless_draws(graph)) == (policy is run.agent.collect_policy)
-
-
-def test_warm_ups_draw_statelessly(run: Run) -> None:  # `iteration_test` has training
-    count = tf.constant(0, tf.int64)
-    graph = run.iterations.collect_randomly.get_concrete_function(run.state, count, count).graph
-    assert {"While", "StatelessWhile"} & operations(graph)
-    assert not stateful_draws(graph)
-    assert stateless_draws(graph)
-
-
-def test_blocks_of_samples_are_drawn_statelessly() -> None:
-    env = environment(ScriptedEnv([(3, "terminated")]))
-    specs = env.time_step_spec(), env.action_spec()
-    agent = build_agent(*specs, 1, 0, create_dqn_agent, env_steps())
-    with bound({"ReplayBuffer.capacity": 40, "ReplayBuffer.batch_size": 8}):
-        buffer = BlockReplayBuffer(agent.collect_data_spec, 1, sequence_length=2, seed=0)
-    graph = tf.function(buffer.next_batch, autograph=False).get_concrete_function().graph
-    assert "StatelessRandomUniformIntV2" in operations(graph)
-    assert not stateful_draws(graph)
-
-
-def test_stock_epsilon_greedy_policy_is_found() -> None:
-    stock = epsilon_greedy_policy.EpsilonGreedyPolicy(
-        q_policy.QPolicy(specs(), FOUR_ACTIONS, q_network.QNetwork(THREE_NUMBERS, FOUR_ACTIONS)),
-        epsilon=0.5,
-    )
-    act = tf.function(stock.action, autograph=False)
-    time_step = restart(tf.zeros([5, 3]), 5)
-    graph = act.get_concrete_function(time_step).graph
-    assert {"RandomUniform", "RandomUniformInt"} <= stateful_draws(graph)
-
-
-def stock_sac() -> sac_agent.SacAgent:
-    def optimizer() -> tf.keras.optimizers.legacy.Optimizer:
-        return tf.keras.optimizers.legacy.SGD()
-
-    return sac_agent.SacAgent(
-        specs(),
-        TWO_MOTORS,
-        critic_network=critic_network.CriticNetwork((THREE_NUMBERS, TWO_MOTORS)),
-        actor_network=actor_distribution_network.ActorDistributionNetwork(
-            THREE_NUMBERS,
-            TWO_MOTORS,
-            continuous_projection_net=tanh_normal_projection_network.TanhNormalProjectionNetwork,
-        ),
-        actor_optimizer=optimizer(),
-        critic_optimizer=optimizer(),
-        alpha_optimizer=optimizer(),
-    )
-
-
-@pytest.mark.crash
-def test_stock_sac_is_found() -> None:
-    stock = stock_sac()
-    spec = trajectory.Trajectory(
-        StepType.FIRST, THREE_NUMBERS, TWO_MOTORS, (), StepType.MID, 0.0, 0.0
-    )._replace(
-        step_type=tf.TensorSpec([], tf.int32),
-        next_step_type=tf.TensorSpec([], tf.int32),
-        reward=tf.TensorSpec([], tf.float32),
-        discount=tf.TensorSpec([], tf.float32),
-    )
-    train = tf.function(stock.train, autograph=False)
-    graph = train.get_concrete_function(tensor_spec.add_outer_dims_nest(spec, (6, 2))).graph
-    assert "RandomStandardNormal" in stateful_draws(graph)
+        assert bool(stateless_draws(graph)) == (policy is agent.collect_policy)
 
 
 @settings(max_examples=200)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from graph_operations import stateful_draws, stateless_draws
 from numpy_references import bound
 from replay_buffer_test import (
     LAST,
@@ -184,3 +185,9 @@ def test_another_block_is_not_restored(tmp_path: pathlib.Path) -> None:
 def test_a_block_smaller_than_a_batch_is_refused() -> None:
     with pytest.raises(UserError, match=r"BlockReplayBuffer.block_size = 7 is less than .* 8"):
         create_block(capacity=100, block_size=7)
+
+
+def test_randomness_is_stateless() -> None:
+    buffer, _ = filled()
+    graph = tf.function(buffer.next_batch, autograph=False).get_concrete_function().graph
+    assert stateless_draws(graph) and not stateful_draws(graph)

@@ -10,13 +10,12 @@ import time
 import pytest
 import tensorflow as tf
 from conftest import ROOT
-from tiny_runs import Walk, assert_same, build_components, variables
+from tiny_runs import Walk, assert_same, build_components, noting_runner, variables
 
 from benchmarks import machine_stages, our_worker, peer_environment
 from benchmarks.workers.workloads import WORKLOADS
 from pipeline import configuration
 from pipeline.benchmarks import throughput
-from pipeline.training import components
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import StopSignal
@@ -29,6 +28,14 @@ def opened():
     """Yields the context of stages, which closes their environments."""
     with contextlib.ExitStack() as stack:
         yield stack
+
+
+def built_for(name, *bindings, num_envs=2, variant=""):
+    """Builds the components of a workload."""
+    workload = WORKLOADS[name]
+    lines = [*our_worker.gin_bindings(workload, num_envs, variant), *bindings]
+    configuration.load(our_worker.gin_files(workload, variant), lines)
+    return throughput.build_components()
 
 
 @pytest.mark.parametrize(
@@ -46,12 +53,7 @@ def test_a_workload_is_what_is_trained(name, num_envs):
     small = [b.replace("1000000", "20000") for b in bindings]
     small.append("evaluation/atari_environment.num_envs = 1")  # each loads a game
     configuration.load(our_worker.gin_files(workload), small)
-    built = []
-
-    def runner(*arguments):
-        built.append(components.build(*arguments))
-        return built[0]
-
+    built, runner = noting_runner()
     train(None, 1, "fail", StopSignal(), dry_run=True, runner=runner)
     _, _, unread = configuration.explain().partition("not used in this run:\n")
     for binding in bindings:
@@ -71,11 +73,7 @@ def test_a_workload_is_what_is_trained(name, num_envs):
     ("variant", "scheduler"), [("asynchronous", "threads"), ("in_turns", "deterministic")]
 )
 def test_a_variant_runs_as_many_actors_as_the_workload_has_environments(variant, scheduler):
-    workload = WORKLOADS["a2c_cartpole"]
-    configuration.load(
-        our_worker.gin_files(workload, variant), our_worker.gin_bindings(workload, 3, variant)
-    )
-    parts = throughput.build_components()
+    parts = built_for("a2c_cartpole", num_envs=3, variant=variant)
     assert parts.runner.description == {"scheduler": scheduler, "num_actors": 3}
     parts.runner.close()
 
@@ -126,9 +124,7 @@ def test_stages_are_counted_in_their_units(tmp_path):
 
 
 def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
-    workload = WORKLOADS["trpo_cartpole"]
-    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
-    parts = throughput.build_components()
+    parts, workload = built_for("trpo_cartpole"), WORKLOADS["trpo_cartpole"]
     training = throughput.Training(parts, 0, tmp_path, 1 + workload.value_steps(2))
     answer = training(0.2)
     # A rollout has 2 * 512 rows; those between episodes are not environment steps.
@@ -136,12 +132,7 @@ def test_an_update_of_trpo_is_all_that_it_learns_from_a_rollout(tmp_path):
 
 
 def test_an_update_may_use_the_gradients_of_several_batches(opened):
-    workload = WORKLOADS["ppo_cartpole"]
-    bindings = our_worker.gin_bindings(workload, 2, "")
-    configuration.load(
-        our_worker.gin_files(workload), [*bindings, "create_ppo_agent.accumulate_updates = 4"]
-    )
-    parts = throughput.build_components()
+    parts = built_for("ppo_cartpole", "create_ppo_agent.accumulate_updates = 4")
     answer = throughput.Stages(parts, opened).update()(0.0)
     assert answer["count"] == 0.25  # of a batch
 
@@ -181,20 +172,6 @@ def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():
     assert answer["seconds"] >= 0.05
     assert answer["count"] == 3 * sum(times[1:])
     assert (answer["unit"], answer["fact"]) == ("steps", 1)
-
-
-def test_what_a_loop_computes_is_not_optimised_away():
-    total = tf.Variable(0.0)
-
-    @tf.function
-    def repeat(times):
-        def body(state):
-            return state + throughput._digest([total.assign_add(1.0), tf.ones([2, 3])])
-
-        return throughput.repeated(body, tf.zeros([]), times)
-
-    assert float(repeat(tf.constant(4, tf.int64))) == 1 + 2 + 3 + 4 + 4 * 1
-    assert float(total) == 4
 
 
 def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
@@ -245,9 +222,7 @@ def test_environments_that_refuse_forbidden_actions_are_timed(opened):
 
 
 def test_timing_updates_leaves_the_agent_as_it_was(opened):
-    workload = WORKLOADS["dqn_cartpole"]
-    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
-    parts = throughput.build_components()
+    parts = built_for("dqn_cartpole")
     timed = throughput.Stages(parts, opened)
     collect, update = timed.collect(), timed.update()
     collect(0.01)
@@ -257,9 +232,7 @@ def test_timing_updates_leaves_the_agent_as_it_was(opened):
 
 
 def test_stages_count_environment_steps_and_batches(monkeypatch, opened):
-    workload = WORKLOADS["dqn_cartpole"]
-    configuration.load(our_worker.gin_files(workload), our_worker.gin_bindings(workload, 2, ""))
-    parts = throughput.build_components()
+    parts = built_for("dqn_cartpole")
     monkeypatch.setattr(throughput, "timed", lambda repeat, unit, **_: repeat)
     monkeypatch.setattr(throughput, "_DRAWN", 10)
     stages, times = throughput.Stages(parts, opened), tf.constant(2, tf.int64)
@@ -270,16 +243,8 @@ def test_stages_count_environment_steps_and_batches(monkeypatch, opened):
 
 
 def test_the_training_s_episodes_are_whole_whatever_is_timed_between_them(tmp_path, opened):
-    workload = WORKLOADS["a2c_cartpole"]
-    configuration.load(
-        our_worker.gin_files(workload),
-        [
-            *our_worker.gin_bindings(workload, 2, ""),
-            "gymnasium_environment.name = 'MountainCar-v0'",  # without learning, returns are -200
-            "create_a2c_agent.learning_rate = 0.0",
-        ],
-    )
-    parts = throughput.build_components()
+    no_learning = "create_a2c_agent.learning_rate = 0.0"  # so returns are -200
+    parts = built_for("a2c_cartpole", "gymnasium_environment.name = 'MountainCar-v0'", no_learning)
     training = throughput.Training(parts, 0, tmp_path)
     environment = throughput.Stages(parts, opened).environment()
     returns: list[float] = []

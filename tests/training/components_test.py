@@ -136,8 +136,10 @@ def test_evaluation_has_its_own_bindings_and_never_the_seeds_of_training():
     assert seeds[0].isdisjoint(seeds[1])
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a3c", "collectors"])
-def test_no_two_drivers_draw_the_same_random_numbers(algorithm, monkeypatch):
+@pytest.mark.parametrize(
+    ("algorithm", "files"), [("ppo", ()), ("a3c", ()), ("dqn", ("runners/distributed",))]
+)
+def test_no_two_drivers_draw_the_same_random_numbers(algorithm, files, monkeypatch):
     seeds, initialize = [], CollectDriver.__init__
 
     def noted(self, *args, seed, **kwargs):
@@ -145,10 +147,7 @@ def test_no_two_drivers_draw_the_same_random_numbers(algorithm, monkeypatch):
         initialize(self, *args, seed=seed, **kwargs)
 
     monkeypatch.setattr(CollectDriver, "__init__", noted)
-    if algorithm == "collectors":
-        files = ["agents/dqn", "environments/gymnasium", "runners/distributed"]
-        monkeypatch.setattr("tiny_runs.gin_files", lambda algorithm: files)
-    build_components("dqn" if algorithm == "collectors" else algorithm).close()
+    build_components(algorithm, files=files).close()
     assert len(set(seeds)) == len(seeds) > 1
 
 
@@ -165,12 +164,6 @@ def test_evaluation_rewards_are_never_clipped():
     _, rows = CollectDriver(parts.environment, seed=1).run(policy, carry, 3)
     assert rows.reward.numpy().max() == 1
     assert set(parts.evaluator.run(4, 0)["returns"]) == {3 * 7, 3 * 11}
-
-
-def test_a_second_build_starts_from_nothing():
-    build_components("dqn")
-    parts = build(7, *references())
-    assert int(parts.experience.size) == 0
 
 
 def test_threads_are_those_in_force(monkeypatch):

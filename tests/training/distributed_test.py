@@ -36,13 +36,7 @@ class Distributed(Run):
 
     def build(self, path, algorithm, **overrides):
         overrides = {"distributed_runner__message_steps": 4} | overrides
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tiny_runs.gin_files", with_runner)
-            return super().build(path, algorithm, **overrides)
-
-
-def with_runner(algorithm):
-    return [f"agents/{algorithm}", "environments/gymnasium", "runners/distributed"]
+        return super().build(path, algorithm, files=("runners/distributed",), **overrides)
 
 
 # Resumed runs have PLAN: a checkpoint that changed what is trained would make a difference.
@@ -216,17 +210,6 @@ def test_messages_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, spoil
     run.close()
 
 
-def test_environments_of_collectors_are_not_reset_before_they_are_watched(tmp_path, monkeypatch):
-    first_reset = Mock(wraps=collector.initial_carry)
-    monkeypatch.setattr(collector, "initial_carry", first_reset)
-    run = Distributed(tmp_path / "run")
-    first_reset.assert_not_called()
-    run.train_until(1, WARMING_UP)
-    reset = [call.args[0] for call in first_reset.call_args_list]
-    assert reset == list(run.parts.runner.environments)
-    run.close()
-
-
 def test_messages_fit_the_replay_buffer(tmp_path):
     with pytest.raises(UserError, match="A message of 100 vector steps does not fit"):
         Distributed(tmp_path / "run", distributed_runner__message_steps=100)
@@ -240,7 +223,11 @@ def test_a_warm_up_that_ends_after_the_run_is_refused(tmp_path):
     run.close()
 
 
-def test_no_more_random_messages_are_asked_for_than_the_warm_up_needs(tmp_path, monkeypatch):
+def test_environments_are_reset_once_watched_and_no_needless_random_message_is_asked_for(
+    tmp_path, monkeypatch
+):
+    first_reset = Mock(wraps=collector.initial_carry)
+    monkeypatch.setattr(collector, "initial_carry", first_reset)
     are_random = orders_noted(monkeypatch)
     taken: list[int] = []
     take = InProcess.take
@@ -252,7 +239,10 @@ def test_no_more_random_messages_are_asked_for_than_the_warm_up_needs(tmp_path, 
     monkeypatch.setattr(InProcess, "take", noting_message)
     overrides = {"distributed_runner__num_collectors": 3, "distributed_runner__in_flight": 4}
     run = Distributed(tmp_path / "run", **overrides)
+    first_reset.assert_not_called()
     run.loop.collect_randomly(run.warm_up)
+    reset = [call.args[0] for call in first_reset.call_args_list]
+    assert reset == list(run.parts.runner.environments)
     assert all(are_random) and len(are_random) == len(taken) >= 3
     assert taken == [n % 3 for n in range(len(taken))]
     run.close()

@@ -18,20 +18,10 @@ def closed(run):
     return Records(run.folder.path)
 
 
-def learners(run):
-    """Returns the agents that compute gradients: one, or one for each actor."""
-    runner = run.parts.runner
-    return [actor.agent for actor in getattr(runner, "actors", [runner])]
-
-
 NESTED = of("Nested", several_actions=True)
-RARELY: list[tuple[str, dict, int]] = [
+RARELY: list[tuple[str, dict, int]] = [  # `crash_kills_test` has all agents
     ("sac", {"create_sac_agent__accumulate_updates": 7}, 210),
-    ("a2c", {}, 210),
-    ("nstep_q", {}, 210),
     ("nstep_q", {"create_nstep_q_agent__one_step": True}, 210),
-    ("a3c", {}, 210),
-    ("async_nstep_q", {}, 210),
 ]
 
 
@@ -48,9 +38,8 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     twin = Run(tmp_path / "twin", PLAN, algorithm, **overrides)
     twin.train_until(env_steps)
     shutil.copytree(tmp_path / "twin", tmp_path / "run")
-    accumulators = [agent.accumulator for agent in learners(twin) if agent.accumulator]
-    assert bool(accumulators) == (algorithm not in ("trpo", "a3c"))
-    assert not accumulators or any(x.summed > 0 for x in accumulators)  # in the middle of updates
+    accumulator = twin.parts.agent.accumulator
+    assert algorithm == "trpo" or accumulator.summed > 0  # in the middle of an update
     twin.go_on()
     run = Run(tmp_path / "run", PLAN, algorithm, **overrides)
     run.train()
@@ -59,7 +48,7 @@ def test_a_stopped_run_ends_as_its_twin(tmp_path, algorithm, overrides, env_step
     agent = read_variables(resumed.newest / "agent")
     counts = [count for name, count in agent.items() if re.search("moments.*/count", name)]
     # One of the returns, and one of each array of the observation that is normalized.
-    assert len(counts) == {"ppo": 4, "a2c": 2}.get(algorithm, 0)
+    assert len(counts) == (4 if algorithm == "ppo" else 0)
     assert counts == [resumed.env_steps] * len(counts)  # normalizers saw each step once
     if algorithm == "ppo":  # every action was one of the space
         assert set(resumed.result["evaluation"]["returns"]) == {5.0}

@@ -3,7 +3,7 @@ from unittest import mock
 
 import pytest
 import tensorflow as tf
-from graph_operations import STATELESS_DRAWS, draws_from_state, operations
+from graph_operations import operations, stateful_draws, stateless_draws
 from host_loops import Chunks
 from tensorflow.python.eager import context
 from tf_agents.agents.tf_agent import LossInfo
@@ -44,11 +44,12 @@ def repeatable(run):
     assert "MatMul" in {node.op for node in nodes}
     sums = {node.name: node.attr["N"].i for node in nodes if node.op == "AddN"}
     assert {name: inputs for name, inputs in sums.items() if inputs > 2} == {}
-    (concrete,) = run.runner.train._list_all_concrete_functions()
-    used = operations(concrete.graph)
-    assert any(name.startswith("ResourceApply") for name in used)  # the agent's updates are there
-    assert not set(filter(draws_from_state, used))
-    assert used & STATELESS_DRAWS
+    warm_ups = [run.runner.collect_randomly] * run.parts.experience.keeps_rows
+    for chunk in (run.runner.train, *warm_ups):
+        (concrete,) = chunk._list_all_concrete_functions()
+        assert stateless_draws(concrete.graph) and not stateful_draws(concrete.graph)
+        has_updates = any(name.startswith("ResourceApply") for name in operations(concrete.graph))
+        assert has_updates == (chunk == run.runner.train)
 
 
 # The next test checks the others.

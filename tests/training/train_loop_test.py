@@ -5,7 +5,7 @@ import re
 import gin
 import pytest
 import tensorflow as tf
-from tiny_runs import bindings, build_components, gin_files
+from tiny_runs import bindings, gin_files
 
 from pipeline import configuration
 from pipeline.agents.dqn import DqnAgent
@@ -174,15 +174,6 @@ def test_what_the_program_passes_cannot_be_bound(name):
 def test_what_belongs_to_tf_agents_cannot_be_bound(name):
     message = message_of(configuration.load, EVERYTHING, [f"{name} = 1"])
     assert f"{name} cannot be bound, because this program does not use" in message
-
-
-@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "sac", "a2c", "trpo", "nstep_q"])
-def test_the_operative_config_of_a_run_can_be_loaded(algorithm):
-    build_components(algorithm)
-    text = configuration.operative_config()
-    configuration.load([], [text])
-    assert f"create_{algorithm}_agent" in text
-    assert "tf_agents" not in text
 
 
 @pytest.mark.parametrize(

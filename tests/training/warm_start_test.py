@@ -9,12 +9,11 @@ import pytest
 import tensorflow as tf
 from conftest import any_threads
 from damages import DAMAGES
-from tiny_runs import bindings, build_components, gin_files
+from tiny_runs import bindings, build_components, gin_files, noting_runner
 
 from pipeline import configuration
 from pipeline.checkpointing.exactness import DEFAULT_EXACTNESS, Exactness
 from pipeline.checkpointing.saveables import weights_sha256
-from pipeline.training import components
 from pipeline.training.train_loop import train
 from pipeline.utils.errors import UserError
 from pipeline.utils.shutdown import Stopped, StopSignal
@@ -56,17 +55,6 @@ def new_run(path, algorithm):
     return Trained(path, result, built[0].agent.variables)
 
 
-def noting_runner():
-    """Returns a list and a runner that appends the components that it builds to it."""
-    built = []
-
-    def runner(*arguments):
-        built.append(components.build(*arguments))
-        return built[0]
-
-    return built, runner
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     return new_run(tmp_path_factory.mktemp("trained") / "run", "dqn")
@@ -89,7 +77,7 @@ def test_a_damaged_checkpoint_of_the_source_is_named(trained, tmp_path, capsys):
     source = trained.copied(tmp_path / "source")
     older, newest = sorted((source / "checkpoints").glob("step-*"))[-2:]
     DAMAGES["truncated"](newest / "agent" / "variables.index")
-    run(tmp_path / "run", source)
+    variables_before_training(tmp_path / "run", "dqn", source)
     told = capsys.readouterr().out
     assert f"warning: {newest.name} is damaged: agent/variables.index has" in told
     assert f"has after {int(older.name.split('-')[1]):_} environment steps" in told
@@ -99,18 +87,10 @@ def test_a_run_keeps_the_agent_that_it_started_with_although_its_source_trains_o
     trained, tmp_path
 ):
     source = trained.copied(tmp_path / "source")
-    load("dqn")
-    stop = StopSignal()
-    stop.requested = True  # before anything is trained
-    with pytest.raises(Stopped):
-        train(str(tmp_path / "run"), 1, "resume", stop, warm_start=str(source))
+    variables_before_training(tmp_path / "run", "dqn", source, **CONSTANT)
     shutil.rmtree(source)
-    run(tmp_path / "run", source, train__num_env_steps=120)
-    run(tmp_path / "twin", trained.path, train__num_env_steps=120)
-    started, twin = (
-        json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "twin")
-    )
-    assert started["weights_sha256"] == twin["weights_sha256"]
+    started = run(tmp_path / "run", source, train__num_env_steps=120, **CONSTANT)
+    assert started["weights_sha256"] == trained.result["weights_sha256"]
 
 
 def test_a_warm_start_is_repeated_by_the_same_command_only_and_does_not_need_its_source_again(
@@ -158,11 +138,6 @@ def test_networks_without_an_optimizer_are_refused(tmp_path):
         run(tmp_path / "run", "pretrained:ppo_lunarlander_tuned", "ppo")
 
 
-def test_a_run_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no run"):
-        run(tmp_path / "run", tmp_path / "nothing")
-
-
 def counts(variables, names):
     return [int(v) for name in names for v in variables if name in v.name]
 
@@ -182,10 +157,10 @@ def test_counts_of_the_agent_begin_at_0(trained, tmp_path, algorithm, names):
     assert counts(second, names) == [0] * len(names)
 
 
-def variables_before_training(root_dir, algorithm, warm_start):
+def variables_before_training(root_dir, algorithm, warm_start, **overrides):
     """Returns the variables of the agent of a run that a signal stops before it trains."""
     built, runner = noting_runner()
-    load(algorithm)
+    load(algorithm, **overrides)
     stop = StopSignal()
     stop.requested = True
     with pytest.raises(Stopped):

@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-import signal
 import sys
 import time
-from unittest import mock
 
 import preloaded
 import pytest
-from tiny_benchmarks import start_fake
+from tiny_benchmarks import StopWhen, start_fake
 from tiny_searches import PATIENT, make_search, run
 
 from pipeline import configuration
@@ -27,9 +25,14 @@ from pipeline.utils.shutdown import StopSignal
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    outcome = run(folder, PATIENT, 6)
-    assert outcome.is_over
+    assert run(folder, PATIENT, 6)
     return folder
+
+
+def trained(folder, search, num_trials):
+    """Returns the trials of a search after all have been trained."""
+    assert run(folder, search, num_trials)
+    return read_trials(folder)
 
 
 def test_the_best_of_each_bracket_is_trained_to_the_end(uninterrupted):
@@ -56,26 +59,15 @@ def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path, uninterrupted):
             time.sleep(0.01)
         process.kill()
         process.wait()
-    assert run(tmp_path, PATIENT, 6, workers=1).is_over
+    assert run(tmp_path, PATIENT, 6, workers=1)
     records = (tmp_path / "trials.jsonl").read_text()
     assert records == (uninterrupted / "trials.jsonl").read_text()
 
 
 def test_a_stopped_search_goes_on(tmp_path, uninterrupted):
-    class StopLater:
-        """Stop signal that is requested once a trial has a result."""
-
-        signal = signal.SIGTERM
-
-        @property
-        def requested(self) -> bool:
-            path = tmp_path / "trials.jsonl"
-            return path.exists() and any(
-                json.loads(line)["returns"] for line in path.read_text().splitlines()
-            )
-
-    assert not run(tmp_path, PATIENT, 6, stop=StopLater()).is_over
-    assert run(tmp_path, PATIENT, 6).is_over
+    has_result = StopWhen(lambda: any(x.returns for x in read_trials(tmp_path).values()))
+    assert not run(tmp_path, PATIENT, 6, stop=has_result)
+    assert run(tmp_path, PATIENT, 6)
     records = (tmp_path / "trials.jsonl").read_text()
     assert records == (uninterrupted / "trials.jsonl").read_text()
 
@@ -90,22 +82,21 @@ def test_results_that_a_killed_search_has_not_recorded_are_found(tmp_path, unint
     for log in folder.glob("tiny/*/*/eval.jsonl"):  # The first evaluation at a rung counts.
         with log.open("a") as file:
             file.write(json.dumps({"env_steps": 15_000, "return_mean": 7.0}) + "\n")
-    assert run(folder, PATIENT, 6).is_over
+    assert run(folder, PATIENT, 6)
     assert path.read_text() == records
 
 
 def test_more_trials_continue_a_search(tmp_path):
     search = PATIENT._replace(rungs=(), bindings=())
-    first = dict(run(tmp_path, search, 2).trials)
-    more = run(tmp_path, search, 4).trials
+    first = trained(tmp_path, search, 2)
+    more = trained(tmp_path, search, 4)
     assert len(more) == 4
     assert {number: more[number] for number in first} == first
 
 
 def test_the_value_is_the_mean_over_seeds(tmp_path):
-    (trial,) = run(
-        tmp_path, PATIENT._replace(rungs=(), bindings=(), num_seeds=3), 1
-    ).trials.values()
+    search = PATIENT._replace(rungs=(), bindings=(), num_seeds=3)
+    (trial,) = trained(tmp_path, search, 1).values()
     quality = trial.parameters["fake.quality"]
     assert trial.returns == ((pytest.approx(quality), 2 * quality, pytest.approx(3 * quality)),)
     assert trial.value(0) == pytest.approx(2 * quality)
@@ -132,9 +123,8 @@ def test_a_failed_trial_is_recorded_and_the_search_goes_on(tmp_path, capsys):
     (tmp_path / "broken").touch()
     bindings = ("fake.failing = '2'", f"fake.broken = '{tmp_path / 'broken'}'")
     search = PATIENT._replace(rungs=(), bindings=bindings, num_seeds=2)
-    outcome = run(tmp_path / "search", search, 2)
-    assert outcome.is_over
-    assert all("seed 2: exit code 2" in str(x.error) for x in outcome.trials.values())
+    trials = trained(tmp_path / "search", search, 2)
+    assert all("seed 2: exit code 2" in str(x.error) for x in trials.values())
     assert "error: the loss is NaN" in capsys.readouterr().out
     with pytest.raises(UserError, match="all 2 trials failed.*: error: the loss is NaN"):
         write(tmp_path / "search")
@@ -145,14 +135,14 @@ def test_a_trial_whose_evaluation_saw_no_episode_end_fails(tmp_path, rungs):
     """Its mean return is unknown. As 0, it would beat all trials with negative returns."""
     search = PATIENT._replace(rungs=rungs, bindings=("fake.quality = 'nan'",))
     search = search._replace(parameters={"fake.other": ("int", 1, 9)})
-    trials = run(tmp_path, search, 2).trials
+    trials = trained(tmp_path, search, 2)
     assert all("no episode ended in an evaluation" in str(x.error) for x in trials.values())
 
 
 def test_a_run_that_was_killed_is_started_again(tmp_path, capsys):
     killed = {"fake.quality": ("uniform", 2, 3)}
     search = PATIENT._replace(rungs=(), bindings=(), parameters=killed)
-    (trial,) = run(tmp_path, search, 1).trials.values()
+    (trial,) = trained(tmp_path, search, 1).values()
     assert trial.returns
     assert "ended by signal 9 (Killed). The run will be restarted" in capsys.readouterr().out
 
@@ -165,7 +155,8 @@ def test_a_run_that_was_stopped_by_somebody_else_is_started_again(tmp_path, caps
         return ends_with(143, "stopped")(run) if len(started) == 1 else start_fake(run)
 
     search = PATIENT._replace(rungs=(), bindings=())
-    (trial,) = tuner.tune(search, tmp_path, 1, 1, StopSignal(), start=start).trials.values()
+    tuner.tune(search, tmp_path, 1, 1, StopSignal(), start=start)
+    (trial,) = read_trials(tmp_path).values()
     assert trial.returns and len(started) == 2
     assert "exit code 143. The run will be restarted" in capsys.readouterr().out
 
@@ -199,7 +190,8 @@ def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path, workers):
 def test_a_trial_that_cannot_be_trained_fails_alone(tmp_path, failing, workers):
     search = PATIENT._replace(rungs=(), bindings=())
     start = ends_with(2, "error: 100 does not divide 256", f"trial-00{failing}")
-    trials = tuner.tune(search, tmp_path, 3, workers, StopSignal(), start=start).trials
+    tuner.tune(search, tmp_path, 3, workers, StopSignal(), start=start)
+    trials = read_trials(tmp_path)
     assert "does not divide" in str(trials.pop(failing).error)
     assert len(trials) == 2 and all(trial.returns for trial in trials.values())
 
@@ -210,8 +202,7 @@ def test_what_is_no_fault_of_a_trial_ends_the_search_and_fails_no_trial(tmp_path
     with pytest.raises(RetryableError, match="(?s)trial-001.*cannot be resumed exactly here"):
         tuner.tune(search, tmp_path, 2, 1, StopSignal(), start=start)
     assert read_trials(tmp_path)[1].error is None
-    outcome = run(tmp_path, search, 2)
-    assert outcome.is_over and all(trial.returns for trial in outcome.trials.values())
+    assert all(trial.returns for trial in trained(tmp_path, search, 2).values())
 
 
 @pytest.mark.parametrize("name", ["train.num_env_steps", "train_loop.train.num_env_steps"])
@@ -247,7 +238,7 @@ def test_rungs_are_where_evaluations_are(tmp_path):
     ):
         run(tmp_path, search._replace(parameters=parameters), 1)
     macros = ("INTERVAL = 3_500", "train.eval_interval = %INTERVAL")
-    assert run(tmp_path, search._replace(bindings=macros), 1).is_over
+    assert run(tmp_path, search._replace(bindings=macros), 1)
 
 
 def test_too_many_trials_for_a_grid(tmp_path):
@@ -332,18 +323,6 @@ def test_where_all_returns_are_equal_no_parameter_is_important(tmp_path):
     assert "Importance" not in write(tmp_path)[0].read_text()
 
 
-def test_evaluations_are_read_again_only_if_there_are_new_ones(tmp_path, monkeypatch):
-    read = mock.Mock(wraps=tuner.read_jsonl)
-    monkeypatch.setattr(tuner, "read_jsonl", read)
-    path = tmp_path / "eval.jsonl"
-    assert tuner._evaluations(path) == []
-    for steps in (10, 20):
-        with path.open("a") as file:
-            file.write(json.dumps({"env_steps": steps, "return_mean": 7.0}) + "\n")
-        assert tuner._evaluations(path) == tuner._evaluations(path)
-    assert read.call_count == 2 and len(tuner._evaluations(path)) == 2
-
-
 def test_the_report_of_a_running_search_tells_which_trials_may_go_on(tmp_path):
     returns = [((1.0,), (2.0,)), ((3.0,),), ((2.0,),), ((4.0,),), ((5.0,),), ()]
     put(tmp_path, make_search(rungs=(10,)), returns)
@@ -384,10 +363,10 @@ def test_the_search_is_read_back(uninterrupted):
 def test_fewer_trials_first_change_nothing_of_what_follows(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.tuning.search._STARTUP_TRIALS", 3)  # the others depend on these
     search = PATIENT._replace(sampler="tpe", bindings=())
-    whole = run(tmp_path / "whole", search, 9).trials
+    whole = trained(tmp_path / "whole", search, 9)
     run(tmp_path / "parts", search, 4)  # the second bracket is one trial, trained to the end
     run(tmp_path / "parts", search, 2)
-    parts = run(tmp_path / "parts", search, 9).trials
+    parts = trained(tmp_path / "parts", search, 9)
     assert [x.parameters for x in parts.values()] == [x.parameters for x in whole.values()]
 
 
@@ -396,7 +375,7 @@ def test_a_search_that_has_trained_nothing_may_be_corrected(tmp_path):
     with pytest.raises(UserError, match="the trials cannot be trained"):
         tuner.tune(PATIENT, tmp_path, 3, 2, StopSignal(), start=start)
     corrected = {"fake.quality": ("uniform", 0.5, 1)}
-    assert run(tmp_path, PATIENT._replace(parameters=corrected, rungs=(), bindings=()), 1).is_over
+    assert run(tmp_path, PATIENT._replace(parameters=corrected, rungs=(), bindings=()), 1)
 
 
 def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
@@ -405,7 +384,7 @@ def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
 
     with pytest.raises(RetryableError, match="cannot be started.*No space left"):
         tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), start=start)
-    assert run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1).trials[0].returns
+    assert trained(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)[0].returns
 
 
 @pytest.mark.parametrize(

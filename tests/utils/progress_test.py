@@ -257,13 +257,3 @@ def test_dumb_terminal_gets_plain_lines() -> None:
     output = run_in_terminal(TERM="dumb")
     assert "\x1b" not in output
     assert output.startswith("training: 100/400 steps")
-
-
-def test_panel_is_there_before_tensorflow_is() -> None:
-    program = """
-import sys
-from pipeline.utils import progress, shutdown
-print("tensorflow" in sys.modules)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert run.stdout == b"False\n"

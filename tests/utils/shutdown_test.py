@@ -1,17 +1,15 @@
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
+from conftest import ROOT
+from waiting import wait_for
 
 from pipeline.utils import shutdown
-
-ROOT = pathlib.Path(shutdown.__file__).parents[2]
 
 # The main thread stays inside C code, as in a long graph call.
 IN_C = """
@@ -166,13 +164,6 @@ def test_forked_child_neither_stops_its_parent_nor_sees_ctrl_c() -> None:
     subprocess.run([sys.executable, "-c", FORKING], cwd=ROOT, check=True, timeout=60)
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 5
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return condition()
-
-
 def test_restores_handlers_and_descriptor(capfd: pytest.CaptureFixture[str]) -> None:
     received: list[int] = []
 
@@ -187,7 +178,7 @@ def test_restores_handlers_and_descriptor(capfd: pytest.CaptureFixture[str]) -> 
     try:
         with shutdown.StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert eventually(lambda: stop.requested)
+            wait_for(lambda: stop.requested, 5)
             assert stop.signal == signal.SIGTERM
             assert received == []
         assert signal.getsignal(signal.SIGTERM) is handler
@@ -209,7 +200,7 @@ def test_other_signals_are_not_requests() -> None:
     try:
         with shutdown.StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert eventually(lambda: received == [signal.SIGUSR1])
+            wait_for(lambda: received == [signal.SIGUSR1], 5)
         assert not stop.requested
     finally:
         signal.signal(signal.SIGUSR1, before)
