@@ -39,8 +39,8 @@ _LOCK = ".lock"
 #: Beginning of the error message if another process holds the lock of a folder.
 BUSY = "another process is training in"
 _OTHER_SOURCE = (
-    "this program has changed since the last start; the run continues as if it had never been "
-    "interrupted only if the change does not affect its computations."
+    "{} changed since the last start; the run continues as if it had never been interrupted only "
+    "if the change does not affect its computations."
 )
 # Types of the values that are read back from the folder's JSON files.
 _KINDS: dict[str, type] = {
@@ -54,6 +54,7 @@ _KINDS: dict[str, type] = {
     "earlier_starts": list,
     "inexact_resumes": list,
     "has_checkpoint": bool,
+    "own_modules": dict,
     "evaluation": dict,
 }
 
@@ -192,6 +193,7 @@ class RunFolder:
             **machine(),
             "git_revision": source_revision.git_revision(),
             "source_sha256": source_revision.source_sha256(),
+            "own_modules": source_revision.own_modules(),
         }
         earlier = [{name: before[name] for name in start if name in before}] if before else []
         self.write_json(
@@ -211,7 +213,11 @@ class RunFolder:
             (self.path / "result.json").unlink(missing_ok=True)
             changes = self._write_config(configuration.operative_config(), env_steps)
         if before.get("source_sha256", start["source_sha256"]) != start["source_sha256"]:
-            changes.append(f"warning: {_OTHER_SOURCE}")
+            changes.append(f"warning: {_OTHER_SOURCE.format('this program has')}")
+        now, then = start["own_modules"], before.get("own_modules", {})
+        if edited := [name for name in now if then.get(name, now[name]) != now[name]]:
+            changed = f"modules of your own ({', '.join(edited)}) have"
+            changes.append(f"warning: {_OTHER_SOURCE.format(changed)}")
         return [*(f"warning: the run is inexact from here on: {why}" for why in inexact), *changes]
 
     def note_checkpoint(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import subprocess
+import sys
+import sysconfig
 
 from pipeline.configuration.statements import shipped_folder
 
@@ -36,6 +38,23 @@ def source_sha256() -> str:
         for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def own_modules() -> dict[str, str]:
+    """Returns the SHA-256 of the file of each imported module that a user may edit, by name.
+
+    These are the modules that are neither installed nor part of Python or of this package, such as
+    those of an environment, a network or an agent of the user's own.
+    """
+    standard = pathlib.Path(sysconfig.get_path("stdlib")).resolve()
+    digests = {}
+    for name, module in sorted(sys.modules.items()):
+        path = pathlib.Path(getattr(module, "__file__", None) or "/dev/null").resolve()
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+        is_others = is_installed or path.is_relative_to(standard) or path.is_relative_to(_PACKAGE)
+        if path.is_file() and not is_others:
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
 def _git(*arguments: str) -> str:

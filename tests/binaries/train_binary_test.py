@@ -58,6 +58,7 @@ def test_run_json(finished_run):
         "cpu_count",
         "git_revision",
         "source_sha256",
+        "own_modules",
         "has_checkpoint",
         "resumed_at_env_steps",
         "earlier_starts",
@@ -66,6 +67,7 @@ def test_run_json(finished_run):
     assert (run["seed"], run["num_envs"], run["resumed_at_env_steps"]) == (1, 8, [])
     assert "--gin_file=dqn_cartpole" in run["command"]
     assert run["has_checkpoint"] is True
+    assert run["own_modules"] == {}
     assert run["threads"].keys() == {"intra_op", "inter_op"}
     assert (run["onednn"], run["execution"]) == ("0", "graph")
     assert run["encoder_precision"] == "float32"

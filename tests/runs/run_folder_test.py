@@ -93,6 +93,18 @@ def test_a_program_that_has_changed_since_the_last_start_is_told(folder, config,
     assert begin(folder, env_steps=300) == []
 
 
+def test_modules_of_the_user_that_have_changed_since_the_last_start_are_told(
+    folder, config, monkeypatch
+):
+    digests = {"maze": "1", "walls": "1"}
+    monkeypatch.setattr(source_revision, "own_modules", lambda: dict(digests))
+    begin(folder)
+    digests |= {"maze": "2", "doors": "1"}  # the latter is new, for example because it was moved
+    (message,) = begin(folder, env_steps=100)
+    assert message.startswith("warning: modules of your own (maze) have changed since the last")
+    assert begin(folder, env_steps=200) == []
+
+
 def test_what_keeps_a_resume_from_being_exact_is_told_and_kept(folder, config):
     begin(folder)
     folder.open("resume", 1)

@@ -1,5 +1,6 @@
 """Tests of the revision and the digest of the source that runs."""
 
+import importlib
 import pathlib
 import subprocess
 
@@ -66,3 +67,20 @@ def test_the_source_is_told_apart_by_its_text(
     (tmp_path / ".#a.py").symlink_to("me@here.1")  # by an editor with unsaved changes
     digests.add(source_revision.source_sha256())
     assert len(digests) == len(names) - 2  # text and data files do not count
+
+
+def test_own_modules_are_those_that_are_neither_installed_nor_of_this_package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "maze_of_mine.py"
+    path.write_text("SIZE = 1")
+    importlib.import_module("maze_of_mine")
+    before = source_revision.own_modules()
+    path.write_text("SIZE = 2")
+    after = source_revision.own_modules()
+    assert before.pop("maze_of_mine") != after.pop("maze_of_mine")
+    assert before == after
+    assert "source_revision_test" in after
+    names = {name.partition(".")[0] for name in after}
+    assert names.isdisjoint({"pipeline", "json", "numpy", "gymnasium", "tensorflow"})
