@@ -35,7 +35,9 @@ _NUM_EPISODES = flags.DEFINE_integer(
     lower_bound=1,
 )
 _VIDEO = cli.define_path("video", None, "Record one episode as this MP4 file.")
-_OUTPUT = cli.define_path("output", None, "Also write the returns to this JSON file.")
+_OUTPUT = cli.define_path(
+    "output", None, "Also write the returns to this JSON file, in place of an earlier evaluation."
+)
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "latest, best, or the number of environment steps of a checkpoint."
 )
@@ -65,7 +67,7 @@ def main(_: Sequence[str]) -> int:
     name = f"{pretrained.PREFIX}{_PRETRAINED.value}"
     run = SavedRun(_ROOT_DIR.value or name, _CHECKPOINT.value)
     video, output = _path_of(_VIDEO, ".mp4"), _path_of(_OUTPUT, ".json")
-    if output and output.exists():
+    if output and output.exists() and output.stat().st_size:
         _check_evaluation(output)
     statements = run.read_config(_GIN_BINDINGS.value, _ALLOW_GIN_IMPORTS.value)
     # Import it before StopSignal, so that a signal during the import ends the process at once.
@@ -103,7 +105,8 @@ def _check_evaluation(output: pathlib.Path) -> None:
         read_object(output, "env_steps", "seed", "returns")
     except (ValueError, OSError) as error:
         raise UserError(
-            f"--output={output} exists and does not hold an evaluation: choose another name."
+            f"--output={output} exists and does not hold an evaluation ({error}): choose another "
+            "name."
         ) from error
 
 

@@ -109,8 +109,9 @@ def ignored() -> str | None:
 def warnings() -> list[str]:
     """Returns a message for each binding that has no effect in this run, and perhaps in none.
 
-    Files bind parameters for other runs as well. Of theirs, these count: macros that no binding
-    uses, and bindings in a scope in which a function that this run has called was not called.
+    Files bind parameters for other runs as well. Of files that are not shipped, these count: macros
+    that no binding uses, and bindings in a scope in which a function that this run has called was
+    not called.
     """
     bound = {_target(*x) for x in origins if x[0] or origins[x][-1] == COMMAND_LINE}
     told = sorted(bound & without_effect.keys())
@@ -120,12 +121,10 @@ def warnings() -> list[str]:
     used = {x.config_key for x in gin_config.iterate_references(gin_config._CONFIG)}
     known = [_target(*key, name) for key, values in operative.items() for name in values]
     for scope, selector, name in _unread():
-        is_nowhere_used = (
-            (scope, selector) not in used if selector == _MACRO else selector in called
-        )
-        if scope and is_nowhere_used and origins[scope, selector, name][-1] != COMMAND_LINE:
-            target = _target(scope, selector, name)
-            place = origins[scope, selector, name][-1]
+        target, place = _target(scope, selector, name), origins[scope, selector, name][-1]
+        could_be_read = (scope, selector) in used or selector not in (*called, _MACRO)
+        is_own = place != COMMAND_LINE and not place.startswith(f"{shipped_folder().name}/")
+        if scope and is_own and not could_be_read and target not in without_effect:
             messages.append(f"{place}: {target} is not used here.{suggest(target, known)}")
     return messages
 

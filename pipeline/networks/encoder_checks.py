@@ -145,7 +145,8 @@ def check_features(
             f"{name}: a call changes variables. Layers must compute the same in training and "
             "evaluation; normalise observations with normalize_observations of the agent instead."
         )
-    if not np.array_equal(encoder(first), encoder(first, training=True), equal_nan=True):
+    trained_on = tf.concat([encoder(x, training=True) for x in (first, second)], 0)
+    if not np.allclose(alone, trained_on, equal_nan=True):
         raise UserError(
             f"{name}: a layer computes otherwise with training=True, as Dropout and "
             "BatchNormalization do. No agent passes it, so the layer would have no effect. Leave "

@@ -249,7 +249,8 @@ class ReplayBuffer:
                 "newest frames with zeros before an episode's first frame. Set "
                 "ReplayBuffer.store_single_frames = False. Alternatively, set "
                 "train.create_experience = @BlockReplayBuffer (with environments/atari_deepmind) "
-                'or padding_type="zero" (in gymnasium.wrappers.FrameStackObservation).'
+                'or padding_type="zero" (in gymnasium.wrappers.FrameStackObservation). Start over '
+                "with --restart_behavior=restart if there is a checkpoint."
             )
 
     def truncate(self, stream_ids: tf.Tensor | None = None) -> None:

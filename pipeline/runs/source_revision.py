@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pathlib
 import subprocess
@@ -46,13 +47,17 @@ def own_modules() -> dict[str, str]:
     These are the modules that are neither installed nor part of Python or of this package, such as
     those of an environment, a network or an agent of the user's own.
     """
-    standard = pathlib.Path(sysconfig.get_path("stdlib")).resolve()
+    of_others = [pathlib.Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "scripts")]
     digests = {}
     for name, module in sorted(sys.modules.items()):
-        path = pathlib.Path(getattr(module, "__file__", None) or "/dev/null").resolve()
+        file = getattr(module, "__dict__", {}).get("__file__") if name != "__mp_main__" else None
+        if not isinstance(file, str):
+            continue
+        path = pathlib.Path(file).resolve()
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-        is_others = is_installed or path.is_relative_to(standard) or path.is_relative_to(_PACKAGE)
-        if path.is_file() and not is_others:
+        if is_installed or any(map(path.is_relative_to, [*of_others, _PACKAGE])):
+            continue
+        with contextlib.suppress(OSError):  # A run does not depend on files that are loaded.
             digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return digests
 

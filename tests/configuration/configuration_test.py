@@ -755,6 +755,18 @@ def test_what_a_file_binds_and_no_run_could_read_is_told(tmp_path):
     ]
 
 
+def test_what_a_shipped_file_binds_and_others_override_is_not_told(shipped):
+    (shipped / "dqn_cartpole.gin").write_text(
+        "other/make_basket.size = 3\nmake_fruit.basket = @other/make_basket()\nSIZE = 1\n"
+        "make_fruit.count = %SIZE\n"
+    )
+    overrides = ["make_fruit.basket = @make_basket()", "make_fruit.count = 2"]
+    given = ["make_fruit.name = 'fig'", "make_fruit.core = 1"]
+    configuration.load(["dqn_cartpole"], [*overrides, *given])
+    make_fruit()
+    assert configuration.warnings() == []
+
+
 def test_the_operative_configuration_keeps_the_order_of_dictionaries(tmp_path):
     written = '{"up": {"z": 1, "a": 2}, "down": [({"d": 1, "c": 2},)], "noop": %SIZE}'
     given = [f"make_crate.extras = {written}", "SIZE = {'y': 1, 'x': 2}"]

@@ -574,6 +574,18 @@ def test_layers_that_agents_cannot_use_are_refused(layers, message):
         create_encoder(tf.TensorSpec((4,), tf.float32))
 
 
+@pytest.mark.parametrize("layer", [tf.keras.layers.Dropout, tf.keras.layers.BatchNormalization])
+def test_layers_that_compute_otherwise_in_training_are_refused_for_images(layer) -> None:
+    def layers() -> list[tf.keras.layers.Layer]:
+        rate = [0.5] * (layer is tf.keras.layers.Dropout)
+        return [tf.keras.layers.Conv2D(8, 3), layer(*rate), tf.keras.layers.Flatten()]
+
+    spec = tensor_spec.BoundedTensorSpec((12, 12, 3), tf.uint8, 0, 255)
+    message = "computes otherwise with training=True"
+    with bound({"create_encoder.layers": layers}), pytest.raises(UserError, match=message):
+        create_encoder(spec)
+
+
 def test_a_new_layer_may_have_its_weights_already() -> None:
     def layers() -> list[tf.keras.layers.Layer]:
         inputs = tf.keras.Input([4])

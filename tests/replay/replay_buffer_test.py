@@ -451,7 +451,7 @@ def with_gymnasium_stacks(padding_type: Any) -> ReplayBuffer:
 
 
 def test_gymnasium_stacks_need_the_padding_that_the_message_recommends() -> None:
-    with pytest.raises(UserError, match=r'"zero" \(in gymnasium.*FrameStackObservation\)\.$'):
+    with pytest.raises(UserError, match=r'"zero" \(in gymnasium.*FrameStackObservation\)\. '):
         with_gymnasium_stacks("reset").check_rows()
     with_gymnasium_stacks("zero").check_rows()
 

@@ -174,6 +174,20 @@ def test_a_stage_runs_at_least_once_and_as_long_as_it_is_told():
     assert (answer["unit"], answer["fact"]) == ("steps", 1)
 
 
+def test_what_a_loop_computes_is_not_optimised_away():
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def repeat(times):
+        def body(state):
+            return state + throughput._digest([total.assign_add(1.0), tf.ones([2, 3])])
+
+        return throughput.repeated(body, tf.zeros([]), times)
+
+    assert float(repeat(tf.constant(4, tf.int64))) == 1 + 2 + 3 + 4 + 4 * 1
+    assert float(total) == 4
+
+
 def test_the_machine_peak_is_a_rate_of_operations(tmp_path):
     _, of_machine = machine_stages.prepare("machine", tmp_path)
     answer = of_machine["matmul_float32"](0.05)
