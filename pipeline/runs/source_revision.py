@@ -50,8 +50,10 @@ def own_modules() -> dict[str, str]:
     of_others = [pathlib.Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "scripts")]
     digests = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__") if name != "__mp_main__" else None
-        if not isinstance(file, str):
+        # Generated modules, such as AutoGraph's, begin with two underscores.
+        is_own_name = name == "__main__" or not name.startswith("__")
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not is_own_name or not isinstance(file, str):
             continue
         path = pathlib.Path(file).resolve()
         is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)

@@ -281,7 +281,7 @@ def test_mistakes(finished_run, tmp_path):
     output = f"--output={tmp_path / 'x.json'}"
     assert_mistake(f"{output} is a folder: choose another name.", run, output)
     output = f"--output={run / 'result.json'}"
-    assert_mistake(f"{output} exists and does not hold an evaluation: .*", run, output)
+    assert_mistake(f"{output} exists and does not hold an evaluation .*", run, output)
     assert_mistake("flag --num_episodes=0: .*", run, "--num_episodes=0")
     assert_mistake(".*'gredy'. Nearest: greedy.", run, "--gin_bindings=Evaluator.gredy = False")
 
