@@ -18,7 +18,7 @@ from pipeline import configuration
 from pipeline.configuration.statements import Binding, Macro, Source, leaves, scan
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
-from pipeline.utils.processor import machine, vector_instructions
+from pipeline.utils.processor import tensorflow_threads, vector_instructions
 
 _FILE = "circumstances.json"
 _PACKAGES = (
@@ -288,9 +288,8 @@ class Circumstances:
         if _OF_WHOLE_RUN not in text:
             harmless.add(_LENGTH)
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
-        cpu_count = machine()["cpu_count"]
         threads = {
-            f"threads.{kind}": _threads(kind, count, cpu_count)
+            f"threads.{kind}": str(tensorflow_threads(kind, count))
             for kind, count in self.settings["threads"].items()
         }
         return {
@@ -303,12 +302,3 @@ class Circumstances:
             "device": self.settings["device"],
             **bindings,
         }
-
-
-def _threads(kind: str, count: int, cpu_count: int) -> str:
-    """Returns the number of threads that TensorFlow creates.
-
-    If `count` is 0, TensorFlow chooses: the value of its environment variable, or one per core.
-    """
-    chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS")
-    return str(count or chosen or cpu_count)

@@ -18,6 +18,7 @@ from pipeline.environments.single_env import is_pythons_own
 from pipeline.environments.training_environment import named_failures
 from pipeline.utils.constraints import NonNegative, check_arguments
 from pipeline.utils.errors import USER_ERROR_CODE
+from pipeline.utils.processor import tensorflow_threads
 from pipeline.utils.shutdown import StopSignal, exit_at_once
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ def _place(thread: int) -> traceback.FrameSummary | None:
 def _waits_for_a_thread(place: traceback.FrameSummary) -> bool:
     """Returns True if a graph of the environment waits for the thread that waits for it."""
     is_in_tensorflow = "/tensorflow/python/" in place.filename
-    return is_in_tensorflow and tf.config.threading.get_inter_op_parallelism_threads() == 1
+    chosen = tf.config.threading.get_inter_op_parallelism_threads()
+    return is_in_tensorflow and tensorflow_threads("inter_op", chosen) == 1
 
 
 @contextlib.contextmanager

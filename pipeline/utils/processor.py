@@ -19,6 +19,18 @@ def machine() -> dict[str, Any]:
     return {"cpu_model": _cpu_info("model name"), "cpu_count": len(os.sched_getaffinity(0))}
 
 
+def tensorflow_threads(kind: str, count: int) -> int:
+    """Returns the number of threads that TensorFlow creates.
+
+    Args:
+      kind: "intra_op" or "inter_op".
+      count: Number that the program chooses. If it is 0, TensorFlow chooses: the value of its
+        environment variable, or one for each processor that is available to this process.
+    """
+    chosen = os.environ.get(f"TF_NUM_{kind.replace('_', '').upper()}_THREADS", "")
+    return count or (int(chosen) if chosen.isdecimal() else 0) or machine()["cpu_count"]
+
+
 def vector_instructions() -> list[str]:
     """Returns the names of the processor's vector instructions, sorted."""
     flags = (_cpu_info("flags") or "").split()

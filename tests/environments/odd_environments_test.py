@@ -12,7 +12,7 @@ from scripted_environments import PlainEnv
 from tiny_runs import gin_files
 
 from pipeline import configuration
-from pipeline.environments import process_vector
+from pipeline.environments import process_vector, watchdog
 from pipeline.training.train_loop import train
 from pipeline.utils.shutdown import StopSignal
 
@@ -63,6 +63,7 @@ class KerasEnv(LongerEnv):
         super().__init__(render_mode)
         # In a process of its own, it is then given up after one second in TensorFlow, not five.
         process_vector._TENSORFLOW_SECONDS = 1
+        watchdog._GRAPH_SECONDS = 2  # and in a thread of its own not after 20
         self.model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(3,))])
 
     def observe(self):
@@ -151,6 +152,13 @@ def test_it_trains_to_the_end(tmp_path, name, bindings):
     code, output = finish(start(tmp_path, name, *bindings))
     assert code == 0, output
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_tensorflow_that_needs_a_second_thread_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "1")  # as on a machine with one processor
+    code, output = finish(start(tmp_path, "Keras", *SHORT, WARM))
+    assert code == 2
+    assert "it uses TensorFlow, which needs a second thread. Bind" in output
 
 
 def test_tensorflow_in_a_process_is_named(tmp_path):
