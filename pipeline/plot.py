@@ -100,11 +100,11 @@ def read_run(root_dir: pathlib.Path, x: str = "env_steps", y: str = _RETURN) -> 
         raise errors.UserError(f"{root_dir / 'metrics.jsonl'} {_lack(records, y)}")
     evaluations = jsonl.read_jsonl(root_dir / "eval.jsonl") if y == _RETURN else []
     points = _columns(evaluations, "env_steps", "return_mean", "return_std")
-    if x != "env_steps":
-        logged = np.vstack([[0.0, 0.0], _columns(records, "env_steps", x)])
-        points = points[points[:, 0] <= logged[-1, 0]]  # x of the others is not known
     evaluated_at = points[:, 0].copy()
     if x != "env_steps":
+        logged = np.vstack([[0.0, 0.0], _columns(records, "env_steps", x)])
+        is_known = evaluated_at <= logged[-1, 0]  # x of later evaluations is not
+        points, evaluated_at = points[is_known], evaluated_at[is_known]
         points[:, 0] = np.interp(evaluated_at, *logged.T)
     folder = pathlib.Path(os.path.abspath(root_dir))  # not resolved: a link has its own name
     return Run(folder, _config(folder), curve, points, evaluated_at, x, y)

@@ -90,8 +90,7 @@ def ignored() -> str | None:
     because programs other than `pipeline.train` read the factories of a run without calling
     `train`.
     """
-    operative = _operative()
-    called = {selector for _, selector in operative}
+    called = {selector for _, selector in _operative()}
     unread = [
         _target(scope, selector, name)
         for scope, selector, name in _unread()
@@ -99,11 +98,7 @@ def ignored() -> str | None:
         and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
         and _referent(scope, selector, name) not in called
     ]
-    if not unread:
-        return None
-    known = [_target(*key, name) for key, values in operative.items() for name in values]
-    told = (f"{target} is not used here.{suggest(target, known)}" for target in unread)
-    return f"{COMMAND_LINE}: {' '.join(told)}"
+    return f"{COMMAND_LINE}: {' '.join(map(_not_used, unread))}" if unread else None
 
 
 def warnings() -> list[str]:
@@ -116,17 +111,21 @@ def warnings() -> list[str]:
     bound = {_target(*x) for x in origins if x[0] or origins[x][-1] == COMMAND_LINE}
     told = sorted(bound & without_effect.keys())
     messages = [f"{target} has no effect, because {without_effect[target]}." for target in told]
-    operative = _operative()
-    called = {selector for _, selector in operative}
+    called = {selector for _, selector in _operative()}
     used = {x.config_key for x in gin_config.iterate_references(gin_config._CONFIG)}
-    known = [_target(*key, name) for key, values in operative.items() for name in values]
     for scope, selector, name in _unread():
         target, place = _target(scope, selector, name), origins[scope, selector, name][-1]
         could_be_read = (scope, selector) in used or selector not in (*called, _MACRO)
         is_own = place != COMMAND_LINE and not place.startswith(f"{shipped_folder().name}/")
         if scope and is_own and not could_be_read and target not in without_effect:
-            messages.append(f"{place}: {target} is not used here.{suggest(target, known)}")
+            messages.append(f"{place}: {_not_used(target)}")
     return messages
+
+
+def _not_used(target: str) -> str:
+    """Returns a sentence about an unused binding that names the nearest bindings that are used."""
+    known = [_target(*key, name) for key, values in _operative().items() for name in values]
+    return f"{target} is not used here.{suggest(target, known)}"
 
 
 def _referent(scope: str, selector: str, name: str) -> str | None:

@@ -110,6 +110,31 @@ def check_features(
     """
     first, second = _observation(observation_spec, 0.25), _observation(observation_spec, 100.0)
     features = encoder(first)
+    _check_parts(name, encoder)
+    if features.shape.rank != 2:
+        raise UserError(
+            f"{name} turns an observation into features of shape {features.shape[1:]}. They must "
+            "be one vector: end with tf.keras.layers.Flatten."
+        )
+    with tf.GradientTape() as tape:
+        together = _checked_batch(name, encoder, first, second)
+    trained = encoder.trainable_variables
+    gradients = tape.gradient(together, trained)
+    if none := [v.name for v, gradient in zip(trained, gradients, strict=True) if gradient is None]:
+        raise UserError(f"{name}: the features have no gradient for {', '.join(none)}.")
+    if encoder.losses:
+        raise UserError(
+            f"{name}: a layer has a regularizer or adds a loss, which no agent minimises. Leave it "
+            "out."
+        )
+
+
+def _check_parts(name: str, encoder: tf.keras.Sequential) -> None:
+    """Checks that no layer, however deep, has a seed, or belongs to another encoder.
+
+    Raises:
+      UserError: If one does.
+    """
     parts = [x for x in encoder.submodules if isinstance(x, tf.keras.layers.Layer)]
     for initializer in (x for part in parts for x in vars(part).values()):
         if isinstance(initializer, tf.keras.initializers.Initializer):
@@ -121,14 +146,21 @@ def check_features(
             "weights, and a target network would be none. Create new layers in each call."
         )
     _layers_of_encoders.update(with_weights)
-    if features.shape.rank != 2:
-        raise UserError(
-            f"{name} turns an observation into features of shape {features.shape[1:]}. They must "
-            "be one vector: end with tf.keras.layers.Flatten."
-        )
+
+
+def _checked_batch(
+    name: str,
+    encoder: tf.keras.Sequential,
+    first: types.NestedTensor,
+    second: types.NestedTensor,
+) -> tf.Tensor:
+    """Returns the features of a batch of two observations.
+
+    Raises:
+      UserError: If they depend on each other or on `training`, or if a call changes variables.
+    """
     before = [variable.numpy() for variable in encoder.variables]
-    with tf.GradientTape() as tape:
-        together = encoder(tf.nest.map_structure(lambda *x: tf.concat(x, 0), first, second))
+    together = encoder(tf.nest.map_structure(lambda *x: tf.concat(x, 0), first, second))
     alone = tf.concat([encoder(first), encoder(second)], 0)
     # A batch of another size may be computed in another way, with other rounding.
     tolerance = 0.05 * float(tf.reduce_max(tf.abs(alone)))
@@ -152,15 +184,7 @@ def check_features(
             "BatchNormalization do. No agent passes it, so the layer would have no effect. Leave "
             "it out."
         )
-    trained = encoder.trainable_variables
-    gradients = tape.gradient(together, trained)
-    if none := [v.name for v, gradient in zip(trained, gradients, strict=True) if gradient is None]:
-        raise UserError(f"{name}: the features have no gradient for {', '.join(none)}.")
-    if encoder.losses:
-        raise UserError(
-            f"{name}: a layer has a regularizer or adds a loss, which no agent minimises. Leave it "
-            "out."
-        )
+    return together
 
 
 def _observation(spec: types.NestedTensorSpec, value: float) -> types.NestedTensor:
