@@ -32,6 +32,8 @@ keys marked with * are None, or [] if they are lists.
     config_sha256 *         SHA-256 of operative_config.gin, which lists every value in effect
     command                 command of the run
     git_revision *, versions *, threads *, onednn *  of the process that finished the run
+    source_sha256, own_modules, device, encoder_precision  of that process; missing if the run
+                            failed, or if it was made before its run.json had them
     earlier_revisions *     revisions of processes that were stopped or killed before, if different
     inexact_resumes *       number of processes that could not resume the run bit for bit
     losses                  number of times that the machine of the run was lost; missing if never
@@ -70,6 +72,7 @@ Key = tuple[str, str, str, int]
 
 _FROM_RESULT = ("env_steps", "updates", "episodes", "wall_seconds", "weights_sha256")
 _FROM_START = ("git_revision", "versions", "threads", "onednn")
+_FROM_NEWER_START = ("source_sha256", "own_modules", "device", "encoder_precision")
 _PROCESSOR = ("cpu_model", "cpu_count")
 _KNOWN_AT_THE_END = (
     *_FROM_RESULT, *_FROM_START, "env_steps_per_second", "workers", "evaluation_policy",
@@ -168,6 +171,7 @@ def finished(run: Run, workers: int | None) -> Record:
             "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "command": start["command"],
             **{name: start[name] for name in (*_FROM_START, *_PROCESSOR)},
+            **{name: start[name] for name in _FROM_NEWER_START if name in start},
             "earlier_revisions": _earlier_revisions(start),
             "inexact_resumes": len(start["inexact_resumes"]),
         }

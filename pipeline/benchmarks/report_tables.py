@@ -20,7 +20,9 @@ from pipeline.utils import progress
 _SCORE = "score: IQM [95 % interval] (runs)"
 _MEAN = "mean [95 % interval]"
 _OURS = "this project"
-_OF_THE_MACHINE = ("cpu_model", "cpu_count", "threads", "onednn", "versions")
+_OF_THE_MACHINE = (
+    "cpu_model", "cpu_count", "threads", "onednn", "device", "encoder_precision", "versions",
+)  # fmt: skip
 _ATARI5 = sorted(published_scores.ATARI5_WEIGHTS)
 
 
@@ -291,13 +293,15 @@ def _cpu(record: Record) -> str:
 def provenance(group: Group) -> tuple[int, str]:
     """Returns the number of runs, and tables of the command, versions and machine of each run."""
     records = [record for pair in group.pairs for record in pair.records]
-    machines = list(dict.fromkeys(map(_machine, records)))
+    machines = list(dict.fromkeys(_text(record, _OF_THE_MACHINE) for record in records))
     columns = (
         *("environment", "agent", "seed", "status", "score", "environment steps", "updates"),
         *("episodes", "wall-clock", "machine", "inexact resumes", "git revision"),
         *("SHA-256 of the configuration", "SHA-256 of the weights", "command"),
     )
-    rows = [_run_row(record, machines.index(_machine(record)) + 1) for record in records]
+    rows = [
+        _run_row(record, machines.index(_text(record, _OF_THE_MACHINE)) + 1) for record in records
+    ]
     return len(records), f"{_machines(machines)}\n{table('Runs', columns, rows)}"
 
 
@@ -307,8 +311,14 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
         yield "made with different configurations"
     if len({revision for record in records for revision in _revisions(record)}) > 1:
         yield "made by different revisions"
-    if len({_machine(record) for record in records}) > 1:
-        yield "made on different machines or with different versions"
+    elif len({record.get("source_sha256") for record in records}) > 1:
+        yield "made by different source of one revision"
+    if len({_text(record, ["own_modules"]) for record in records}) > 1:
+        yield "made with different modules of your own"
+    if len({_text(record, _OF_THE_MACHINE) for record in records}) > 1:
+        yield "made on different machines, in different precisions or with different versions"
+    if len({tuple(record["budgets"]) for record in records}) > 1:
+        yield "recorded with different suite.budgets"
     if inexact := [record["seed"] for record in records if record["inexact_resumes"]]:
         yield f"not resumed bit for bit: {formatting.seeds(inexact)}"
 
@@ -319,20 +329,23 @@ def _revisions(record: Record) -> list[str]:
     return [revision or "unknown" for revision in of_run]
 
 
-def _machine(record: Record) -> str:
-    """Returns a text that is equal for runs on the same kind of machine with the same software."""
-    return json.dumps([record[name] for name in _OF_THE_MACHINE], sort_keys=True)
+def _text(record: Record, names: Sequence[str]) -> str:
+    """Returns a text that is equal for records that agree in these keys."""
+    return json.dumps([record.get(name) for name in names], sort_keys=True)
 
 
 def _machines(machines: Sequence[str]) -> str:
     columns = (
         *("machine", "CPU", "usable cores", "threads (0: as many as cores)", "oneDNN"),
-        "versions",
+        *("device", "precision of encoders", "versions"),
     )
     rows = []
     for index, machine in enumerate(machines, start=1):
-        model, count, threads, onednn, versions = json.loads(machine)
-        shown = (model or "unknown", str(count), _items(threads), str(onednn), _items(versions))
+        model, count, threads, onednn, device, precision, versions = json.loads(machine)
+        shown = (
+            *(model or "unknown", str(count), _items(threads), str(onednn)),
+            *(device or "unknown", precision or "unknown", _items(versions)),
+        )
         rows.append((str(index), *map(escaped, shown)))
     return table("Machines and software", columns, rows)
 

@@ -36,6 +36,7 @@ from pipeline.utils import errors, progress
 
 SEEDS = (1, 2, 3, 4, 5)
 NUMBER = r"-?[\d,]+(?:\.\d+)?"
+MACHINES = "made on different machines, in different precisions or with different versions"
 SCORE, MEAN = "score: IQM [95 % interval] (runs)", "mean [95 % interval]"
 BEST = "best published: same agent, protocol and steps"
 FEW = {"_RESAMPLES": 1_000, "_RESAMPLES_OF_CURVES": 100}
@@ -370,7 +371,12 @@ def test_incomplete_suite_says_so_first_and_what_is_missing_last(tmp_path):
         ({"config_sha256": "another"}, "made with different configurations"),
         ({"git_revision": "another"}, "made by different revisions"),
         ({"earlier_revisions": ["another"]}, "made by different revisions"),
-        ({"cpu_model": "another"}, "made on different machines or with different versions"),
+        ({"source_sha256": "another"}, "made by different source of one revision"),
+        ({"own_modules": {"my_envs": "another"}}, "made with different modules of your own"),
+        ({"cpu_model": "another"}, MACHINES),
+        ({"device": "another"}, MACHINES),
+        ({"encoder_precision": "mixed_bfloat16"}, MACHINES),
+        ({"budgets": [25_000]}, "recorded with different suite.budgets"),
         ({"inexact_resumes": 1}, "not resumed bit for bit: seed 2"),
     ],
 )
