@@ -99,6 +99,7 @@ class _Runner:
         self._running: list[Process] = []
         self._losses = Losses(display.message)
         self._most_running = 0
+        self._told: set[str] = set()  # warnings of the runs
         self._postponed: dict[str, str] = {}  # why runs cannot be trained now, by their names
 
     def run(self) -> Outcome:
@@ -211,6 +212,7 @@ class _Runner:
     def _note(self, run: Run, record: Record, seconds: float) -> None:
         self._folder.add(self._with_losses(run, record))
         self._display.message(f"{run.name}: {_ending(record)} after {duration(seconds)}")
+        train_process.tell_warnings(run, self._told, self._display.message)
 
     def _state(self, run: Run) -> str:
         if any(process.run is run for process in self._running):

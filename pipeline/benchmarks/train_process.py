@@ -217,6 +217,21 @@ class Losses:
         return error
 
 
+def tell_warnings(run: Run, told: set[str], say: Callable[[str], None]) -> None:
+    """Prints the first line of each warning in a run's log, unless another run had it, too.
+
+    Args:
+      run: The run, which may have no log.
+      told: Warnings of other runs, to which those of this run are added.
+      say: Prints a message to the user.
+    """
+    with contextlib.suppress(OSError):  # It was deleted, or is on a machine that was lost.
+        for line in run.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("warning: ") and line not in told:
+                told.add(line)
+                say(f"{run.name}: {line}")
+
+
 def env_steps(run: Run) -> int:
     """Returns the environment steps in the last record of a run's metrics.jsonl; 0 if unknown."""
     try:

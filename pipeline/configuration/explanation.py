@@ -48,6 +48,7 @@ _LACKS = re.compile(
     r"missing \d+ required [\w-]+ arguments?: (?P<parameters>.*)\n"
     r"(?:  (?!In call).*\n)*  In call to configurable '(?P<name>\w+)'"
 )
+_TRAIN = "pipeline.training.train_loop.train"
 _MACRO = "gin.macro"
 _CONSTANT = "gin.constant"
 _MAX_ALIGNED = 60  # Columns. A longer binding does not shift the comments of all others.
@@ -86,9 +87,9 @@ def ignored() -> str | None:
 
     Everything in this package that uses bindings must have been called. The message names the
     nearest bindings that are used. It leaves out configurables of other packages that have not been
-    called, because they may be called later, and bindings to a configurable that has been called,
-    because programs other than `pipeline.train` read the factories of a run without calling
-    `train`.
+    called, because they may be called later, and parameters of `train` that are bound to a
+    configurable that has been called, because other programs read the factories of a run without
+    calling `train`.
     """
     called = {selector for _, selector in _operative()}
     unread = [
@@ -96,7 +97,7 @@ def ignored() -> str | None:
         for scope, selector, name in _unread()
         if origins[scope, selector, name][-1] == COMMAND_LINE
         and (selector in called or selector.startswith(_OURS) or selector == _MACRO)
-        and _referent(scope, selector, name) not in called
+        and not (selector == _TRAIN and _referent(scope, selector, name) in called)
     ]
     return f"{COMMAND_LINE}: {' '.join(map(_not_used, unread))}" if unread else None
 

@@ -336,10 +336,13 @@ def _is_literal(value: str) -> bool:
 def _label(path: Path) -> str:
     """Returns a short name of a file.
 
-    This is its path from the parent of the shipped folder, or from the current folder, if the file
-    is in one of them.
+    This is its path from the parent of the shipped folder if it is shipped, or else its path from
+    the current folder if it is in there, so that only shipped files begin with `gin_configs/`.
     """
-    for folder in (shipped_folder().resolve().parent, Path.cwd()):
-        if path.is_relative_to(folder):
-            return path.relative_to(folder).as_posix()
+    shipped, here = shipped_folder().resolve(), Path.cwd()
+    if path.is_relative_to(shipped):
+        return path.relative_to(shipped.parent).as_posix()
+    if path.is_relative_to(here):
+        label = path.relative_to(here).as_posix()
+        return f"./{label}" if label.startswith(f"{shipped.name}/") else label
     return str(path)

@@ -132,6 +132,7 @@ class _Tuner:
         self._runs: dict[int, list[Run]] = {}  # by trial
         self._has_begun = False
         self._losses = Losses(display.message)
+        self._told: set[str] = set()  # warnings of the runs
 
     def run(self) -> bool:
         over = sum(1 for trial in self._folder.trials.values() if trial.returns or trial.error)
@@ -214,6 +215,8 @@ class _Tuner:
             f"trial {job.number}: {score_text(trial.value(job.rung))} after "
             f"{self._search.ends[job.rung]:,} steps with {trial.in_words}"
         )
+        for run in self._runs_of(job.number):
+            train_process.tell_warnings(run, self._told, self._display.message)
 
     def _runs_of(self, number: int) -> list[Run]:
         if number not in self._runs:

@@ -40,6 +40,17 @@ def test_runs_all_records_them_and_repeats_nothing(tmp_path, capsys):
     assert set(starts(tmp_path).values()) == {1}
 
 
+def test_the_warnings_of_runs_are_told_once(tmp_path, capsys):
+    def start(started):
+        started.log.parent.mkdir(parents=True, exist_ok=True)
+        started.log.write_text("warning: evalution/f.x is not used here.\nwarned: no\n")
+        return start_fake(started)
+
+    run(tmp_path, make_suite(2), start=start)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "warn" in line]
+    assert lines == ["dqn-A-v1 seed 1: warning: evalution/f.x is not used here."]
+
+
 def test_what_is_no_fault_of_a_run_fails_no_run(tmp_path):
     def start(started):
         if started.experiment.environment == "B-v1":

@@ -672,6 +672,7 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped, capsys):
         "evalution/make_fruit.count = 7",
         "make_basket.size = %SIZE",
         "SIZE = 4",
+        "make_crate.fill = @make_fruit",  # called, but not by make_crate
     ]
     configuration.load(["dqn_cartpole"], bindings)
     make_fruit()
@@ -682,6 +683,7 @@ def test_what_the_command_line_binds_and_nothing_reads_is_told(shipped, capsys):
     assert message.startswith("--gin_bindings: ") and typo in message
     assert " make_basket.size is not used here." in message
     assert " SIZE is not used here." in message
+    assert " make_crate.fill is not used here." in message
     configuration.warn_of_ignored()
     assert capsys.readouterr().out == f"warning: {message}\n"
 
@@ -737,20 +739,28 @@ def test_what_a_file_binds_may_go_unread_and_what_others_register_may_be_called_
     assert configuration.ignored() is None and configuration.warnings() == []
 
 
-def test_what_a_file_binds_and_no_run_could_read_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("my.gin", "my.gin"), ("gin_configs/my.gin", "./gin_configs/my.gin")],
+    ids=["a file", "in a folder named as the shipped one"],
+)
+def test_what_a_file_binds_and_no_run_could_read_is_told(tmp_path, monkeypatch, name, label):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gin_configs").mkdir()
     path = write(
         tmp_path,
         "evalution/make_fruit.count = 7\nevaluation/make_fruit.count = 6\nweight = 2.0\n"
         "SIZE = 1\nmake_basket.size = %SIZE\n",  # may be read by another run
+        name,
     )
     configuration.load([path], ["make_fruit.name = 'fig'", "make_fruit.core = 1"])
     make_fruit()
     with gin.config_scope("evaluation"):
         make_fruit()
     assert configuration.warnings() == [
-        f"{path}:1: evalution/make_fruit.count is not used here. Nearest: "
+        f"{label}:1: evalution/make_fruit.count is not used here. Nearest: "
         "evaluation/make_fruit.count, evaluation/make_fruit.core, evaluation/make_fruit.name.",
-        f"{path}:3: weight is not used here. Nearest: "
+        f"{label}:3: weight is not used here. Nearest: "
         "evaluation/make_fruit.weight, make_fruit.weight.",
     ]
 

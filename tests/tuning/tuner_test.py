@@ -119,6 +119,17 @@ def test_a_folder_is_for_one_process(tmp_path, impatient_locks):
         run(tmp_path, PATIENT, 1)
 
 
+def test_the_warnings_of_trials_are_told_once(tmp_path, capsys):
+    def start(run):
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        run.log.write_text("warning: evalution/f.x is not used here.\n")
+        return start_fake(run)
+
+    search = PATIENT._replace(rungs=(), bindings=())
+    tuner.tune(search, tmp_path, 2, 1, StopSignal(), start=start)
+    assert capsys.readouterr().out.count("seed 1: warning: evalution/f.x is not used here.") == 1
+
+
 def test_a_failed_trial_is_recorded_and_the_search_goes_on(tmp_path, capsys):
     (tmp_path / "broken").touch()
     bindings = ("fake.failing = '2'", f"fake.broken = '{tmp_path / 'broken'}'")
