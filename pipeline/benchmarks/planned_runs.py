@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline import configuration
+from pipeline.benchmarks import published_scores
 from pipeline.benchmarks.suites import Experiment, Suite
 from pipeline.configuration.statements import Binding, Import, shipped_folder
 from pipeline.utils.errors import UserError, hinting
 
 _BUDGET = "train.num_env_steps"
 _ALLOW_IMPORTS = "--allow_gin_imports"
+_ENVIRONMENTS = ("atari_environment.game", "gymnasium_environment.name")
+_ARGUMENTS = "gymnasium_environment.kwargs"
 
 
 class Run(NamedTuple):
@@ -87,7 +90,8 @@ def plan(
       flags: Flags of every run, in addition to those that identify the run.
 
     Raises:
-      UserError: If a config is missing, or if it or a binding cannot be read.
+      UserError: If a config is missing, if it or a binding cannot be read, or if an experiment
+        trains another environment than the one whose published scores it is compared with.
     """
     first_seeds = [_first_run(suite, e, output_dir, gin_bindings, flags) for e in suite.experiments]
     return [
@@ -111,6 +115,7 @@ def _first_run(
     given = (*suite.bindings, *experiment.bindings, *gin_bindings)
     bindings = (budget, *(line for binding in given for line in expanded(binding)))
     settings = _settings(experiment.config, bindings, _ALLOW_IMPORTS in flags)
+    _check_environment(experiment, settings)
     return Run(suite, experiment, 1, folder, bindings, settings, tuple(flags))
 
 
@@ -136,6 +141,33 @@ def _settings(config: str, bindings: Sequence[str], allow_imports: bool) -> dict
         )
     values[_BUDGET] = _whole_number(values[_BUDGET])
     return {name: repr(value) for name, value in values.items()}
+
+
+def bound(settings: Mapping[str, str], name: str, default: str = "") -> str:
+    """Returns the text of a value among a run's settings, also if it is bound to macros."""
+    value = settings.get(name, default)
+    for _ in settings:  # macros may be values of macros
+        value = settings.get(value.removeprefix("%"), value)
+    return value
+
+
+def _check_environment(experiment: Experiment, settings: Mapping[str, str]) -> None:
+    """Checks that what is compared with scores published for an environment is trained in it.
+
+    Raises:
+      UserError: If the run binds another environment.
+    """
+    trained = [bound(settings, name) for name in _ENVIRONMENTS if name in settings]
+    others = [value for value in trained if value != repr(experiment.environment)]
+    # With arguments, an environment may have the name of another, such as LunarLanderContinuous.
+    if not trained or len(others) < len(trained) or _ARGUMENTS in settings:
+        return
+    if published_scores.published(experiment.environment):
+        raise UserError(
+            f"{experiment.name} would train {others[-1]}. Bind its environment in "
+            "suite.experiments, or give the experiment another name, because it would be compared "
+            f"with scores that are published for {experiment.environment}."
+        )
 
 
 def _whole_number(value: Any) -> int:

@@ -172,7 +172,7 @@ def finished(run: Run, workers: int | None) -> Record:
             "command": start["command"],
             **{name: start[name] for name in (*_FROM_START, *_PROCESSOR)},
             **{name: start[name] for name in _FROM_NEWER_START if name in start},
-            "earlier_revisions": _earlier_revisions(start),
+            "earlier_revisions": earlier_revisions(start),
             "inexact_resumes": len(start["inexact_resumes"]),
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -182,7 +182,8 @@ def finished(run: Run, workers: int | None) -> Record:
         ) from error
 
 
-def _earlier_revisions(start: Record) -> list[str | None]:
+def earlier_revisions(start: Record) -> list[str | None]:
+    """Returns the revisions of the processes before the last one, from the run's run.json."""
     revisions = dict.fromkeys(earlier["git_revision"] for earlier in start["earlier_starts"])
     return [revision for revision in revisions if revision != start["git_revision"]]
 

@@ -309,6 +309,15 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
     """Yields descriptions of how finished runs that should be alike differ."""
     if len({record["config_sha256"] for record in records}) > 1:
         yield "made with different configurations"
+    yield from differences_of_programs(records)
+    if len({tuple(record["budgets"]) for record in records}) > 1:
+        yield "recorded with different suite.budgets"
+    if inexact := [record["seed"] for record in records if record["inexact_resumes"]]:
+        yield f"not resumed bit for bit: {formatting.seeds(inexact)}"
+
+
+def differences_of_programs(records: Sequence[Record]) -> Iterator[str]:
+    """Yields descriptions of how the programs and machines of runs differ."""
     if len({revision for record in records for revision in _revisions(record)}) > 1:
         yield "made by different revisions"
     elif len({record.get("source_sha256") for record in records}) > 1:
@@ -317,10 +326,6 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
         yield "made with different modules of your own"
     if len({_text(record, _OF_THE_MACHINE) for record in records}) > 1:
         yield "made on different machines, in different precisions or with different versions"
-    if len({tuple(record["budgets"]) for record in records}) > 1:
-        yield "recorded with different suite.budgets"
-    if inexact := [record["seed"] for record in records if record["inexact_resumes"]]:
-        yield f"not resumed bit for bit: {formatting.seeds(inexact)}"
 
 
 def _revisions(record: Record) -> list[str]:

@@ -99,12 +99,16 @@ def load(name: str, allow_imports: bool = False) -> Suite:
       allow_imports: True to let the file import modules from outside this package.
 
     Raises:
-      UserError: If there is no suite of this name, or if a value in it is invalid.
+      UserError: If there is no suite of this name, if a value in it is invalid, or if it binds
+        what is not used.
     """
     path = _find(name)
     with configuration.preserved():
         configuration.load([str(path)], allow_imports=allow_imports)
-        return suite(path.stem)
+        built = suite(path.stem)
+        if unused := configuration.unused():
+            raise UserError(f"{unused} Statements for the runs belong in suite.bindings, as texts.")
+        return built
 
 
 def select_experiments(suite: Suite, patterns: Sequence[str]) -> Suite:

@@ -10,6 +10,7 @@ from pipeline.configuration.explanation import (
     ignored,
     missing_file_message,
     operative_config,
+    unused,
     warnings,
     without_effect,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "operative_config",
     "preserved",
     "read",
+    "unused",
     "uses_onednn",
     "warn_of_ignored",
     "warnings",

@@ -123,6 +123,13 @@ def warnings() -> list[str]:
     return messages
 
 
+def unused() -> str | None:
+    """Returns the place and name of a binding that nothing called so far has used, or None."""
+    for key in _unread():
+        return f"{origins[key][-1]}: {_not_used(_target(*key))}"
+    return None
+
+
 def _not_used(target: str) -> str:
     """Returns a sentence about an unused binding that names the nearest bindings that are used."""
     known = [_target(*key, name) for key, values in _operative().items() for name in values]

@@ -182,7 +182,8 @@ def load(path: str, allow_imports: bool = False) -> Search:
       allow_imports: True to let the file import modules from outside this package.
 
     Raises:
-      UserError: If there is no such file, or if a value in it is invalid.
+      UserError: If there is no such file, if a value in it is invalid, or if it binds what is not
+        used.
     """
     try:
         file = find_file(path, [pathlib.Path()])
@@ -193,9 +194,10 @@ def load(path: str, allow_imports: bool = False) -> Search:
         ) from error
     with configuration.preserved():
         configuration.load([str(file)], allow_imports=allow_imports)
-        if unused := gin.get_bindings("suite", resolve_references=False):
-            raise UserError(f"{path}: suite.{next(iter(unused))} has no effect on a search.")
-        return search(file.stem)
+        built = search(file.stem)
+        if unused := configuration.unused():
+            raise UserError(f"{unused} Statements for the runs belong in search.bindings.")
+        return built
 
 
 @gin.configurable(denylist=["name"])

@@ -23,6 +23,8 @@ from pipeline.utils.jsonl import read_jsonl
 
 _LOCK, _SEARCH, _TRIALS = ".tune.lock", SEARCH_FILE, "trials.jsonl"
 _KINDS = {"search": dict, "settings": dict}
+_OPTUNA = "version of optuna"
+_OF_SEARCH = ("search.", _OPTUNA)
 _RESTORE = "restore it from a backup, or start the search again in another --output_dir"
 
 
@@ -86,7 +88,7 @@ class SearchFolder:
         """
         fields = self._search._asdict()
         now = {f"search.{name}": repr(value) for name, value in fields.items()}
-        now |= {**run_settings, "version of optuna": importlib.metadata.version("optuna")}
+        now |= {**run_settings, _OPTUNA: importlib.metadata.version("optuna")}
         if not self.has_begun:
             self.trials = {}
             write_json(self._path / _SEARCH, {"search": fields, "settings": now})
@@ -121,6 +123,16 @@ def read_search(path: pathlib.Path) -> Search:
         return Search.of(saved)
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path / _SEARCH} is damaged ({error!r}); {_RESTORE}.") from error
+
+
+def read_settings(path: pathlib.Path) -> dict[str, str]:
+    """Reads what the config and the bindings of a search bound when it began, by name, as gin text.
+
+    Raises:
+      UserError: If the file is damaged.
+    """
+    saved = read_json(path / _SEARCH, _KINDS, _RESTORE).get("settings", {})
+    return {k: v for k, v in saved.items() if not k.startswith(_OF_SEARCH)}
 
 
 def read_trials(path: pathlib.Path) -> dict[int, Trial]:

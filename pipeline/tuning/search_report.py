@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline import configuration
-from pipeline.benchmarks import formatting, page
+from pipeline.benchmarks import formatting, page, records, report_tables
 from pipeline.benchmarks.figures import SERIES, Figure, inline, inline_svg, panel
 from pipeline.benchmarks.markdown import code, details, escaped, listing, notice, table
-from pipeline.benchmarks.planned_runs import expanded
+from pipeline.benchmarks.planned_runs import expanded, plan
 from pipeline.configuration.statements import shipped_folder
+from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import (
     FINISHED,
     NOT_CONTINUED,
@@ -25,7 +26,7 @@ from pipeline.tuning.halving import (
     trained_steps,
 )
 from pipeline.tuning.search import Search, Told
-from pipeline.tuning.search_folder import read_search, read_trials
+from pipeline.tuning.search_folder import read_search, read_settings, read_trials
 from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.progress import score_text
 
@@ -66,9 +67,10 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
             "reaches its first rung."
         )
     figures = list(_figures(search, trials))
+    unlike = list(_differences(search, output_dir))
     texts = {
-        _MARKDOWN: _text(search, trials, best, ""),
-        _HTML: page.render(_text(search, trials, best, inline(figures))),
+        _MARKDOWN: _text(search, trials, best, unlike, ""),
+        _HTML: page.render(_text(search, trials, best, unlike, inline(figures))),
         _BEST: _best_gin(search, best, _count(trials), output_dir),
     }
     return page.write_files(output_dir, texts)
@@ -102,6 +104,7 @@ def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str
             "",
             f"include {config!r}",
             "",
+            *_changes(search, folder),
             f"train.num_env_steps = {search.num_env_steps:_}",
             *bindings,
             *(f"{name} = {value!r}" for name, value in best.parameters.items()),
@@ -110,15 +113,48 @@ def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str
     )
 
 
+def _changes(search: Search, folder: pathlib.Path) -> Iterator[str]:
+    """Yields lines that undo what has changed in the config since the search began."""
+    then = read_settings(folder)
+    (run, *_) = plan(search.suite(0, {}), folder, (), ["--allow_gin_imports"])
+    now = {k: v for k, v in run.settings.items() if k not in search.parameters}
+    changed = {k: v for k, v in then.items() if now.get(k) != v}
+    if changed:
+        yield f"# {search.config} has changed since the search, which began with these values."
+        yield from (f"{name} = {value}" for name, value in changed.items())
+        yield ""
+    if then and (new := now.keys() - then.keys()):
+        raise UserError(
+            f"{search.config} binds {', '.join(sorted(new))}, which it did not bind when the "
+            f"search began. {_BEST} includes it: restore it first."
+        )
+
+
+def _differences(search: Search, folder: pathlib.Path) -> Iterator[str]:
+    """Yields descriptions of how the programs and machines of the search's runs differ."""
+    runs = sorted((folder / search.name).glob("trial-*/seed-*/run.json"))
+    starts = [RunFolder(path.parent).read_json(path.name) for path in runs]
+    yield from report_tables.differences_of_programs(
+        [{**start, "earlier_revisions": records.earlier_revisions(start)} for start in starts]
+    )
+
+
 def _seeds(search: Search) -> str:
     return formatting.count(search.num_seeds, "seed")
 
 
-def _text(search: Search, trials: Mapping[int, Trial], best: Trial, figures: str) -> str:
+def _text(
+    search: Search,
+    trials: Mapping[int, Trial],
+    best: Trial,
+    unlike: Sequence[str],
+    figures: str,
+) -> str:
     states = _states(search, trials)
     blocks = [
         f"# Search {escaped(search.name)}\n",
         *_best(search, trials, best),
+        notice("Not all runs were made alike.", unlike) if unlike else "",
         *_savings(search, trials, states),
         *_importances(search, trials),
         f"## Values of the parameters\n\n{figures}" if figures else "",

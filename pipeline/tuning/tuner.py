@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.benchmarks import train_process
-from pipeline.benchmarks.planned_runs import Run, plan
+from pipeline.benchmarks.planned_runs import Run, bound, plan
 from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import (
@@ -338,10 +338,7 @@ def _whole_number(settings: Mapping[str, str], name: str, default: str) -> int:
     Raises:
       ValueError: If it is not a number.
     """
-    value = settings.get(name, default)
-    for _ in settings:  # macros may be values of macros
-        value = settings.get(value.removeprefix("%"), value)
-    return int(float(value))
+    return int(float(bound(settings, name, default)))
 
 
 def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:

@@ -57,6 +57,25 @@ def test_every_experiment_is_what_it_says(name, tmp_path):
             assert ast.literal_eval(settings.get("gymnasium_environment.kwargs", "{}")) == kwargs
 
 
+@pytest.mark.parametrize(
+    ("config", "bindings", "trained"),
+    [
+        ("ppo_cartpole", (), "'CartPole-v1'"),
+        ("ppo_cartpole", ("NAME = 'Taxi-v3'", "gymnasium_environment.name = %NAME"), "'Taxi-v3'"),
+        ("ppo_atari", ("atari_environment.game = 'pong'",), "'pong'"),
+    ],
+)
+def test_published_scores_are_of_the_environment_that_is_trained(
+    tmp_path, config, bindings, trained
+):
+    suite = suites.load("classic")
+    forgotten = suites.Experiment("ppo", "Acrobot-v1", config, 1_000_000, bindings)
+    with pytest.raises(UserError, match=f"^ppo-Acrobot-v1 would train {trained}. Bind its env"):
+        planned_runs.plan(suite._replace(experiments=(forgotten,)), tmp_path)
+    renamed = forgotten._replace(environment="mine")
+    assert planned_runs.plan(suite._replace(experiments=(renamed,)), tmp_path)
+
+
 def test_classic_has_every_agent_wherever_its_actions_fit():
     experiments = suites.load("classic").experiments
     by_algorithm = {
@@ -135,6 +154,8 @@ def test_a_path_is_the_user_s(write, monkeypatch):
         ("suite.experiments = (('dqn', 'A-v1', 'x', 5, 6),)", "suite.experiments = .*must be "),
         ("suite.experiments = (('dqn', 'A', 'x', 5), ('dqn', 'A', 'y', 6))", ".*dqn-A.*twice"),
         ("suite.sed = 1", ".*suite has no parameter 'sed'"),
+        ("x/suite.num_seeds = 10", ".*x/suite.num_seeds is not used here.*in suite.bindings"),
+        ("SEEDS = 10", ".*SEEDS is not used here"),
     ],
 )
 def test_mistakes_in_a_suite(write, line, message):

@@ -182,9 +182,10 @@ def test_every_update_has_its_column_in_narrow_tables():
 # Runs with the same seeds.
 
 
-def write_run(folder, seed, execution, return_mean, config="x = 1"):
+def write_run(folder, seed, execution, return_mean, config="x = 1", **of_start):
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"seed": seed, "execution": execution}))
+    start = {"seed": seed, "execution": execution, "source_sha256": "ab", **of_start}
+    (folder / "run.json").write_text(json.dumps(start))
     (folder / "operative_config.gin").write_text(config)
     if return_mean is not None:
         result = {"evaluation": {"return_mean": return_mean}}
@@ -221,6 +222,14 @@ def test_runs_that_make_no_pairs_are_refused(
         write_run(tmp_path / "eager", 1, "eager", 1.0)
     write_run(tmp_path / "odd", seed, execution, return_mean, config)
     with pytest.raises(UserError, match=message):
+        paired_runs.read_pairs(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["source_sha256", "encoder_precision", "cpu_model"])
+def test_runs_of_other_programs_or_machines_make_no_pairs(tmp_path, name):
+    write_run(tmp_path / "graph", 1, "graph", 1.0)
+    write_run(tmp_path / "eager", 1, "eager", 1.0, **{name: "another"})
+    with pytest.raises(UserError, match=f"differ in more than the kind of execution .{name} in"):
         paired_runs.read_pairs(str(tmp_path))
 
 

@@ -62,7 +62,7 @@ def test_a_file_describes_a_search(load):
         ("search.num_seeds = 0", "search.num_seeds = 0"),
         ("search.config = 3", "search.config = 3"),
         ("search.trials = 3", "has no parameter 'trials'"),
-        ("suite.num_seeds = 3", "suite.num_seeds has no effect on a search"),
+        ("suite.num_seeds = 3", "suite.num_seeds is not used here"),
     ],
 )
 def test_a_wrong_file_is_refused(load, line, message):

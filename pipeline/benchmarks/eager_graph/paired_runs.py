@@ -10,6 +10,12 @@ from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
 from pipeline.utils.files import error_kind
 
+# What else changes results, of run.json.
+_ALIKE = (
+    *("cpu_model", "device", "encoder_precision", "onednn", "own_modules", "source_sha256"),
+    *("threads", "versions"),
+)
+
 
 class SeedPair(NamedTuple):
     """Mean evaluation returns of the final weights of two runs with the same seed.
@@ -32,8 +38,8 @@ def read_pairs(folder: str) -> list[SeedPair]:
 
     Raises:
       UserError: If there is no run, if a run is not finished or has no return, if the
-        configurations of the runs differ, if two runs have the same seed and kind, or if a run has
-        no counterpart.
+        configurations, programs or machines of the runs differ, if two runs have the same seed and
+        kind, or if a run has no counterpart.
     """
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
@@ -78,12 +84,18 @@ def _final_return(run: RunFolder) -> float:
 
 
 def _check_configurations(runs: list[RunFolder]) -> None:
-    first = _configuration(runs[0])
+    first, first_start = _configuration(runs[0]), runs[0].read_json("run.json")
     for run in runs:
         if _configuration(run) != first:
             raise UserError(
                 f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
                 "configuration only."
+            )
+        start = run.read_json("run.json")
+        if differing := [name for name in _ALIKE if start.get(name) != first_start.get(name)]:
+            raise UserError(
+                f"{run.path} and {runs[0].path} differ in more than the kind of execution "
+                f"({', '.join(differing)} in run.json): compare runs of one program on one machine."
             )
 
 
