@@ -61,4 +61,7 @@ def load_policy(
         )
     from pipeline import saved_policy
 
-    return saved_policy.load_policy(run, allow_gin_imports)
+    policy = saved_policy.load_policy(run, allow_gin_imports)
+    for warning in policy.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return policy

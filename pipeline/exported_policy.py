@@ -147,7 +147,7 @@ def load_export(run: SavedRun, allow_gin_imports: bool, export_format: str) -> E
         run, allow_gin_imports, bindings, computes_float64=export_format != "tflite"
     )
     exported = ExportedPolicy(policy)
-    description = [_after(policy.env_steps), *exported.description()]
+    description = [*_warnings(policy.warnings), _after(policy.env_steps), *exported.description()]
     return functools.partial(write[export_format], exported), description
 
 
@@ -166,7 +166,11 @@ def _load_small_run(run: SavedRun, allow_gin_imports: bool) -> Export:
         checkpoints = Checkpoints(path / "checkpoints", {NETWORKS: networks})
         checkpoints.save(env_steps, return_mean_of(restored.checkpoint.path))
 
-    return write, [_after(env_steps)]
+    return write, [*_warnings(restored.checkpoint.warnings), _after(env_steps)]
+
+
+def _warnings(of_checkpoint: Sequence[str]) -> list[str]:
+    return [f"warning: {warning}" for warning in of_checkpoint]
 
 
 def _after(env_steps: int) -> str:

@@ -37,6 +37,7 @@ class SavedPolicy:
       action_space: Gymnasium's action space, which contains each action that `predict` returns.
       env_steps: Environment steps after which the weights were saved.
       agent: The agent, with its networks and policies.
+      warnings: Messages about newer checkpoints that are damaged.
     """
 
     def __init__(self, restored: RestoredAgent, computes_float64: bool = True):
@@ -54,6 +55,7 @@ class SavedPolicy:
         self.observation_space = restored.observation_space
         self.action_space = restored.action_space
         self.env_steps = restored.checkpoint.env_steps
+        self.warnings = restored.checkpoint.warnings
         self._to_space = specs.action_converter(self.action_space)
         self._act = self._graph(self.agent.policy)
         self._act_stochastically = self._graph(self.agent.collect_policy)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pipeline.checkpointing import manifest
 from pipeline.utils.errors import UserError, WriteError
-from pipeline.utils.files import UNFINISHED, error_kind, make_folder, sync
+from pipeline.utils.files import UNFINISHED, error_kind, make_folder, sync, write_error
 
 _NUM_NEWEST = 2  # checkpoints that are kept; the best one is kept, too
 _START_OVER = "To start over and move the old run aside, pass --restart_behavior=restart."
@@ -146,10 +146,8 @@ class Checkpoints:
             sync(self._folder)
             self._prune(name)
         except OSError as error:
-            raise WriteError(
-                f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}.\n"
-                "Earlier checkpoints are intact. To continue from the newest one, run again with "
-                "--restart_behavior=resume, which is the default."
+            raise write_error(error)(
+                f"Cannot write the checkpoint of step {env_steps} to {self._folder}: {error}."
             ) from error
         finally:
             # The next start deletes what cannot be removed now.
@@ -334,7 +332,7 @@ def return_mean_of(path: pathlib.Path) -> float | None:
     except manifest.Damaged:
         return None
     except OSError as error:  # It must not pass for a checkpoint that need not be kept.
-        raise WriteError(f"Cannot read {path}: {error}.") from error
+        raise error_kind(error)(f"Cannot read {path}: {error}.") from error
     return value if isinstance(value, float) and not math.isnan(value) else None
 
 

@@ -7,6 +7,7 @@ raises ValueError on any mismatch. Files hold data only (TensorFlow bundles, JSO
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -73,6 +74,8 @@ class Variables:
         self.check_complete()
         try:
             tf.train.Checkpoint(**self._trackables).write(_prefix(folder))
+        except tf.errors.PermissionDeniedError as error:
+            raise PermissionError(errno.EACCES, error.message) from error
         except tf.errors.OpError as error:
             raise OSError(error.message) from error
 

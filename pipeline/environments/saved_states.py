@@ -13,8 +13,8 @@ from pipeline.utils.errors import UserError
 State = dict[str, np.ndarray]
 """Everything that an environment's future depends on, except the actions, by name."""
 
-_STATELESS = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker)
-_ELAPSED = "_elapsed_steps"  # attribute of wrappers.TimeLimit
+_KNOWN = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit)
+_ELAPSED = "_elapsed_steps"  # attribute of wrappers.TimeLimit, the whole state of these wrappers
 
 
 def are_offered(env: gymnasium.Env) -> bool:
@@ -22,12 +22,10 @@ def are_offered(env: gymnasium.Env) -> bool:
 
     An environment or a wrapper has a state if it defines `get_state() -> dict[str, array]` and
     `set_state(state)`. The state must contain the state of `np_random`, and no array of objects.
-    gymnasium's OrderEnforcing, PassiveEnvChecker and TimeLimit need not define these methods.
+    gymnasium's OrderEnforcing, PassiveEnvChecker and TimeLimit need not define these methods. A
+    class that inherits from them must, because it may have more state.
     """
-    return all(
-        _has_state(layer) or isinstance(layer, (*_STATELESS, wrappers.TimeLimit))
-        for layer in layers(env)
-    )
+    return all(_has_state(layer) or type(layer) in _KNOWN for layer in layers(env))
 
 
 def get(env: gymnasium.Env) -> State:
@@ -48,10 +46,10 @@ def set_state(env: gymnasium.Env, state: State) -> None:
     for depth, layer in enumerate(layers(env)):
         prefix = f"{depth}/"
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        if isinstance(layer, wrappers.TimeLimit):
-            setattr(layer, _ELAPSED, int(own[_ELAPSED]))
-        elif _has_state(layer):
+        if _has_state(layer):
             layer.set_state(own)
+        elif isinstance(layer, wrappers.TimeLimit):
+            setattr(layer, _ELAPSED, int(own[_ELAPSED]))
 
 
 def _array(layer: Any, name: str, value: Any) -> np.ndarray:
@@ -77,10 +75,8 @@ def _has_state(layer: Any) -> bool:
 
 
 def _state_of(layer: Any) -> dict[str, Any]:
-    if isinstance(layer, wrappers.TimeLimit):
-        return {_ELAPSED: layer._elapsed_steps}
     if not _has_state(layer):
-        return {}
+        return {_ELAPSED: layer._elapsed_steps} if isinstance(layer, wrappers.TimeLimit) else {}
     state = layer.get_state()
     if not isinstance(state, dict):
         raise UserError(

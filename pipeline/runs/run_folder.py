@@ -55,6 +55,7 @@ _KINDS: dict[str, type] = {
     "inexact_resumes": list,
     "has_checkpoint": bool,
     "own_modules": dict,
+    "encoder_precision": str,
     "evaluation": dict,
 }
 

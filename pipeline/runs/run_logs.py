@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.tensorboard_log import EVALUATION, EventLog
-from pipeline.utils.errors import WriteError
+from pipeline.utils.files import write_error
 from pipeline.utils.jsonl import JsonlLog
 
 
@@ -102,4 +102,4 @@ def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise WriteError(f"cannot write to {folder}: {error}") from error
+        raise write_error(error)(f"cannot write to {folder}: {error}") from error

@@ -6,6 +6,7 @@ This module does not import TensorFlow, so that a wrong folder or checkpoint is 
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import Any
 
 from pipeline import configuration
@@ -45,6 +46,7 @@ class SavedRun:
         self._description = self._folder.read_json("run.json")
         self.seed, self.num_envs = int(self._described("seed")), int(self._described("num_envs"))
         self._checkpoint = self._find(str(checkpoint))
+        self._config = self._config_of(self._checkpoint)
 
     def _described(self, key: str) -> Any:
         try:
@@ -55,7 +57,7 @@ class SavedRun:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Returns the seed, the spaces, the versions and the revision of the run from run.json.
+        """Returns the seed, the spaces, and what made the run, from run.json.
 
         The spaces are JSON; see `environments.saved_spaces`.
 
@@ -63,14 +65,14 @@ class SavedRun:
           UserError: If run.json does not hold them.
         """
         needed = "seed", "num_envs", "observation_space", "action_space"
-        others = "versions", "cpu_model", "git_revision"
+        others = "versions", "cpu_model", "git_revision", "encoder_precision"
         known = {key: self._description[key] for key in others if key in self._description}
         return {key: self._described(key) for key in needed} | known
 
     @property
     def config(self) -> str:
-        """Returns the text of operative_config.gin."""
-        return self._folder.config.read_text(encoding="utf-8")
+        """Returns the text of the operative configuration."""
+        return self._config.read_text(encoding="utf-8")
 
     @property
     def path(self) -> pathlib.Path:
@@ -85,7 +87,10 @@ class SavedRun:
         Raises:
           UserError: If a statement cannot be read; see `configuration.read`.
         """
-        return configuration.read([str(self._folder.config)], gin_bindings, allow_imports)
+        statements = configuration.read([str(self._config)], [], allow_imports)
+        if precision := self._description.get("encoder_precision"):
+            statements = [_in_precision(x, precision) for x in statements]
+        return statements + configuration.read([], gin_bindings, allow_imports)
 
     def restore(self, agent: Part, networks: Part | None = None) -> Restored:
         """Restores the agent, or its networks if the run has nothing else.
@@ -134,9 +139,29 @@ class SavedRun:
             )
         return checkpoints.at(int(digits))
 
+    def _config_of(self, checkpoint: pathlib.Path | None) -> pathlib.Path:
+        """Returns the operative configuration with which a checkpoint was trained.
+
+        It is another one than the newest if the run was later resumed with other values.
+        """
+        until = {
+            int(path.name.split("-")[1].removesuffix(".gin")): path
+            for path in self._folder.path.glob("operative_config.until-*.gin")
+        }
+        steps = int(checkpoint.name.split("-")[1].split(".")[0]) if checkpoint else sys.maxsize
+        later = [until[end] for end in sorted(until) if end >= steps]
+        return later[0] if later else self._folder.config
+
     def _no_checkpoint(self) -> str:
         path = self._folder.path
         return f"{path} has no checkpoint yet: run its training command until it saves one."
+
+
+def _in_precision(statement: Import | Binding, precision: str) -> Import | Binding:
+    """Returns a statement with the precision of the training, because "auto" chooses by machine."""
+    if isinstance(statement, Binding) and statement.short_name == "encoder_precision.policy":
+        return statement._replace(value=precision)
+    return statement
 
 
 def _no_run(path: pathlib.Path) -> str:

@@ -148,10 +148,12 @@ class HostLoop:
         newest = self.env_steps or -1  # without a checkpoint nothing stays
         host = self._host
         metrics, evaluations = self._logs.truncate_after(host["logged"], host["evaluated"], newest)
-        if metrics and metrics[-1]["env_steps"] != host["logged"]:
+        # The losses since the last record are of fewer updates than all if there was a record.
+        has_logged = int(self.state.loss_count) < int(self._components.agent.train_step_counter)
+        if metrics[-1]["env_steps"] != host["logged"] if metrics else has_logged:
             self._warn_of_missing("metrics.jsonl")
         last = evaluations[-1]["env_steps"] if evaluations else host["evaluated"]
-        if last != host["evaluated"] or (host["evaluations"] and not evaluations):
+        if last != host["evaluated"] or len(evaluations) != host["evaluations"]:
             self._warn_of_missing("eval.jsonl")
 
     def _warn_of_missing(self, log: str) -> None:
@@ -353,16 +355,16 @@ class HostLoop:
         with hinting(self._resume_hint):
             check_state(self.state.carry.time_step, *self._checked())
             self._logs.sync()  # or a resume from this checkpoint would miss records
-        of, mean = self._returned or (None, None)
-        before = self._host["checkpointed"]
-        self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
-        try:
-            self._checkpoints.save(self.env_steps, mean if of == self.env_steps else None)
-            if not before:
-                self._folder.note_checkpoint()
-        except WriteError:
-            self._host["checkpointed"] = before
-            raise
+            of, mean = self._returned or (None, None)
+            before = self._host["checkpointed"]
+            self._host |= {"checkpointed": self.env_steps, "wall_seconds": self._wall_seconds()}
+            try:
+                self._checkpoints.save(self.env_steps, mean if of == self.env_steps else None)
+                if not before:
+                    self._folder.note_checkpoint()
+            except WriteError:
+                self._host["checkpointed"] = before
+                raise
 
     def _check_stop(self) -> None:
         if self._stop.requested:

@@ -39,6 +39,12 @@ class WriteError(RetryableError):
     """Error for a file that cannot be written now, for example because the disk is full."""
 
 
+class DeniedError(WriteError):
+    """Error for a file that this user may not write, which waiting alone does not change."""
+
+    exit_code = USER_ERROR_CODE
+
+
 @contextlib.contextmanager
 def hinting(hint: Callable[[], str]) -> Iterator[None]:
     """Adds the hint, if it is not empty, to every UserError as a separate line."""

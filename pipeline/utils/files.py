@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pipeline.utils.errors import RetryableError, UserError, WriteError
+from pipeline.utils.errors import DeniedError, RetryableError, UserError, WriteError
 
 # Errors of a disk, a file server or a machine that may pass; others are mistakes, such as a wrong
 # path.
@@ -106,7 +106,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WriteError(f"cannot write {path}: {error.strerror}") from error
+        raise write_error(error)(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_object(path: pathlib.Path, *keys: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class Lock:
                 self._file.close()
                 self._file = file
         except OSError as error:
-            raise WriteError(f"cannot write {self._path}: {error.strerror}") from error
+            raise write_error(error)(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Releases the lock. Further calls, also those of a forked process, do nothing."""
@@ -314,6 +314,12 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
 def error_kind(error: OSError) -> type[UserError]:
     """Returns WriteError for an error that may pass, such as a full disk, and else UserError."""
     return WriteError if error.errno in PASSING else UserError
+
+
+def write_error(error: BaseException) -> type[WriteError]:
+    """Returns DeniedError if this user may not write a file, and else WriteError."""
+    is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return DeniedError if is_denied else WriteError
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 import inspect
 import itertools
+import json
 import pathlib
 import shutil
 import textwrap
@@ -25,6 +26,8 @@ from pipeline import configuration, saved_policy
 from pipeline.acting.policies import RandomPolicy
 from pipeline.checkpointing import manifest
 from pipeline.checkpointing.checkpoints import Restored
+from pipeline.exported_policy import load_export
+from pipeline.networks import encoders
 from pipeline.runs.saved_run import SavedRun
 from pipeline.saved_policy import RestoredAgent, SavedPolicy, load_policy
 from pipeline.utils.errors import UserError
@@ -73,6 +76,49 @@ def summing(observation_space, action_space):
     env = environment(EchoEnv(observation_space, action_space))
     policy = FirstNumberPolicy(env.time_step_spec(), env.action_spec(), clip=False)
     return saved(policy, observation_space, action_space), policy
+
+
+@pytest.mark.parametrize("used", ["float32", "mixed_bfloat16"])
+def test_a_policy_computes_in_the_precision_of_its_training(tmp_path, monkeypatch, used):
+    """`"auto"` chooses by the machine, which may be another one now."""
+    monkeypatch.setattr(encoders, "has_bfloat16", lambda: used == "float32")
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "pipeline" / "pretrained" / "ppo_pong_fast", run)
+    config, description = run / "operative_config.gin", run / "run.json"
+    config.write_text(config.read_text().replace("policy = 'float32'", "policy = 'auto'"))
+    start = json.loads(description.read_text())
+    description.write_text(json.dumps({**start, "encoder_precision": used}))
+    write, _ = load_export(SavedRun(run), False, "run")
+    write(tmp_path / "small")
+    for folder in (run, tmp_path / "small"):
+        agent: Any = pipeline.load_policy(folder).agent
+        policies = {getattr(x, "compute_dtype", None) for x in agent.submodules if _is_conv(x)}
+        assert policies == {used.removeprefix("mixed_")}
+
+
+def _is_conv(module):
+    return isinstance(module, tf.keras.layers.Conv2D)
+
+
+def test_the_warning_of_a_damaged_checkpoint_is_shown(finished_run, tmp_path):
+    run = shutil.copytree(finished_run.root_dir, tmp_path / "run")
+    newest = max((run / "checkpoints").glob("step-*"))
+    (newest / "agent" / "variables.index").write_bytes(b"")
+    with pytest.warns(match=f"{newest.name} is damaged"):
+        pipeline.load_policy(run)
+    for name in ("run", "saved_model"):
+        _, lines = load_export(SavedRun(run), False, name)
+        assert lines[0].startswith(f"warning: {newest.name} is damaged")
+
+
+def test_an_older_checkpoint_has_the_configuration_of_its_training(finished_run, tmp_path):
+    run = shutil.copytree(finished_run.root_dir, tmp_path / "run")
+    first, *_, last = (int(x.name.split("-")[1]) for x in sorted(run.glob("checkpoints/step-*")))
+    text = (run / "operative_config.gin").read_text()
+    (run / f"operative_config.until-{first}.gin").write_text(text + "\n# the first\n")
+    (run / "operative_config.until-0.gin").write_text("# of no checkpoint\n")
+    assert SavedRun(run, first).config.endswith("# the first\n")
+    assert SavedRun(run, last).config == SavedRun(run).config == text
 
 
 @gin.configurable(module="saved_policy_test")

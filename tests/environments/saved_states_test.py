@@ -1,6 +1,7 @@
 """Tests that environments whose episodes never end continue from states that they provide."""
 
 import json
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -60,11 +61,30 @@ class LoudEnv(gymnasium.Wrapper):
     """Wrapper that provides no state, although it may have one."""
 
 
+class RandomLimit(wrappers.TimeLimit):
+    """Draws its limit at each reset. Its state is more than that of a `TimeLimit`."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        self._max_episode_steps = int(self.np_random.integers(5, 75))  # type: ignore[assignment]
+        return observation, info
+
+    def get_state(self):
+        return {"elapsed": self._elapsed_steps, "limit": self._max_episode_steps}
+
+    def set_state(self, state):
+        self._elapsed_steps, self._max_episode_steps = int(state["elapsed"]), int(state["limit"])
+
+
+def randomly_limited():
+    return RandomLimit(EndlessEnv(), 75)
+
+
 def limited():
     return wrappers.OrderEnforcing(wrappers.TimeLimit(EndlessEnv(), 75))
 
 
-@pytest.mark.parametrize("env_class", [EndlessEnv, SometimesEnv, limited])
+@pytest.mark.parametrize("env_class", [EndlessEnv, SometimesEnv, limited, randomly_limited])
 @given(before=st.integers(0, 150))
 @settings(max_examples=25)
 def test_it_continues_from_any_moment(tmp_path_factory, env_class, before):
@@ -88,6 +108,12 @@ def test_every_wrapper_has_to_be_known():
     assert saved_states.are_offered(limited())
     assert not saved_states.are_offered(WithoutState())
     assert not saved_states.are_offered(LoudEnv(EndlessEnv()))
+    known: Any
+    for known in wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit:
+        heir = type("Heir", (known,), {})  # It may have more state.
+        arguments = [75] if known is wrappers.TimeLimit else []
+        assert saved_states.are_offered(known(EndlessEnv(), *arguments))
+        assert not saved_states.are_offered(heir(EndlessEnv(), *arguments))
 
 
 def test_environments_in_processes_give_their_states(tmp_path):

@@ -509,21 +509,37 @@ def test_a_run_whose_environment_cannot_be_repeated_goes_on(tmp_path, begin_dqn,
     assert run.loop.train()["env_steps"] >= 300
 
 
-def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn):
+def without_last(path):
+    *kept, _ = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(kept))
+
+
+def without_first(path):
+    _, *kept = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(kept))
+
+
+@pytest.mark.parametrize(
+    ("until", "lose", "lost"),
+    [
+        (250, without_last, ["metrics.jsonl", "eval.jsonl"]),
+        (250, pathlib.Path.unlink, ["metrics.jsonl", "eval.jsonl"]),
+        (250, without_first, ["eval.jsonl"]),
+        (250, pathlib.Path.exists, []),
+        (55, pathlib.Path.exists, []),  # before the first record
+    ],
+)
+def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn, until, lose, lost):
     before = begin_dqn(tmp_path / "run")
-    before.train_until(250)
+    before.train_until(until)
     for path in (before.folder.metrics, before.folder.evaluations):
-        *kept, _ = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(kept))
+        lose(path)
     run = begin_dqn(tmp_path / "run")
     assert run.loop.restore()
     said: list[str] = []
     run.progress.message = said.append
     run.loop.cut_logs()
-    assert [text.split(" has lost")[0] for text in said] == [
-        "warning: metrics.jsonl",
-        "warning: eval.jsonl",
-    ]
+    assert [text.split(" has lost")[0] for text in said] == [f"warning: {name}" for name in lost]
 
 
 def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(

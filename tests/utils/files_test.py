@@ -56,6 +56,19 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert path.read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 2), (errno.EPERM, 2), (errno.EROFS, 2), (errno.ENOSPC, 75)]
+)
+def test_what_this_user_may_not_write_is_not_to_be_tried_again(tmp_path, monkeypatch, number, code):
+    def refuse(*arguments, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(pathlib.Path, "write_text", refuse)
+    with pytest.raises(WriteError, match=os.strerror(number)) as raised:
+        files.write_text(tmp_path / "run.json", "new")
+    assert raised.value.exit_code == code
+
+
 def test_a_new_folder_is_entered_into_each_above_it(tmp_path, synced):
     for _ in range(2):
         files.make_folder(tmp_path / "runs" / "x" / "checkpoints")
