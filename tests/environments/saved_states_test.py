@@ -73,7 +73,8 @@ class RandomLimit(wrappers.TimeLimit):
         return {"elapsed": self._elapsed_steps, "limit": self._max_episode_steps}
 
     def set_state(self, state):
-        self._elapsed_steps, self._max_episode_steps = int(state["elapsed"]), int(state["limit"])
+        self._elapsed_steps = int(state["elapsed"])
+        self._max_episode_steps = int(state["limit"])  # type: ignore[assignment]
 
 
 def randomly_limited():
