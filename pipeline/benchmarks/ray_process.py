@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.train_process import STOPPED, LocalProcess
 from pipeline.runs.run_folder import BUSY
-from pipeline.utils.errors import RETRY_CODE
+from pipeline.utils.errors import RETRY_CODE, last_line
 from pipeline.utils.ray_connection import reason_of
 
 _POLL_SECONDS = 0.5
@@ -174,15 +174,16 @@ class RayTrainProcess:
         except ActorUnavailableError:
             pass  # The node may answer again; the errors below are final.
         except (RayActorError, ActorUnschedulableError) as error:
-            self.is_lost = not getattr(error, "actor_init_failed", False)
-            if self.is_lost:
+            self.is_lost = True  # Its node is examined before it gets another run.
+            if getattr(error, "actor_init_failed", False):  # because of the node or the folder
+                why = f"the process cannot be started on {self._node_name}: {last_line(error)}"
+                self._end(RETRY_CODE, why)
+            else:
                 why = f"the process on node {self._node_name} was lost ({reason_of(error)})"
                 self._end(-signal.SIGKILL, why)
-            else:  # The cause is the node or the shared folder, not the run.
-                why = f"the process cannot be started on {self._node_name}: {error}"
-                self._end(RETRY_CODE, why)
         except RayTaskError as error:
-            self._end(RETRY_CODE, f"node {self._node_name}: {error}")
+            self.is_lost = True
+            self._end(RETRY_CODE, f"node {self._node_name}: {last_line(error)}")
         except RayError:
             pass  # Ray itself may recover; if the node is lost, one of the errors above follows.
         if self._code is not None:

@@ -85,6 +85,11 @@ def traits() -> dict[str, str]:
     }
 
 
+def threads(chosen: Mapping[str, int]) -> dict[str, str]:
+    """Returns the numbers of threads that TensorFlow creates, given those that were chosen."""
+    return {f"threads.{k}": str(tensorflow_threads(k, count)) for k, count in chosen.items()}
+
+
 def saved_traits(checkpoint: pathlib.Path) -> dict[str, str]:
     """Returns the `traits` of the machine that wrote a checkpoint; {} if they are not known."""
     try:
@@ -288,14 +293,10 @@ class Circumstances:
         if _OF_WHOLE_RUN not in text:
             harmless.add(_LENGTH)
         bindings = {b.name: repr(b.value) for b in _bindings(Source(text, None), harmless)}
-        threads = {
-            f"threads.{kind}": str(tensorflow_threads(kind, count))
-            for kind, count in self.settings["threads"].items()
-        }
         return {
             "seed": str(self.seed),
             **traits(),
-            **threads,
+            **threads(self.settings["threads"]),
             "execution (--eager, --exact_graph)": self.settings["execution"],
             **({"--warm_start": x} if (x := self.settings.get("warm_start")) else {}),
             "oneDNN": str(self.settings["onednn"]),

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -114,42 +114,39 @@ class ProcessVector:
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""
-        return self._ask([0], "render", [None])[0]
+        return self._ask([0], "render")[0]
 
     def get_states(self) -> list[State]:
         """Returns the state of every environment."""
-        return self._ask(range(self.num_envs), "get_state", [None] * self.num_envs)
+        return self._ask(range(self.num_envs), "get_state")
 
     def set_states(self, states: Sequence[State]) -> None:
         """Restores the state of every environment."""
-        self._ask(range(self.num_envs), "set_state", states)
+        for index, state in enumerate(states):
+            self._send(index, "set_state", state)
+        self._receive(range(self.num_envs))
 
     def close(self) -> None:
         """Closes all environments and ends their processes, also if one raises."""
         alive = [index for index, process in enumerate(self.processes) if process.is_alive()]
         deadline = time.monotonic() + _CLOSE_SECONDS
         try:
-            self._ask(alive, "close", [None] * len(alive), deadline)
+            self._ask(alive, "close", deadline)
         finally:
             for process in self.processes:  # which end their own children
                 process.join(max(0.0, deadline - time.monotonic()))
             self._finalizer()
 
-    def _ask(
-        self,
-        indices: Sequence[int],
-        command: str,
-        arguments: Iterable[Any],
-        deadline: float | None = None,
-    ) -> list[Any]:
-        for index, argument in zip(indices, arguments, strict=True):
-            self._send(index, command, argument)
+    def _ask(self, indices: Sequence[int], method: str, deadline: float | None = None) -> list[Any]:
+        for index in indices:
+            self._send(index, method)
         return self._receive(indices, deadline=deadline)
 
-    def _send(self, index: int, command: str, argument: Any) -> None:
+    def _send(self, index: int, method: str, *arguments: Any) -> None:
+        """Asks a process to call a method of its `SingleEnv`."""
         self._asked[index] += 1
         try:
-            self._connections[index].send((self._asked[index], command, argument))
+            self._connections[index].send((self._asked[index], method, *arguments))
         except OSError as error:
             raise self._died(index) from error
 
@@ -280,7 +277,7 @@ def _serve(
         after_in_parent=_unblock,
         after_in_child=_end_at_sigterm,
     )
-    command = ""
+    method = ""
     try:
         env = SingleEnv(make)
         arrays = new_observations(env.env.observation_space, 1)
@@ -289,22 +286,14 @@ def _serve(
     except Exception as error:
         connection.send((0, *_failure(error)))
         return
-    commands: dict[str, Callable[[Any], Any]] = {
-        "reset": lambda seed: env.reset(seed, observation),
-        "step": lambda action: env.step(action, observation),
-        "render": lambda _: env.render(),
-        "get_state": lambda _: env.get_state(),
-        "set_state": env.set_state,
-        "close": lambda _: env.close(),
-    }
-    while command != "close":
+    while method != "close":
         try:
-            asked[0], command, argument = connection.recv()
+            asked[0], method, *arguments = connection.recv()
         except (EOFError, OSError):
             return
+        observes = method in ("reset", "step")
         try:
-            answer = commands[command](argument)
-            observes = command in ("reset", "step")
+            answer = getattr(env, method)(*arguments, *([observation] if observes else []))
             sent = [array.tobytes() for array in observation] if observes else ()
             reply: tuple[str, Any, Sent] = _OK, answer, sent
         except Exception as error:

@@ -50,13 +50,10 @@ def check_layers(
         ) from None
 
 
-def check_sizes(
-    encoder: str, filters: Sequence[tuple[int, int, int]], sides: Sequence[int]
-) -> None:
+def check_sizes(filters: Sequence[tuple[int, int, int]], sides: Sequence[int]) -> None:
     """Checks that each convolution without padding gets an input at least as large as its kernel.
 
     Args:
-      encoder: Name of the encoder in gin, for error messages.
       filters: (channels, kernel, stride) of each convolution.
       sides: Height and width of the image, in pixels.
 
@@ -67,8 +64,8 @@ def check_sizes(
         if kernel > min(sides):
             height, width = sides
             raise UserError(
-                f"{encoder}.filters[{place}] has a kernel of {kernel}, but its input has only "
-                f"{height} x {width} pixels. Make the kernels or the strides smaller."
+                f"nature_cnn_encoder.filters[{place}] has a kernel of {kernel}, but its input has "
+                f"only {height} x {width} pixels. Make the kernels or the strides smaller."
             )
         sides = [(side - kernel) // stride + 1 for side in sides]
 

@@ -123,7 +123,7 @@ def nature_cnn_encoder(
     check_arguments(nature_cnn_encoder, locals())
     check_layers("nature_cnn_encoder", activation, filters)
     if sides is not None:
-        check_sizes("nature_cnn_encoder", filters, [n + 2 * first_padding for n in sides])
+        check_sizes(filters, [n + 2 * first_padding for n in sides])
     padding = [tf.keras.layers.ZeroPadding2D(first_padding, dtype=encoder_precision())]
     return [
         # Convolutions on the CPU need NHWC. Transposing uint8 values would take twice as long.

@@ -103,9 +103,7 @@ class Actors:
     """
 
     def __init__(self, actors: Sequence[Actor], env_steps: tf.Variable, scheduler: str, seed: int):
-        self.environments: Sequence[VectorEnvironment] = [
-            x for actor in actors for x in actor.environments
-        ]
+        self.environments: Sequence[VectorEnvironment] = [x.environments[0] for x in actors]
         self.watched: Sequence[Watched] = [x.episodes for x in self.environments]
         self.collect_steps = sum(actor.collect_steps for actor in actors)
         self.is_repeatable = scheduler == "deterministic"
@@ -247,7 +245,8 @@ def asynchronous_runner(
             opened.callback(built.close)
             environments.append(built)
         env_steps = count_of_env_steps()
-        specs = environments[0].time_step_spec(), environments[0].action_spec()
+        first = environments[0]
+        specs = first.time_step_spec(), first.action_spec()
         shared = build_agent(*specs, num_actors, seed, create_agent, env_steps)
         _check_agent(shared)
         lock = tf.CriticalSection() if use_locking else None
@@ -261,9 +260,7 @@ def asynchronous_runner(
             name: _mean([actor.agent.schedules[name] for actor in actors])
             for name in shared.schedules
         }
-        evaluator = build_evaluator(
-            shared, seed, create_environment, environments[0], may_share=False
-        )
+        evaluator = build_evaluator(shared, seed, create_environment, first, may_share=False)
         return Components(
             ActorEnvironments(environments),
             shared,

@@ -154,11 +154,13 @@ class ActorExperience(Parts):
 
 def split_state(state: LoopState) -> list[LoopState]:
     """Splits the joint state into the states of the actors, whose counts begin at 0."""
-    nothing, joint = _nothing_counted(state), _own(state.carry)
+    carry = state.carry._replace(statistics=initial_statistics(1))
+    counts = clear_losses(state._replace(carry=carry, collect_seconds=tf.zeros([], tf.float64)))
+    joint = _own(state.carry)
 
     def of_actor(number: int, vector_steps: tf.Tensor) -> LoopState:
         own = tf.nest.map_structure(lambda x: x[number : number + 1], joint)
-        return _with_own(nothing, own, vector_steps)
+        return _with_own(counts, own, vector_steps)
 
     return [of_actor(n, steps) for n, steps in enumerate(tf.unstack(state.carry.vector_steps))]
 
@@ -207,9 +209,3 @@ def sum_states(states: Sequence[LoopState], before: EpisodeStatistics) -> LoopSt
         ordered_sum([state.collect_seconds for state in states]),
     )
     return join_states(states, counts)
-
-
-def _nothing_counted(state: LoopState) -> LoopState:
-    carry = state.carry._replace(statistics=initial_statistics(1))
-    seconds = tf.zeros([], tf.float64)
-    return clear_losses(state._replace(carry=carry, collect_seconds=seconds))

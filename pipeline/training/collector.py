@@ -19,15 +19,15 @@ from pipeline.acting.collect_driver import Carry, CollectDriver, initial_carry, 
 from pipeline.acting.episode_statistics import EpisodeStatistics, initial_statistics
 from pipeline.acting.policies import RandomPolicy
 from pipeline.agents.agent import Agent
+from pipeline.checkpointing import exactness
 from pipeline.checkpointing.checkpoints import Parts
-from pipeline.checkpointing.exactness import traits
 from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.training_environment import named_failures
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.ops.observations import is_colour_stack, is_frame_stack
 from pipeline.ops.randomness import stream_key
-from pipeline.runs.source_revision import source_sha256
+from pipeline.runs.source_revision import own_modules, source_sha256
 from pipeline.training.components import build_agent, closed_on_error, count_of_env_steps
 from pipeline.utils.constraints import Fraction, NonNegative, check_arguments
 from pipeline.utils.errors import UserError
@@ -139,11 +139,9 @@ class Collector:
         key = stream_key(identity.seed, "collector", identity.number)
         if identity.restarts:  # no episode is repeated
             key = stream_key(key, "restart", identity.restarts)
-        self.environment = create_environment(stream_key(key, "training"))
-        with closed_on_error() as opened:
-            opened.callback(self.close)
+        self.environment = environment = create_environment(stream_key(key, "training"))
+        with closed_on_error(self):
             self._env_steps = count_of_env_steps()
-            environment = self.environment
             specs = environment.time_step_spec(), environment.action_spec()
             token = _share.set(identity.number / max(identity.num_collectors - 1, 1))
             try:
@@ -153,10 +151,9 @@ class Collector:
             finally:
                 _share.reset(token)
             self._weights = weights(agent)
-            self._driver = CollectDriver(environment, seed=key)
+            run = CollectDriver(environment, seed=key).run
             policy = agent.collect_policy
             random = RandomPolicy(policy.time_step_spec, policy.action_spec, policy.info_spec)
-            run = self._driver.run
             self._collect = {
                 False: tf.function(lambda carry: run(policy, carry, num_steps), autograph=False),
                 True: tf.function(lambda carry: run(random, carry, num_steps), autograph=False),
@@ -195,6 +192,18 @@ class Collector:
         )
         return Message(rows, time_step, self._with_own_returns(counted), request.version)
 
+    def collect_leaves(self, *request: Any) -> tuple[list[Any], bool, float]:
+        """Collects a message, given the fields of its request, and splits its stacks of frames.
+
+        Returns:
+          The leaves of the message, whether `split_stacks` has split it, and the seconds that the
+          environments took.
+        """
+        before = self.environment.seconds
+        message = self.collect(Request(*request))
+        split = split_stacks(message)
+        return tf.nest.flatten(split), split is not message, self.environment.seconds - before
+
     def _with_own_returns(self, statistics: EpisodeStatistics) -> EpisodeStatistics:
         """Returns the statistics with the returns that the environments have recorded, if any."""
         episodes = self.environment.episodes
@@ -209,11 +218,13 @@ class Collector:
             last_returns=np.concatenate([kept, returns]), return_sum=return_sum
         )
 
-    def machine(self) -> tuple[str, str, dict[str, str], list[Any]]:
-        """Returns the machine's name, the source's digest, `traits` and device, and the spaces."""
+    def machine(self) -> tuple[str, dict[str, str], list[Any], dict[str, str]]:
+        """Returns the machine's name and `machine_traits`, the spaces, and the digests of source.
+
+        The digests are those of this package, under its name, and of `own_modules`.
+        """
         spaces = self.environment.observation_space, self.environment.action_space
-        mine = traits() | {"device": device_name()}
-        return socket.gethostname(), source_sha256(), mine, [*map(to_json, spaces)]
+        return socket.gethostname(), machine_traits(), [*map(to_json, spaces)], source_digests()
 
     def save(self) -> dict[str, bytes]:
         """Returns the files that `restore` needs, by their relative paths."""
@@ -245,6 +256,20 @@ class Collector:
     def close(self) -> None:
         """Closes the environments."""
         self.environment.close()
+
+
+def machine_traits() -> dict[str, str]:
+    """Returns what changes the bits of a message from machine to machine."""
+    chosen = {
+        "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+        "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+    }
+    return exactness.traits() | exactness.threads(chosen) | {"device": device_name()}
+
+
+def source_digests() -> dict[str, str]:
+    """Returns the SHA-256 of this package and of the user's own modules, by name."""
+    return {"pipeline": source_sha256(), **own_modules()}
 
 
 def files_in(folder: pathlib.Path) -> dict[str, bytes]:

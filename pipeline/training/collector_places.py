@@ -39,8 +39,7 @@ class InProcess:
         """
         self._create = create
         self._collectors: list[Collector] = []
-        with closed_on_error() as opened:
-            opened.callback(self.close)
+        with closed_on_error(self):
             self._collectors.extend(create(number, 0) for number in range(num_collectors))
         self._requests: list[deque[Request]] = [deque() for _ in range(num_collectors)]
         self._submitted: deque[int] = deque()

@@ -66,9 +66,9 @@ class Collectors:
         sample: TrainingEnvironment,
         env_steps: tf.Variable,
         num_collectors: int,
-        num_steps: int,
+        like: Message,
         in_flight: int,
-        in_turns: bool,
+        order: str,
     ):
         """Initializes the runner.
 
@@ -79,21 +79,20 @@ class Collectors:
           sample: Environment like theirs, which may be closed.
           env_steps: Counts the environment steps of the run, int64 [].
           num_collectors: Number of collectors, K.
-          num_steps: Vector steps of a message.
+          like: Message of the structure, shapes and dtypes of all messages.
           in_flight: Messages under way for each collector.
-          in_turns: Whether messages are taken in turns, or as they arrive.
+          order: "turns", or "ready" to take messages as they arrive.
         """
         self._updates = Updates(agent, experience)
         self._place = place
         self._env_steps = env_steps
-        self._num_steps = num_steps
+        self._like = like
+        self._num_steps, self._num_envs = like.rows.step_type.shape  # of a collector's message
         self._in_flight = in_flight
-        self._num_envs = sample.batch_size  # of a collector
         # An on-policy agent learns from a message of every collector, others from one at a time.
         self._messages_per_iteration = num_collectors if is_on_policy(agent, experience) else 1
-        self._repeats = (
-            num_steps // (experience.collect_steps * num_collectors) if experience.keeps_rows else 1
-        )
+        unit = num_collectors * experience.collect_steps
+        self._repeats = self._num_steps // unit if experience.keeps_rows else 1
         # None stands between the last message of a lost collector and the first of the next.
         self._arrived: list[deque[Message | None]] = [deque() for _ in range(num_collectors)]
         self._submitted = [0] * num_collectors
@@ -112,12 +111,11 @@ class Collectors:
             )
             for is_random in (False, True)
         }
-        self.is_repeatable = in_turns
+        self.is_repeatable = order == "turns"
         self.observation_space = sample.observation_space
         self.action_space = sample.action_space
-        self.batch_size = num_collectors * sample.batch_size
-        self.collect_steps = num_steps * self._messages_per_iteration
-        order = "turns" if in_turns else "ready"
+        self.batch_size = num_collectors * self._num_envs
+        self.collect_steps = self._num_steps * self._messages_per_iteration
         self.description: Mapping[str, Any] = {"num_collectors": num_collectors, "order": order}
         self.train: Chunk = on_device(HOST, functools.partial(self._run, False))
         self.collect_randomly: Chunk = on_device(HOST, functools.partial(self._run, True))
@@ -148,8 +146,7 @@ class Collectors:
         self, is_random: bool, state: LoopState, max_iterations: tf.Tensor, until: tf.Tensor
     ) -> LoopState:
         if not int(max_iterations) and not tf.config.functions_run_eagerly():  # only trace
-            like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
-            tensors = _as_tensors([like] * self._messages_per_iteration)
+            tensors = _as_tensors([self._like] * self._messages_per_iteration)
             self._learn[is_random].get_concrete_function(state, int64(0), *tensors)
         for _ in range(int(max_iterations)):
             losses = ordered_sum(list(state.loss_sums.values()))
@@ -266,8 +263,7 @@ class Collectors:
         # Random messages need no weights. Without an update, they change normalizers all the same.
         if not is_random and self._known[number] != self._version:
             if self._sent[0] != self._version:
-                values = [variable.numpy() for variable in weights(self._updates.agent)]
-                self._sent = self._version, values
+                self._sent = self._version, [x.numpy() for x in weights(self._updates.agent)]
             self._known[number], values = self._sent
         request = Request(values, self._version, int(self._env_steps), is_random)
         self._place.submit(number, request)
@@ -397,7 +393,7 @@ class Collectors:
 
         Raises:
           ValueError: If the saved state does not fit this run.
-          UserError: If a collector is lost meanwhile.
+          UserError: If a collector is lost meanwhile and messages are taken in turns.
         """
         names = "next", "version", "are_messages", "restarts", "lost_steps", "lags"
         state = files.read_object(folder / _STATE, *names)
@@ -416,8 +412,7 @@ class Collectors:
             raise ValueError(f"{_STATE} names a collector that this run does not have")
         self._lags = deque((int(files.counts(lag)) for lag in lags), _LAGS)
         self._restarts = files.counts(state["restarts"], len(self._arrived)).tolist()
-        like = empty_message(self._updates.agent, self._num_steps, self._num_envs)
-        likes = [like for of_one in are_messages for is_message in of_one if is_message]
+        likes = [self._like for of_one in are_messages for is_message in of_one if is_message]
         restored: list[Message] = []
         Tensors(lambda: likes, restored.extend).restore(folder)
         messages = (message._replace(version=int(message.version)) for message in restored)
@@ -441,7 +436,8 @@ class Collectors:
                 self._place.replace(number, self._restarts[number])  # with its random numbers
             return self._place.restore(number, saved)
         except CollectorLost as lost:
-            raise _fatal(lost) from lost
+            self._replace_collector(lost)
+            return ""  # What has arrived is followed by the sign of a loss.
 
     def close(self) -> None:
         """Closes the environments."""

@@ -104,9 +104,11 @@ class Components(NamedTuple):
 
 
 @contextlib.contextmanager
-def closed_on_error() -> Iterator[contextlib.ExitStack]:
-    """Yields a stack that closes what has entered it, if the context raises and only then."""
+def closed_on_error(*resources: Any) -> Iterator[contextlib.ExitStack]:
+    """Closes `resources`, and the stack that it yields, if the context raises and only then."""
     with contextlib.ExitStack() as opened:
+        for resource in resources:
+            opened.callback(resource.close)
         yield opened
         opened.pop_all()
 
@@ -119,9 +121,8 @@ def build(
 ) -> Components:
     """Builds the components of a run; a checkpoint may be restored into them."""
     seed_generators(seed)
-    with closed_on_error() as opened:
-        environment = build_environment(stream_key(seed, "training"), create_environment)
-        opened.callback(environment.close)
+    environment = build_environment(stream_key(seed, "training"), create_environment)
+    with closed_on_error(environment) as opened:
         env_steps = count_of_env_steps()
         specs = environment.time_step_spec(), environment.action_spec()
         agent = build_agent(*specs, environment.batch_size, seed, create_agent, env_steps)

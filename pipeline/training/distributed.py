@@ -129,7 +129,6 @@ def distributed_runner(
         configuration.without_effect["distributed_runner.in_flight"] = reason
     like = empty_message(agent, num_steps, sample.batch_size)
     check_messages(like, num_collectors, in_flight, available_memory(), "this process may use")
-    in_turns = order == "turns"
 
     def create(number: int, restarts: int) -> Collector:
         identity = Identity(number, restarts, num_collectors, seed)
@@ -146,13 +145,11 @@ def distributed_runner(
         from pipeline.training.ray_collectors import OverRay
 
         place = OverRay(
-            ray_address, num_collectors, seed, like, sample, in_flight, in_turns, timeout
+            ray_address, num_collectors, seed, like, sample, in_flight, order == "turns", timeout
         )
-    with closed_on_error() as opened:
-        opened.callback(place.close)
+    with closed_on_error(place):
         runner = Collectors(
-            agent, experience, place, sample, env_steps, num_collectors, num_steps, in_flight,
-            in_turns,
-        )  # fmt: skip
+            agent, experience, place, sample, env_steps, num_collectors, like, in_flight, order
+        )
         evaluator = build_evaluator(agent, seed, create_environment, sample, may_share=False)
         return Components(runner, agent, experience, runner, evaluator, env_steps)

@@ -93,20 +93,17 @@ class HostLoop:
         self._resume_hint = functools.partial(_resume_hint, folder, self._checkpoints)
         self._logs = RunLogs(folder)
         self._flush = hinting(self._resume_hint)(self._logs.flush)
-        self._sync_logs = hinting(self._resume_hint)(self._logs.sync)
-        environments = [*self._runner.watched]
+        self._watched = [*self._runner.watched]
         if not components.evaluator.shares_environment:
-            environments.append(components.evaluator.environment.episodes)
-        self._watched = environments
-        self._watchdog = Watchdog(environments, self._resume_hint, stop)
+            self._watched.append(components.evaluator.environment.episodes)
+        self._watchdog = Watchdog(self._watched, self._resume_hint, stop)
         # Two, because a record may fit on a disk where a checkpoint does not.
         self._log_patience = Patience(progress.message, self._check_stop)
         self._save_patience = Patience(progress.message, self._check_stop)
         self._clock = time.monotonic()
         # Environment steps and mean of the last evaluation.
         self._returned: tuple[int, float | None] | None = None
-        with closed_on_error() as opened, named_failures(components.environment):
-            opened.callback(self.close)
+        with closed_on_error(self), named_failures(components.environment):
             self.state = self._runner.initial_state()
 
     @property
@@ -225,7 +222,8 @@ class HostLoop:
         """Returns the record of metrics.jsonl for the current state."""
         state, count = self.state, int(self.state.loss_count)
         losses = {k: float(v) / count if count else None for k, v in state.loss_sums.items()}
-        counter = self._components.env_steps
+        agent, counter = self._components.agent, self._components.env_steps
+        schedules = {k: float(schedule(counter)) for k, schedule in agent.schedules.items()}
         of_environments = [x.episodes for x in self._runner.environments]
         # All together they count about as many episodes as one alone, but one of each at least.
         newest = max(1, WINDOW // max(1, len(of_environments)))
@@ -233,14 +231,11 @@ class HostLoop:
         own_sum = sum(episodes.own_return_sum for episodes in of_environments)
         return metrics_record(
             state.carry.statistics,
-            updates=int(self._components.agent.train_step_counter),
+            updates=int(agent.train_step_counter),
             wall_seconds=self._wall_seconds(),
             env_steps_per_second=self._calls.env_steps_per_second(state),
             **losses,
-            **{
-                name: float(value(counter))
-                for name, value in self._components.agent.schedules.items()
-            },
+            **schedules,
             **self._calls.shares(state),
             **self._runner.measurements(),
             **({"return_mean_100": float(np.mean(own)), "return_sum": own_sum} if own else {}),
@@ -373,7 +368,7 @@ class HostLoop:
             raise Stopped
 
     def _finish(self) -> dict[str, Any]:
-        self._log_patience.insist(self._sync_logs)
+        self._log_patience.insist(hinting(self._resume_hint)(self._logs.sync))
         if not self._is_saved:
             self._save_patience.insist(self.save)
         evaluation = self._play(self._plan.num_final_episodes, _FINAL_EVALUATION)

@@ -19,9 +19,12 @@ _ADVICE = "lower the learning rate, or clip gradients or rewards"
 
 
 def _bad_weights(agent: Agent) -> list[str]:
-    """Names the first variable of each network that holds NaN or infinity."""
-    first = {name: _first_bad(network) for name, network in agent.trained.items()}
-    return [f"the weights of {name} ({variable})" for name, variable in first.items() if variable]
+    """Names the first variable of each network, and of its gradients, that is not finite."""
+    modules = {f"the weights of {name}": network for name, network in agent.trained.items()}
+    if agent.accumulator is not None:
+        modules["the accumulated gradients"] = agent.accumulator
+    first = {name: _first_bad(module) for name, module in modules.items()}
+    return [f"{name} ({variable})" for name, variable in first.items() if variable]
 
 
 def unsound_weights(agent: Agent, experience: Experience) -> str:

@@ -15,23 +15,24 @@ import tensorflow as tf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pipeline import configuration
-from pipeline.checkpointing import exactness
 from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
-from pipeline.runs import source_revision
 from pipeline.training.collector import (
     Identity,
     Message,
     Request,
     check_messages,
     join_stacks,
+    machine_traits,
+    source_digests,
     split_stacks,
 )
 from pipeline.training.collector_places import CollectorLost
+from pipeline.training.components import closed_on_error
 from pipeline.utils.errors import UserError, last_line
-from pipeline.utils.execution import Execution, device_name
+from pipeline.utils.execution import Execution
 from pipeline.utils.ray_connection import connect, reason_of
 from pipeline.utils.tensorflow_import import ONEDNN
 
@@ -76,29 +77,8 @@ def _actor_class() -> Any:
             seed_generators(stream_key(seed, "collector process", number, restarts))
             self._collector = Collector(Identity(*identity), *factories, num_steps)
 
-        def machine(self) -> tuple[str, str, dict[str, str], list[Any]]:
-            return self._collector.machine()
-
-        def collect(self, weights: Any, *request: Any) -> tuple[list[Any], bool, float]:
-            import tensorflow as tf
-
-            from pipeline.training.collector import Request, split_stacks
-
-            environment = self._collector.environment
-            before = environment.seconds
-            message = self._collector.collect(Request(weights, *request))
-            split = split_stacks(message)
-            is_split = split is not message
-            return tf.nest.flatten(split), is_split, environment.seconds - before
-
-        def save(self) -> dict[str, bytes]:
-            return self._collector.save()
-
-        def restore(self, saved: dict[str, bytes]) -> str:
-            return self._collector.restore(saved)
-
-        def close(self) -> None:
-            self._collector.close()
+        def call(self, method: str, *arguments: Any) -> Any:
+            return getattr(self._collector, method)(*arguments)
 
     return CollectorActor
 
@@ -177,11 +157,10 @@ class OverRay:
         self._waiting = _Waits()
         self.watched: Sequence[Watched] = (self._waiting,)
         self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
-        self._source = source_revision.source_sha256()
-        self._traits = exactness.traits() | {"device": device_name()}
+        self._traits = machine_traits()
         self._actors: list[Any] = []
         connect(address)
-        try:
+        with closed_on_error(self):
             missing = self._missing_cpus(ray.cluster_resources)
             self._must_check_stores = bool(missing)  # when all nodes have joined
             if missing:
@@ -191,9 +170,6 @@ class OverRay:
                 if missing := self._missing_cpus(ray.available_resources, "free "):
                     self._note(f"{missing}. The others must become free within {timeout:g} s")
             self._actors.extend(self._start(number, 0) for number in range(num_collectors))
-        except BaseException:
-            self.close()
-            raise
 
     def _start(self, number: int, restarts: int) -> Any:
         remote_class: Any = ray.remote(_actor_class())
@@ -207,7 +183,7 @@ class OverRay:
             identity,
             num_steps,
         )
-        self._machines[number] = actor.machine.remote()
+        self._machines[number] = actor.call.remote("machine")
         return actor
 
     def _note(self, text: str) -> None:
@@ -249,19 +225,21 @@ class OverRay:
 
         Raises:
           CollectorLost: If it is lost or does not answer in time.
-          UserError: If it has another revision of this package or of the environment, or if the
-            object stores of nodes that had to join first are too small.
+          UserError: If it has another revision of this package, of the environment or of another
+            module of the user's own, or if the object stores of nodes that had to join first are
+            too small.
         """
         if number not in self._machines:
             return
         # A start takes longer than a message.
         answer = self._answer(number, self._machines[number], since, is_usual=False)
-        host, digest, others, spaces = answer
+        host, others, spaces, digests = answer
         del self._machines[number]
-        if digest != self._source:
+        here = source_digests()  # Now, because modules may be imported late.
+        if edited := [x for x in here if digests.get(x, here[x]) != here[x]]:
             raise UserError(
-                f"collector {number} is on {host}, which has another revision of this package. "
-                "Install the same revision there."
+                f"collector {number} is on {host}, which has another revision of "
+                f"{', '.join(edited)}. Install the same revision there."
             )
         if spaces != self._spaces:
             raise UserError(
@@ -295,7 +273,7 @@ class OverRay:
             if self._weights[0] != request.version:
                 self._weights = request.version, _put(list(request.weights))
             weights = self._weights[1]
-        call = self._actors[number].collect.remote(weights, *request[1:])
+        call = self._actors[number].call.remote("collect_leaves", weights, *request[1:])
         if not self._calls[number]:
             self._since[number] = time.monotonic()
         self._calls[number].append(call)
@@ -356,21 +334,25 @@ class OverRay:
         """Returns the files of a collector."""
         since = time.monotonic()
         self._check_machine(number, since)
-        return self._answer(number, self._actors[number].save.remote(), since)
+        return self._answer(number, self._actors[number].call.remote("save"), since)
 
     def restore(self, number: int, saved: dict[str, bytes]) -> str:
         """Restores a collector; see `InProcess.restore`."""
         since = time.monotonic()
         self._check_machine(number, since)
-        call = self._actors[number].restore.remote(saved)
+        call = self._actors[number].call.remote("restore", saved)
         return self._answer(number, call, since, is_usual=False)  # it repeats steps
 
     def _no_answer(self, number: int) -> CollectorLost:
         """Returns the error for a collector that has not answered in time."""
         limit = f"it has not answered for {self._timeout:g} s (distributed_runner.timeout)"
         advice = "raise the limit if it needs longer"
+        if self._in_turns:
+            advice += (
+                ". If its environment hangs, the same command without --ray_address names the place"
+            )
         if number in self._machines:  # it has not started
-            taken = f"{advice}, or end other programs that use the CPUs of the cluster"
+            taken = "raise the limit, or end other programs that use the CPUs of the cluster"
             advice = self._missing_cpus(ray.cluster_resources) or taken
         return CollectorLost(number, f"{limit}; {advice}")
 
@@ -401,7 +383,7 @@ class OverRay:
         """Closes the environments, ends the collectors, and ends the connection."""
         started = (x for number, x in enumerate(self._actors) if number not in self._machines)
         try:
-            if calls := [actor.close.remote() for actor in started]:
+            if calls := [actor.call.remote("close") for actor in started]:
                 ray.wait(calls, num_returns=len(calls), timeout=_CLOSE_SECONDS)
         except RayError:
             pass  # A lost cluster has no environments.

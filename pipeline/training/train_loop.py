@@ -177,8 +177,8 @@ def train(
             loop = HostLoop(components, plan, folder, progress, stop, circumstances)
             with contextlib.closing(loop):
                 _restore(loop, components, folder, progress, circumstances, source)
-                _note_large_numbers(loop, components, progress, create_agent)
                 loop.collect_randomly(warm_up)
+                _note_large_numbers(loop, components, progress, create_agent)
                 return loop.train()
 
 

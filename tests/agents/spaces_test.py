@@ -45,7 +45,7 @@ from pipeline.networks.heads import CategoricalHead, GaussianHead
 from pipeline.networks.initializers import GlorotUniform
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import CategoricalSpec
-from pipeline.training.nan_checks import unsound_weights
+from pipeline.training.nan_checks import check_state, unsound_weights
 from pipeline.utils.errors import UserError
 
 ACTIONS = 5
@@ -458,6 +458,19 @@ def test_the_digest_and_the_check_of_the_weights_know_the_normaliser(name: str) 
     mean.assign([0.5, np.nan])
     message = unsound_weights(agent, experience)
     assert "is broken: reward of the rows collected and the " in message and "NaN" in message
+
+
+def test_accumulated_gradients_are_checked_before_they_are_saved() -> None:
+    """The losses of the batches that they are the sum of were finite."""
+    creator, action_spec, kwargs = OFF_POLICY["sac"]
+    agent = create(creator, NUMBERS, action_spec, accumulate_updates=2, **kwargs)
+    nothing = Mock(bad_columns=list)
+    time_step = restart(tf.zeros([1, 2]), 1)
+    check_state(time_step, agent, nothing, 10, "")
+    (total, *_) = (x for x in agent.accumulator.variables if x.dtype == tf.float32 and x.shape.rank)
+    total.assign(tf.fill(total.shape, np.nan))
+    with pytest.raises(UserError, match="NaN or infinite after 10 .*: the accumulated gradients"):
+        check_state(time_step, agent, nothing, 10, "")
 
 
 def test_updates_of_a_target_network_leave_the_statistics_alone() -> None:

@@ -13,10 +13,12 @@ import time
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
 from conftest import ROOT, TESTS, process_commands
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray_clusters import kill, ray_cluster, raylet, run, runs_on
 from tiny_benchmarks import PATIENCE, is_alive, make_suite, process_ids, recorded, starts
 from waiting import wait_for
@@ -25,7 +27,7 @@ from pipeline.benchmarks import cluster, planned_runs, ray_process
 from pipeline.benchmarks.ray_process import ProcessActor
 from pipeline.runs import source_revision
 from pipeline.utils import ray_connection
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RETRY_CODE, UserError
 from pipeline.utils.shutdown import StopSignal
 
 
@@ -379,6 +381,20 @@ def test_memory_that_other_runs_use_is_no_reason_to_refuse_a_node_after_a_loss(f
     stand_in.answer = lambda: stand_in.succeed(free_memory=1)
     stand_in.processes[0].lose()
     assert stand_in.starts(nodes, 5)
+
+
+@pytest.mark.parametrize("is_initial", [True, False])
+def test_a_node_on_which_a_process_cannot_start_is_examined(monkeypatch, is_initial):
+    """Another one would take all further runs, because the failed process leaves it room."""
+    failed = RayTaskError("any", "a traceback\nOSError: no room", OSError("no room"))
+    error: Exception = ActorDiedError(failed) if is_initial else failed
+    stand_in = Mock(wait=lambda *args, **kwargs: ([1], []), get=Mock(side_effect=error))
+    monkeypatch.setattr(ray_process, "ray", stand_in)
+    monkeypatch.setattr(ray_process, "NodeAffinitySchedulingStrategy", Mock())
+    process = ray_process.RayTrainProcess(make_suite_run(), "1", "A", {}, print, ".", ())
+    assert process.poll() == RETRY_CODE
+    assert process.is_lost
+    assert process.error().endswith("OSError: no room") and "\n" not in process.error()
 
 
 def test_a_node_that_leaves_after_a_loss_is_forgotten(fake):

@@ -23,8 +23,8 @@ from tf_agents.trajectories import StepType
 from waiting import wait_for
 
 from pipeline.runs.run_folder import RunFolder
-from pipeline.training import ray_collectors
-from pipeline.training.collector import Message
+from pipeline.training import collector, ray_collectors
+from pipeline.training.collector import Message, source_digests
 from pipeline.training.ray_collectors import OverRay
 from pipeline.utils.errors import UserError
 from pipeline.utils.jsonl import read_jsonl
@@ -52,7 +52,10 @@ def light_collector():
         def machine(self):
             return self._machine
 
-        def collect(self, weights, version, env_steps, is_random):
+        def call(self, method, *arguments):
+            return getattr(self, method)(*arguments)
+
+        def collect_leaves(self, weights, version, env_steps, is_random):
             time.sleep(self._seconds)
             return [*self._leaves[:-1], version], False, 0.01
 
@@ -69,16 +72,16 @@ class Light(OverRay):
     """Starts light collectors.
 
     Attributes:
-      source: Digest of the package on the collectors' machines, or None for that of this machine.
-      numpy: Version of NumPy there, or None.
+      digests: Digests of modules on the collectors' machines, if they differ from those here.
+      traits: Traits of those machines, if they differ from those of this machine.
       spaces: Spaces there as JSON, or None for those of this machine.
       message_seconds: Seconds for a message of each of the first collectors; others take 0.01 s.
       hang: File. The collector that is saved while it exists deletes it and hangs.
       asked: Environment steps of each message that collectors were asked for.
     """
 
-    source: str | None = None
-    numpy: str | None = None
+    digests: ClassVar[dict[str, str]] = {}
+    traits: ClassVar[dict[str, str]] = {}
     spaces: list[dict] | None = None
     message_seconds: tuple[float, ...] = ()
     hang = ""
@@ -91,9 +94,8 @@ class Light(OverRay):
     def _start(self, number, restarts):
         actor = ray.remote(light_collector()).options(num_cpus=1, scheduling_strategy="SPREAD")
         seconds = self.message_seconds[number] if number < len(self.message_seconds) else 0.01
-        numpy = {"version of numpy": self.numpy} if self.numpy else {}
-        source, spaces = self.source or self._source, self.spaces or self._spaces
-        machine = "far", source, self._traits | numpy, spaces
+        digests = source_digests() | self.digests
+        machine = "far", self._traits | self.traits, self.spaces or self._spaces, digests
         started = actor.remote(self._leaves(), machine, seconds, self.hang)
         self._machines[number] = started.machine.remote()
         return started
@@ -264,11 +266,13 @@ def test_a_collector_that_hangs_in_a_checkpoint_is_replaced(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("trait", "value", "reason"),
     [
-        ("source", "0", "which has another revision"),
+        ("digests", {"pipeline": "0"}, "which has another revision of pipeline"),
+        ("digests", {"my_envs": "0"}, "which has another revision of my_envs"),
         ("spaces", [{"Box": {}}, {"Discrete": {}}], "where the environment has other spaces"),
     ],
 )
 def test_collectors_of_other_versions_are_refused(tmp_path, monkeypatch, trait, value, reason):
+    monkeypatch.setattr(collector, "own_modules", lambda: {"my_envs": "1"})
     monkeypatch.setattr(Light, trait, value)
     with ray_cluster(2, 2) as nodes:
         run = Impala(tmp_path / "run", nodes.address)
@@ -288,11 +292,14 @@ def test_messages_fit_into_the_object_stores(tmp_path, monkeypatch):
         assert not ray.is_initialized()
 
 
+@pytest.mark.parametrize(
+    "of_collectors", [{"version of numpy": "1.0"}, {"threads.intra_op": "99"}], ids=str
+)
 @pytest.mark.parametrize(("order", "notes"), [("turns", NUM_COLLECTORS), ("ready", 0)])
 def test_machines_that_differ_are_told_if_the_order_is_repeatable(
-    tmp_path, monkeypatch, capfd, order, notes
+    tmp_path, monkeypatch, capfd, order, notes, of_collectors
 ):
-    monkeypatch.setattr(Light, "numpy", "1.0")
+    monkeypatch.setattr(Light, "traits", of_collectors)
     with ray_cluster(2, 2) as nodes:
         run = Impala(tmp_path / "run", nodes.address, order)
 
@@ -301,7 +308,8 @@ def test_machines_that_differ_are_told_if_the_order_is_repeatable(
                 raise Done
 
         run.train_until_done(stop_soon)
-    assert capfd.readouterr().err.count("differs from this machine (version of numpy)") == notes
+    (trait,) = of_collectors
+    assert capfd.readouterr().err.count(f"differs from this machine ({trait})") == notes
 
 
 def test_nobody_waits_for_a_slow_collector(tmp_path, monkeypatch):

@@ -168,8 +168,12 @@ def test_tensorflow_in_a_process_is_named(tmp_path):
     assert "uses TensorFlow, which does not work in a forked process" in output
 
 
-def test_large_observations_are_told(tmp_path, capsys):
-    configuration.load(gin_files("dqn"), bound("Clock", *SHORT, WARM))
+@pytest.mark.parametrize(
+    "others", [(), ("runners/distributed",)], ids=["one process", "collectors"]
+)
+def test_large_observations_are_told(tmp_path, capsys, others):
+    longer = "train.num_env_steps = 200"
+    configuration.load([*gin_files("dqn"), *others], bound("Clock", *SHORT, WARM, longer))
     train(str(tmp_path / "run"), 1, "fail", StopSignal())
     said = " ".join(capsys.readouterr().out.split())
     assert "observation reaches 1.7e+09" in said

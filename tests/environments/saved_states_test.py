@@ -66,15 +66,15 @@ class RandomLimit(wrappers.TimeLimit):
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed, options=options)
-        self._max_episode_steps = int(self.np_random.integers(5, 75))  # type: ignore[assignment]
+        self._max_episode_steps = int(self.np_random.integers(5, 75))
         return observation, info
 
     def get_state(self):
         return {"elapsed": self._elapsed_steps, "limit": self._max_episode_steps}
 
     def set_state(self, state):
-        self._elapsed_steps = int(state["elapsed"])
-        self._max_episode_steps = int(state["limit"])  # type: ignore[assignment]
+        self._elapsed_steps = int(state["elapsed"])  # type: ignore[assignment]
+        self._max_episode_steps = int(state["limit"])
 
 
 def randomly_limited():

@@ -287,6 +287,10 @@ class Losing(InProcess):
             self._lose(number)
         return super().save(number)
 
+    def restore(self, number, saved):
+        self._lose(number)
+        return super().restore(number, saved)
+
     def _lose(self, number):
         if self._taken in self.losses and not (self.once and number in self._lost):
             self._lost.add(number)
@@ -387,6 +391,29 @@ def test_a_run_that_loses_its_collectors_at_a_checkpoint_is_resumed(tmp_path, lo
     assert again.train()["env_steps"] >= 300
     assert again.metrics[-1]["collector_restarts"] == num_collectors
     check_streams(again.parts.experience, min_truncated=1)
+    again.close()
+
+
+@pytest.mark.parametrize("order", ["ready", "turns"])
+def test_a_collector_that_is_lost_while_it_is_restored_ends_a_run_only_in_turns(
+    tmp_path, losing, order
+):
+    run = Distributed(tmp_path / "run", distributed_runner__order=order)
+    run.progress.hook = lambda record, phase: setattr(
+        run.stop, "requested", run.loop.env_steps >= 150
+    )
+    with pytest.raises(Stopped):
+        run.train()
+    run.close()
+    losing.losses, losing.once = (0,), True  # before any message
+    again = Distributed(tmp_path / "run", distributed_runner__order=order)
+    if order == "turns":
+        with pytest.raises(UserError, match="^collector 0 was lost: it was unplugged"):
+            again.train()
+    else:
+        assert again.train()["env_steps"] >= 300
+        assert again.metrics[-1]["collector_restarts"] == len(again.parts.runner.watched)
+        check_streams(again.parts.experience, min_truncated=1)
     again.close()
 
 
