@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 
 from pipeline import configuration
 from pipeline.benchmarks import published_scores
+from pipeline.benchmarks.published_scores import is_same_environment
 from pipeline.benchmarks.suites import Experiment, Suite
 from pipeline.configuration.statements import Binding, Import, shipped_folder
 from pipeline.utils.errors import UserError, hinting
 
 _BUDGET = "train.num_env_steps"
 _ALLOW_IMPORTS = "--allow_gin_imports"
-_ENVIRONMENTS = ("atari_environment.game", "gymnasium_environment.name")
+# Parameters that name the environment, by the factory of `train.create_environment`.
+_NAMES = {
+    "atari_environment": "game",
+    "deepmind_atari_environment": "game",
+    "gymnasium_environment": "name",
+}
 _ARGUMENTS = "gymnasium_environment.kwargs"
 
 
@@ -115,7 +121,7 @@ def _first_run(
     given = (*suite.bindings, *experiment.bindings, *gin_bindings)
     bindings = (budget, *(line for binding in given for line in expanded(binding)))
     settings = _settings(experiment.config, bindings, _ALLOW_IMPORTS in flags)
-    _check_environment(experiment, settings)
+    _check_environment(suite, experiment, settings)
     return Run(suite, experiment, 1, folder, bindings, settings, tuple(flags))
 
 
@@ -151,22 +157,23 @@ def bound(settings: Mapping[str, str], name: str, default: str = "") -> str:
     return value
 
 
-def _check_environment(experiment: Experiment, settings: Mapping[str, str]) -> None:
-    """Checks that what is compared with scores published for an environment is trained in it.
+def _check_environment(suite: Suite, experiment: Experiment, settings: Mapping[str, str]) -> None:
+    """Checks that an experiment trains in the environment whose scores it is compared with.
 
     Raises:
-      UserError: If the run binds another environment.
+      UserError: If it binds another environment.
     """
-    trained = [bound(settings, name) for name in _ENVIRONMENTS if name in settings]
-    others = [value for value in trained if value != repr(experiment.environment)]
+    factory = bound(settings, "train.create_environment").removeprefix("@").rpartition(".")[2]
+    trained = bound(settings, f"{factory}.{_NAMES.get(factory, '')}").strip("'\"")
+    name, protocol = experiment.environment, suite.protocol_of(experiment)
     # With arguments, an environment may have the name of another, such as LunarLanderContinuous.
-    if not trained or len(others) < len(trained) or _ARGUMENTS in settings:
+    if not trained or _ARGUMENTS in settings or is_same_environment(trained, name):
         return
-    if published_scores.published(experiment.environment):
+    if any(score.protocol == protocol for score in published_scores.published(name)):
         raise UserError(
-            f"{experiment.name} would train {others[-1]}. Bind its environment in "
-            "suite.experiments, or give the experiment another name, because it would be compared "
-            f"with scores that are published for {experiment.environment}."
+            f"{experiment.name} would train {trained}. Bind its environment in suite.experiments, "
+            "or give the experiment another name, because it would be compared with scores that "
+            f"are published for {name}."
         )
 
 

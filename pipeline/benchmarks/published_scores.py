@@ -120,14 +120,15 @@ def published(environment: str | None = None, algorithm: str | None = None) -> l
     return [
         score
         for score in _all_published()
-        if environment is None
-        or _without_version(environment) == _without_version(score.environment)
+        if environment is None or is_same_environment(environment, score.environment)
         if algorithm in (None, score.algorithm)
     ]
 
 
-def _without_version(environment: str) -> str:
-    return re.sub(r"-v\d+$", "", environment)
+def is_same_environment(name: str, other: str) -> bool:
+    """Returns True if two names of environments differ in their version at most."""
+    first, second = (re.sub(r"-v\d+$", "", x) for x in (name, other))
+    return first == second
 
 
 @functools.cache

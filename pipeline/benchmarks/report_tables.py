@@ -320,12 +320,19 @@ def differences_of_programs(records: Sequence[Record]) -> Iterator[str]:
     """Yields descriptions of how the programs and machines of runs differ."""
     if len({revision for record in records for revision in _revisions(record)}) > 1:
         yield "made by different revisions"
-    elif len({record.get("source_sha256") for record in records}) > 1:
-        yield "made by different source of one revision"
-    if len({_text(record, ["own_modules"]) for record in records}) > 1:
+    elif _differ(records, "source_sha256"):
+        yield "made by different source"
+    modules = {x for record in records for x in (record.get("own_modules") or {}).items()}
+    if len(modules) > len(dict(modules)):
         yield "made with different modules of your own"
-    if len({_text(record, _OF_THE_MACHINE) for record in records}) > 1:
+    if any(_differ(records, name) for name in _OF_THE_MACHINE):
         yield "made on different machines, in different precisions or with different versions"
+
+
+def _differ(records: Sequence[Record], name: str) -> bool:
+    """Returns True if records that have a value have different ones."""
+    known = [record[name] for record in records if record.get(name) is not None]
+    return any(value != known[0] for value in known)
 
 
 def _revisions(record: Record) -> list[str]:

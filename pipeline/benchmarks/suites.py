@@ -106,7 +106,7 @@ def load(name: str, allow_imports: bool = False) -> Suite:
     with configuration.preserved():
         configuration.load([str(path)], allow_imports=allow_imports)
         built = suite(path.stem)
-        if unused := configuration.unused():
+        if unused := configuration.unused(path):
             raise UserError(f"{unused} Statements for the runs belong in suite.bindings, as texts.")
         return built
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.utils import die_with_parent
-from pipeline.utils.errors import UserError
+from pipeline.utils.errors import RETRY_CODE, UserError
 from pipeline.utils.files import read_json, write_json
 
 _MAX_ERROR_LINES = 20
@@ -31,7 +31,7 @@ class Process(Protocol):
 
     run: Run  # that the process trains
     started: float  # time (`time.monotonic`) of its start
-    is_lost: bool  # whether it has ended because its machine was lost
+    is_lost: bool  # whether its machine was lost, or cannot start processes
 
     def poll(self) -> int | None:
         """Returns the exit code, negative if a signal ended the process; None while it runs."""
@@ -195,7 +195,8 @@ class Losses:
         run = process.run
         checkpoints = (run.folder / "checkpoints").glob("step-*")
         key = run.folder, tuple(sorted(path.name for path in checkpoints))
-        self._counts[run.folder] = self[run] + 1
+        if process.poll() != RETRY_CODE:
+            self._counts[run.folder] = self[run] + 1
         if (run.folder / "run.json").is_file():  # a run refuses a folder with other files alone
             write_json(run.folder / _LOSSES, {"losses": self[run]})
         self._since_checkpoint[key] += 1
@@ -208,7 +209,7 @@ class Losses:
     def error(self, process: Process) -> str:
         """Returns why a run that does not go on has failed."""
         error = process.error()
-        if was_interrupted(process):
+        if was_interrupted(process) and process.poll() != RETRY_CODE:
             error += (
                 f"\nThe run was lost {self[process.run]} times, the last {_MOST_LOSSES + 1} times "
                 "without a new checkpoint. It may have run out of memory: let fewer runs share a "
@@ -218,7 +219,7 @@ class Losses:
 
 
 def tell_warnings(run: Run, told: set[str], say: Callable[[str], None]) -> None:
-    """Prints the first line of each warning in a run's log, unless another run had it, too.
+    """Prints the first line of each warning in a run's log that no other run has logged.
 
     Args:
       run: The run, which may have no log.

@@ -123,10 +123,15 @@ def warnings() -> list[str]:
     return messages
 
 
-def unused() -> str | None:
-    """Returns the place and name of a binding that nothing called so far has used, or None."""
+def unused(file: Path) -> str | None:
+    """Returns the place and name of a parameter that a file binds in vain, or None.
+
+    Nothing called so far has used such a binding. Macros do not count.
+    """
+    label = Source.read(file).label
     for key in _unread():
-        return f"{origins[key][-1]}: {_not_used(_target(*key))}"
+        if key[1] != _MACRO and origins[key][-1].rpartition(":")[0] == label:
+            return f"{origins[key][-1]}: {_not_used(_target(*key))}"
     return None
 
 

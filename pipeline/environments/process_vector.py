@@ -122,7 +122,7 @@ class ProcessVector:
 
     def set_states(self, states: Sequence[State]) -> None:
         """Restores the state of every environment."""
-        for index, state in enumerate(states):
+        for index, state in zip(range(self.num_envs), states, strict=True):
             self._send(index, "set_state", state)
         self._receive(range(self.num_envs))
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.tensorboard_log import EVALUATION, EventLog
+from pipeline.utils.errors import DeniedError
 from pipeline.utils.files import write_error
 from pipeline.utils.jsonl import JsonlLog
 
@@ -101,5 +102,7 @@ def named_write_errors(folder: pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
+    except tf.errors.PermissionDeniedError as error:
+        raise DeniedError(f"cannot write to {folder}: {error}") from error
     except (OSError, tf.errors.OpError) as error:
         raise write_error(error)(f"cannot write to {folder}: {error}") from error

@@ -17,6 +17,7 @@ from pipeline.runs.run_folder import REWRITE, RunFolder
 from pipeline.utils.errors import UserError
 
 _AGENT = "agent"
+_PRECISION = "encoder_precision.policy"
 #: Part of a checkpoint without optimizers and target networks, as `pipeline.export` writes it.
 NETWORKS = "networks"
 
@@ -158,10 +159,11 @@ class SavedRun:
 
 
 def _in_precision(statement: Import | Binding, precision: str) -> Import | Binding:
-    """Returns a statement with the precision of the training, because "auto" chooses by machine."""
-    if isinstance(statement, Binding) and statement.short_name == "encoder_precision.policy":
-        return statement._replace(value=precision)
-    return statement
+    """Returns a statement with the precision that "auto" was in training, on another machine."""
+    if not isinstance(statement, Binding):
+        return statement
+    is_chosen = (statement.short_name, statement.value) == (_PRECISION, "auto")
+    return statement._replace(value=precision) if is_chosen else statement
 
 
 def _no_run(path: pathlib.Path) -> str:

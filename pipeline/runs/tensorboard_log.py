@@ -17,7 +17,6 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
 from pipeline.utils import files
-from pipeline.utils.errors import UserError
 
 _OWN_NAME = re.compile(r"events\.out\.tfevents\.\d+\..+")
 EVALUATION = "evaluation/"  # prefix of the tags of evaluations
@@ -79,9 +78,6 @@ class EventLog:
         Each event file is replaced atomically. Events are removed, although a new file makes
         TensorBoard discard them, because TensorBoard's two back ends treat restarts differently.
         They agree if every step is in the files only once.
-
-        Raises:
-          UserError: If a record before the last one of a file is damaged.
         """
         self.close()
         for path in reversed(self._files()):
@@ -161,11 +157,9 @@ def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps:
     """
     temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
     is_older = False
-    end = 0  # bytes of whole records; one has its length, two checksums and its data
     with tf.io.TFRecordWriter(str(temporary)) as writer:
-        # The loader ends at a damaged record, such as the one that a killed process was writing.
+        # The loader leaves out a last record that a killed process left incomplete.
         for record in RawEventFileLoader(str(path)).Load():
-            end += 8 + 4 + len(record) + 4
             event = tf.compat.v1.Event.FromString(record)
             last = env_steps
             for value in event.summary.value[:1]:
@@ -173,16 +167,5 @@ def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps:
             if event.step <= last:
                 writer.write(record)
                 is_older |= event.HasField("session_log")
-    if _goes_on(path, end):
-        temporary.unlink()
-        raise UserError(f"{path} is damaged after byte {end}. Move it away to continue the run.")
     files.replace(temporary, path)
     return is_older
-
-
-def _goes_on(path: pathlib.Path, end: int) -> bool:
-    """Returns True if an event file has more than one record, or a part of it, after a place."""
-    with path.open("rb") as file:
-        file.seek(end)
-        length = int.from_bytes(file.read(8), "little")
-    return length > 0 and path.stat().st_size > end + 8 + 4 + length + 4

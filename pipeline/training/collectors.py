@@ -437,7 +437,7 @@ class Collectors:
             return self._place.restore(number, saved)
         except CollectorLost as lost:
             self._replace_collector(lost)
-            return ""  # What has arrived is followed by the sign of a loss.
+            return ""  # `_replace_collector` has appended None, which marks the loss.
 
     def close(self) -> None:
         """Closes the environments."""

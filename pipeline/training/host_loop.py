@@ -145,7 +145,7 @@ class HostLoop:
         newest = self.env_steps or -1  # without a checkpoint nothing stays
         host = self._host
         metrics, evaluations = self._logs.truncate_after(host["logged"], host["evaluated"], newest)
-        # The losses since the last record are of fewer updates than all if there was a record.
+        # A record resets `loss_count`, which is then smaller than the number of updates.
         has_logged = int(self.state.loss_count) < int(self._components.agent.train_step_counter)
         if metrics[-1]["env_steps"] != host["logged"] if metrics else has_logged:
             self._warn_of_missing("metrics.jsonl")
@@ -155,8 +155,7 @@ class HostLoop:
 
     def _warn_of_missing(self, log: str) -> None:
         self._progress.message(
-            f"warning: {log} has lost records that it had when the checkpoint was saved. The run "
-            "goes on without them."
+            f"warning: {log} lacks records of this run. The run continues without them."
         )
 
     def collect_randomly(self, until: int) -> None:

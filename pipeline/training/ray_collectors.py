@@ -158,6 +158,7 @@ class OverRay:
         self.watched: Sequence[Watched] = (self._waiting,)
         self._machines: dict[int, Any] = {}  # of collectors that have not answered yet
         self._traits = machine_traits()
+        self._digests = source_digests()
         self._actors: list[Any] = []
         connect(address)
         with closed_on_error(self):
@@ -235,7 +236,8 @@ class OverRay:
         answer = self._answer(number, self._machines[number], since, is_usual=False)
         host, others, spaces, digests = answer
         del self._machines[number]
-        here = source_digests()  # Now, because modules may be imported late.
+        # Modules may be imported late. Files that are edited later are not what this process runs.
+        here = self._digests = source_digests() | self._digests
         if edited := [x for x in here if digests.get(x, here[x]) != here[x]]:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of "

@@ -195,7 +195,7 @@ def load(path: str, allow_imports: bool = False) -> Search:
     with configuration.preserved():
         configuration.load([str(file)], allow_imports=allow_imports)
         built = search(file.stem)
-        if unused := configuration.unused():
+        if unused := configuration.unused(file):
             raise UserError(f"{unused} Statements for the runs belong in search.bindings.")
         return built
 

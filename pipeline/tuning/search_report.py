@@ -25,7 +25,7 @@ from pipeline.tuning.halving import (
     state_of,
     trained_steps,
 )
-from pipeline.tuning.search import Search, Told
+from pipeline.tuning.search import Search, Told, short_name
 from pipeline.tuning.search_folder import read_search, read_settings, read_trials
 from pipeline.utils.errors import UserError, last_line
 from pipeline.utils.progress import score_text
@@ -104,9 +104,9 @@ def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str
             "",
             f"include {config!r}",
             "",
-            *_changes(search, folder),
             f"train.num_env_steps = {search.num_env_steps:_}",
             *bindings,
+            *_changes(search, folder),
             *(f"{name} = {value!r}" for name, value in best.parameters.items()),
             "",
         ]
@@ -114,20 +114,18 @@ def _best_gin(search: Search, best: Trial, of: str, folder: pathlib.Path) -> str
 
 
 def _changes(search: Search, folder: pathlib.Path) -> Iterator[str]:
-    """Yields lines that undo what has changed in the config since the search began."""
-    then = read_settings(folder)
+    """Yields lines that undo what has changed in the gin files since the search began."""
     (run, *_) = plan(search.suite(0, {}), folder, (), ["--allow_gin_imports"])
-    now = {k: v for k, v in run.settings.items() if k not in search.parameters}
-    changed = {k: v for k, v in then.items() if now.get(k) != v}
-    if changed:
-        yield f"# {search.config} has changed since the search, which began with these values."
+    of_trials = {*map(short_name, search.parameters)}
+    then, now = (
+        {name: value for name, value in settings.items() if name not in of_trials}
+        for settings in (read_settings(folder), run.settings)
+    )
+    if changed := {name: value for name, value in then.items() if now.get(name) != value}:
+        yield "# Gin files have changed since the search, which began with these values."
         yield from (f"{name} = {value}" for name, value in changed.items())
-        yield ""
     if then and (new := now.keys() - then.keys()):
-        raise UserError(
-            f"{search.config} binds {', '.join(sorted(new))}, which it did not bind when the "
-            f"search began. {_BEST} includes it: restore it first."
-        )
+        yield f"# When the search began, the gin files did not bind {', '.join(sorted(new))}."
 
 
 def _differences(search: Search, folder: pathlib.Path) -> Iterator[str]:

@@ -317,8 +317,8 @@ def error_kind(error: OSError) -> type[UserError]:
 
 
 def write_error(error: BaseException) -> type[WriteError]:
-    """Returns DeniedError if this user may not write a file, and else WriteError."""
-    is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+    """Returns DeniedError if the user lacks the permission to write, and WriteError otherwise."""
+    is_denied = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM)
     return DeniedError if is_denied else WriteError
 
 

@@ -371,7 +371,7 @@ def test_incomplete_suite_says_so_first_and_what_is_missing_last(tmp_path):
         ({"config_sha256": "another"}, "made with different configurations"),
         ({"git_revision": "another"}, "made by different revisions"),
         ({"earlier_revisions": ["another"]}, "made by different revisions"),
-        ({"source_sha256": "another"}, "made by different source of one revision"),
+        ({"source_sha256": "another"}, "made by different source"),
         ({"own_modules": {"my_envs": "another"}}, "made with different modules of your own"),
         ({"cpu_model": "another"}, MACHINES),
         ({"device": "another"}, MACHINES),
@@ -386,6 +386,14 @@ def test_runs_that_were_not_made_alike_are_noted_below_the_results(tmp_path, of_
     assert written.notices[1:] == [f"trial, {said}: DQN on CartPole-v1."]
     assert written.text.index(said) > written.text.index("Learning curves")
     assert "All runs that were asked for have finished (2 runs)." in written.text
+
+
+def test_what_a_record_does_not_know_is_no_difference(tmp_path):
+    known = make_record(seed=1, num_seeds=3)
+    more = make_record(seed=2, num_seeds=3, own_modules={"my_envs": "cd", "my_agents": "ef"})
+    newer = "source_sha256", "own_modules", "device", "encoder_precision"
+    older = {k: v for k, v in make_record(seed=3, num_seeds=3).items() if k not in newer}
+    assert not write(tmp_path, [known, more, older]).notices[1:]
 
 
 def test_what_is_said_of_every_line_does_not_name_them_all(tmp_path):

@@ -60,9 +60,10 @@ def test_every_experiment_is_what_it_says(name, tmp_path):
 @pytest.mark.parametrize(
     ("config", "bindings", "trained"),
     [
-        ("ppo_cartpole", (), "'CartPole-v1'"),
-        ("ppo_cartpole", ("NAME = 'Taxi-v3'", "gymnasium_environment.name = %NAME"), "'Taxi-v3'"),
-        ("ppo_atari", ("atari_environment.game = 'pong'",), "'pong'"),
+        ("ppo_cartpole", (), "CartPole-v1"),
+        ("ppo_cartpole", ("NAME = 'Taxi-v3'", "gymnasium_environment.name = %NAME"), "Taxi-v3"),
+        ("ppo_atari", ("atari_environment.game = 'pong'",), "pong"),
+        ("dqn3_pong", (), "pong"),
     ],
 )
 def test_published_scores_are_of_the_environment_that_is_trained(
@@ -72,8 +73,24 @@ def test_published_scores_are_of_the_environment_that_is_trained(
     forgotten = suites.Experiment("ppo", "Acrobot-v1", config, 1_000_000, bindings)
     with pytest.raises(UserError, match=f"^ppo-Acrobot-v1 would train {trained}. Bind its env"):
         planned_runs.plan(suite._replace(experiments=(forgotten,)), tmp_path)
-    renamed = forgotten._replace(environment="mine")
-    assert planned_runs.plan(suite._replace(experiments=(renamed,)), tmp_path)
+    old = ("gymnasium_environment.name = 'Acrobot-v0'",)
+    for experiment, protocol in (
+        (forgotten._replace(environment="mine"), suite.protocol),
+        (forgotten._replace(config="ppo_cartpole", bindings=old), suite.protocol),
+        (forgotten, "a protocol under which nothing is published"),
+    ):
+        other = suite._replace(experiments=(experiment,), protocol=protocol)
+        assert planned_runs.plan(other, tmp_path)
+
+
+def test_a_suite_may_include_another(tmp_path):
+    """Then it may leave macros and experiments of the other unused."""
+    path = tmp_path / "mine.gin"
+    experiments = '(("dqn", "CartPole-v1", "dqn_cartpole", 5_000),)'
+    path.write_text(
+        f"include 'benchmarks/classic.gin'\nOWN = 1\nsuite.experiments = {experiments}\n"
+    )
+    assert [e.name for e in suites.load(str(path)).experiments] == ["dqn-CartPole-v1"]
 
 
 def test_classic_has_every_agent_wherever_its_actions_fit():
@@ -155,7 +172,6 @@ def test_a_path_is_the_user_s(write, monkeypatch):
         ("suite.experiments = (('dqn', 'A', 'x', 5), ('dqn', 'A', 'y', 6))", ".*dqn-A.*twice"),
         ("suite.sed = 1", ".*suite has no parameter 'sed'"),
         ("x/suite.num_seeds = 10", ".*x/suite.num_seeds is not used here.*in suite.bindings"),
-        ("SEEDS = 10", ".*SEEDS is not used here"),
     ],
 )
 def test_mistakes_in_a_suite(write, line, message):

@@ -227,8 +227,12 @@ def test_runs_that_make_no_pairs_are_refused(
 
 @pytest.mark.parametrize("name", ["source_sha256", "encoder_precision", "cpu_model"])
 def test_runs_of_other_programs_or_machines_make_no_pairs(tmp_path, name):
-    write_run(tmp_path / "graph", 1, "graph", 1.0)
-    write_run(tmp_path / "eager", 1, "eager", 1.0, **{name: "another"})
+    for seed in (1, 2):  # Pairs may differ from each other.
+        write_run(tmp_path / f"graph{seed}", seed, "graph", 1.0, **{name: f"{seed}"})
+        write_run(tmp_path / f"eager{seed}", seed, "eager", 1.0, **{name: f"{seed}"})
+    assert len(paired_runs.read_pairs(str(tmp_path))) == 2
+    write_run(tmp_path / "graph3", 3, "graph", 1.0)
+    write_run(tmp_path / "eager3", 3, "eager", 1.0, **{name: "another"})
     with pytest.raises(UserError, match=f"differ in more than the kind of execution .{name} in"):
         paired_runs.read_pairs(str(tmp_path))
 

@@ -539,7 +539,9 @@ def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn, until, lose,
     said: list[str] = []
     run.progress.message = said.append
     run.loop.cut_logs()
-    assert [text.split(" has lost")[0] for text in said] == [f"warning: {name}" for name in lost]
+    assert [text.split(" lacks records")[0] for text in said] == [
+        f"warning: {name}" for name in lost
+    ]
 
 
 def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(

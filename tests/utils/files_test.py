@@ -57,7 +57,7 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(errno.EACCES, 2), (errno.EPERM, 2), (errno.EROFS, 2), (errno.ENOSPC, 75)]
+    ("number", "code"), [(errno.EACCES, 2), (errno.EPERM, 2), (errno.EROFS, 75), (errno.ENOSPC, 75)]
 )
 def test_what_this_user_may_not_write_is_not_to_be_tried_again(tmp_path, monkeypatch, number, code):
     def refuse(*arguments, **kwargs):

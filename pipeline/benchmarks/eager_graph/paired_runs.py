@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import Execution
 from pipeline.utils.files import error_kind
 
-# What else changes results, of run.json.
+# Keys of run.json that affect results, besides the configuration.
 _ALIKE = (
     *("cpu_model", "device", "encoder_precision", "onednn", "own_modules", "source_sha256"),
     *("threads", "versions"),
@@ -38,8 +38,8 @@ def read_pairs(folder: str) -> list[SeedPair]:
 
     Raises:
       UserError: If there is no run, if a run is not finished or has no return, if the
-        configurations, programs or machines of the runs differ, if two runs have the same seed and
-        kind, or if a run has no counterpart.
+        configurations of the runs differ, if two runs have the same seed and kind, if a run has no
+        counterpart, or if that was trained by another program or on another machine.
     """
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
@@ -48,6 +48,7 @@ def read_pairs(folder: str) -> list[SeedPair]:
     _check_configurations(runs)
     graph: dict[int, float] = {}
     exact: dict[int, float] = {}
+    first: dict[int, dict[str, Any]] = {}
     for run, of_run in zip(runs, returns, strict=True):
         start = run.read_json("run.json")
         if not {"execution", "seed"} <= start.keys():
@@ -59,6 +60,13 @@ def read_pairs(folder: str) -> list[SeedPair]:
                 "move one of them away."
             )
         group[start["seed"]] = of_run
+        other = first.setdefault(start["seed"], start)
+        if differing := [name for name in _ALIKE if start.get(name) != other.get(name)]:
+            raise UserError(
+                f"{run.path} and the other run of seed {start['seed']} differ in more than the "
+                f"kind of execution ({', '.join(differing)} in run.json): train both with one "
+                "program on one machine."
+            )
     if alone := sorted(graph.keys() ^ exact.keys()):
         raise UserError(
             f"--paired_runs={folder}: seed {alone[0]} has only one of its two runs. Train the "
@@ -84,18 +92,12 @@ def _final_return(run: RunFolder) -> float:
 
 
 def _check_configurations(runs: list[RunFolder]) -> None:
-    first, first_start = _configuration(runs[0]), runs[0].read_json("run.json")
+    first = _configuration(runs[0])
     for run in runs:
         if _configuration(run) != first:
             raise UserError(
                 f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
                 "configuration only."
-            )
-        start = run.read_json("run.json")
-        if differing := [name for name in _ALIKE if start.get(name) != first_start.get(name)]:
-            raise UserError(
-                f"{run.path} and {runs[0].path} differ in more than the kind of execution "
-                f"({', '.join(differing)} in run.json): compare runs of one program on one machine."
             )
 
 
