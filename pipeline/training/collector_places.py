@@ -26,7 +26,7 @@ class CollectorLost(Exception):
 class InProcess:
     """Holds collectors in this process, numbered from 0. A message is collected when it is taken.
 
-    `ray_collectors.OverRay` has the same methods, of which `take`, `first`, `save` and `restore`
+    `ray_collectors.OverRay` has the same methods, of which `take`, `first`, `save` and `restored`
     raise `CollectorLost`.
     """
 
@@ -43,6 +43,7 @@ class InProcess:
             self._collectors.extend(create(number, 0) for number in range(num_collectors))
         self._requests: list[deque[Request]] = [deque() for _ in range(num_collectors)]
         self._submitted: deque[int] = deque()
+        self._saved: dict[int, dict[str, bytes]] = {}  # of collectors that are being restored
 
     @property
     def environments(self) -> Sequence[VectorEnvironment]:
@@ -89,9 +90,17 @@ class InProcess:
         """Returns the files of a collector that has no message under way."""
         return self._collectors[number].save()
 
-    def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; returns why its episodes cannot be continued, or "" if they can."""
-        return self._collectors[number].restore(saved)
+    def begin_restore(self, number: int, saved: dict[str, bytes]) -> None:
+        """Gives a collector the files that `save` returned; it does not wait."""
+        self._saved[number] = saved
+
+    def restored(self, number: int) -> str:
+        """Waits for a collector to be restored.
+
+        Returns:
+          Why its episodes cannot be continued, or "" if they can.
+        """
+        return self._collectors[number].restore(self._saved.pop(number))
 
     def failure_message(self) -> str:
         """Returns what environments raised, one line for each, or "" if none raised."""

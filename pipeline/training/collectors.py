@@ -416,11 +416,15 @@ class Collectors:
         restored: list[Message] = []
         Tensors(lambda: likes, restored.extend).restore(folder)
         messages = (message._replace(version=int(message.version)) for message in restored)
+        for number, restarts in enumerate(self._restarts):
+            if restarts:
+                self._place.replace(number, restarts)  # with its random numbers
+            self._place.begin_restore(number, files_in(folder / str(number)))
         for number, arrived in enumerate(self._arrived):
             arrived.clear()
             for is_message in are_messages[number]:
                 arrived.append(next(messages) if is_message else None)
-            divergence = self._restored(number, files_in(folder / str(number)))
+            divergence = self._restored(number)
             if divergence and not arrived:  # The newest row has been learnt from.
                 first = number * self._num_envs
                 streams = tf.range(first, first + self._num_envs, dtype=tf.int64)
@@ -430,11 +434,9 @@ class Collectors:
             self.divergence = self.divergence or divergence
         self._known = [-1] * len(self._arrived)
 
-    def _restored(self, number: int, saved: dict[str, bytes]) -> str:
+    def _restored(self, number: int) -> str:
         try:
-            if self._restarts[number]:
-                self._place.replace(number, self._restarts[number])  # with its random numbers
-            return self._place.restore(number, saved)
+            return self._place.restored(number)
         except CollectorLost as lost:
             self._replace_collector(lost)
             return ""  # `_replace_collector` has appended None, which marks the loss.

@@ -149,6 +149,7 @@ class OverRay:
         self._seed = seed
         self._timeout = timeout
         self._in_turns = in_turns
+        self._restores: dict[int, Any] = {}
         self._calls: list[deque[Any]] = [deque() for _ in range(num_collectors)]
         self._since = [0.0] * num_collectors  # when the wait for the oldest message began
         self._seconds = [0.0] * num_collectors
@@ -338,11 +339,15 @@ class OverRay:
         self._check_machine(number, since)
         return self._answer(number, self._actors[number].call.remote("save"), since)
 
-    def restore(self, number: int, saved: dict[str, bytes]) -> str:
-        """Restores a collector; see `InProcess.restore`."""
+    def begin_restore(self, number: int, saved: dict[str, bytes]) -> None:
+        """Gives a collector its files, so that all collectors are restored at the same time."""
+        self._restores[number] = self._actors[number].call.remote("restore", saved)
+
+    def restored(self, number: int) -> str:
+        """Waits for a collector to be restored; see `InProcess.restored`."""
         since = time.monotonic()
         self._check_machine(number, since)
-        call = self._actors[number].call.remote("restore", saved)
+        call = self._restores.pop(number)
         return self._answer(number, call, since, is_usual=False)  # it repeats steps
 
     def _no_answer(self, number: int) -> CollectorLost:

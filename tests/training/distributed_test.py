@@ -271,6 +271,7 @@ class Losing(InProcess):
 
     losses: Collection[int] = ()
     once = False  # whether each collector is lost once at most
+    begun = 0  # collectors that are being restored
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -287,9 +288,14 @@ class Losing(InProcess):
             self._lose(number)
         return super().save(number)
 
-    def restore(self, number, saved):
+    def begin_restore(self, number, saved):
+        self.begun += 1
+        super().begin_restore(number, saved)
+
+    def restored(self, number):
+        assert self.begun == len(self.watched)  # All are restored at the same time.
         self._lose(number)
-        return super().restore(number, saved)
+        return super().restored(number)
 
     def _lose(self, number):
         if self._taken in self.losses and not (self.once and number in self._lost):
