@@ -10,6 +10,7 @@ from unittest import mock
 
 from tiny_benchmarks import start_fake
 
+from pipeline.benchmarks.train_process import Start
 from pipeline.tuning import tuner
 from pipeline.tuning.search import Search
 from pipeline.utils.shutdown import StopSignal
@@ -38,11 +39,16 @@ PATIENT = make_search(
 )
 
 
-def run(folder: pathlib.Path, search, num_trials: int, workers: int = 2, stop=None):
+def run(
+    folder: pathlib.Path,
+    search,
+    num_trials: int,
+    workers: int = 2,
+    stop=None,
+    start: Start = start_fake,
+):
     with mock.patch.object(tuner, "_POLL_SECONDS", 0.01):
-        return tuner.tune(
-            search, folder, num_trials, workers, stop or StopSignal(), start=start_fake
-        )
+        return tuner.tune(search, folder, num_trials, workers, stop or StopSignal(), start=start)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from conftest import ROOT
 from tiny_benchmarks import FAKE, PATIENCE, is_alive, make_suite, recorded, run, waiting_processes
 from waiting import wait_for
 
-from pipeline.benchmarks import runner, train_process
+from pipeline.benchmarks import train_process
 from pipeline.benchmarks.planned_runs import plan
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.train_process import LocalProcess, TrainProcess
 from pipeline.utils import die_with_parent
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE
-from pipeline.utils.shutdown import StopSignal
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_a_run_that_somebody_else_stops_or_kills_is_started_again(tmp_path, numb
         return process
 
     started: list[pathlib.Path] = []
-    outcome = runner.run_suite(make_suite(), tmp_path, 1, (), StopSignal(), start)
+    outcome = run(tmp_path, make_suite(), start=start)
     assert outcome == (2, [], 0)
     assert [record["losses"] for record in recorded(tmp_path).values()] == [1, 1]
 
@@ -114,7 +113,7 @@ def test_a_run_that_is_killed_again_and_again_has_failed(tmp_path):
         return TrainProcess(planned, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
 
     started: list[pathlib.Path] = []
-    outcome = runner.run_suite(make_suite(), tmp_path, 1, (), StopSignal(), start)
+    outcome = run(tmp_path, make_suite(), start=start)
     assert (outcome.finished, len(outcome.failed), len(started)) == (0, 2, 8)
     for record in recorded(tmp_path).values():
         assert record["error"].startswith("ended by signal 9 (Killed)\nThe run was lost 4 times")

@@ -131,9 +131,17 @@ def read_video(path):
         return reader.get_meta_data(), list(reader.iter_data())
 
 
-def test_evaluation_says_what_it_found_and_writes_nothing_else(finished_run, tmp_path):
-    before, output = files_of(finished_run.root_dir), tmp_path / "new" / "returns.json"
-    ended = evaluate(finished_run.root_dir, "--num_episodes=20", f"--output={output}")
+@pytest.fixture(scope="module")
+def greedy(finished_run, tmp_path_factory):
+    """Returns a finished evaluation, its file, and the files of the run before it."""
+    output = tmp_path_factory.mktemp("greedy") / "new" / "returns.json"
+    before = files_of(finished_run.root_dir)
+    flags = "--num_episodes=20", f"--output={output}"
+    return evaluate(finished_run.root_dir, *flags), output, before
+
+
+def test_evaluation_says_what_it_found_and_writes_nothing_else(finished_run, greedy):
+    ended, output, before = greedy
     found = summary(ended)
     result = json.loads((finished_run.root_dir / "result.json").read_text())
     assert found["run"] == str(finished_run.root_dir)
@@ -154,12 +162,10 @@ def test_evaluation_says_what_it_found_and_writes_nothing_else(finished_run, tmp
     assert files_of(finished_run.root_dir) == before
 
 
-def test_a_binding_lets_actions_be_sampled(finished_run):
-    sampled, greedy = (
-        summary(evaluate(finished_run.root_dir, "--num_episodes=20", *flags))
-        for flags in (["--gin_bindings=Evaluator.greedy = False"], [])
-    )
-    assert sampled["mean"] != greedy["mean"]
+def test_a_binding_lets_actions_be_sampled(finished_run, greedy):
+    flags = "--num_episodes=20", "--gin_bindings=Evaluator.greedy = False"
+    sampled = summary(evaluate(finished_run.root_dir, *flags))
+    assert sampled["mean"] != summary(greedy[0])["mean"]
 
 
 def test_what_was_found_is_shown_also_if_it_cannot_be_written(finished_run, tmp_path):

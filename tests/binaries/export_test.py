@@ -290,6 +290,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are():
         ended.stderr
     )
     ended = run_binary("evaluate")
+    assert ended.returncode == 2
     assert "--root_dir=runs/NAME, or --pretrained=NAME with one of" in ended.stderr
 
 

@@ -83,11 +83,6 @@ print(json.dumps({name: str(configuration.find_config(name)) for name in names})
     assert found and all(Path(path) == folder / f"{name}.gin" for name, path in found.items())
 
 
-def test_the_installed_program_lists_its_configs(run):
-    listed = run("-m", "pipeline.train", "--list_configs")
-    assert "dqn_cartpole" in listed and "agents/dqn" in listed
-
-
 def test_the_installed_program_trains(run, tmp_path):
     bindings = [
         "initialize_replay_buffer.num_env_steps = 100",

@@ -131,6 +131,7 @@ SHORT = ["train.num_env_steps = 40", "train.eval_interval = 0", "train.num_final
 
 
 WARM = "initialize_replay_buffer.num_env_steps = 20"
+ONE = "evaluation/gymnasium_environment.num_envs = 1"
 
 
 def finish(process, seconds=100):
@@ -145,7 +146,7 @@ def finish(process, seconds=100):
     ("name", "bindings"),
     [
         ("Endless", ["Evaluator.max_episode_steps = 50"]),
-        ("Keras", [*SHORT, WARM, "evaluation/gymnasium_environment.num_envs = 1"]),
+        ("Keras", [*SHORT, WARM, ONE, "configure_tensorflow.inter_op = 2"]),
     ],
 )
 def test_it_trains_to_the_end(tmp_path, name, bindings):

@@ -103,12 +103,12 @@ def test_the_place_is_that_of_the_environment_which_hangs(environment, ended, ca
 
 def test_a_slow_call_may_end_after_a_signal(environment, ended, monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK", 0.05)
-    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 0.3)
-    environment.episodes.cross(time.sleep, 0.8)
+    monkeypatch.setattr(watchdog, "_STOP_SECONDS", 1.0)
+    environment.episodes.cross(time.sleep, 1.2)
     stop = StopSignal()
     stop.requested = True
     dog = Watchdog([environment.episodes], str, stop)
-    environment.episodes.cross(time.sleep, 0.8)
+    environment.episodes.cross(time.sleep, 1.2)
     assert not ended.is_set()
     environment.episodes.cross(ended.wait, 30.0)
     assert ended.is_set()

@@ -19,7 +19,6 @@ from pipeline.tuning.halving import Trial
 from pipeline.tuning.search_folder import SearchFolder, read_search, read_trials
 from pipeline.tuning.search_report import write
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
-from pipeline.utils.shutdown import StopSignal
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +125,7 @@ def test_the_warnings_of_trials_are_told_once(tmp_path, capsys):
         return start_fake(run)
 
     search = PATIENT._replace(rungs=(), bindings=())
-    tuner.tune(search, tmp_path, 2, 1, StopSignal(), start=start)
+    run(tmp_path, search, 2, workers=1, start=start)
     assert capsys.readouterr().out.count("seed 1: warning: evalution/f.x is not used here.") == 1
 
 
@@ -166,7 +165,7 @@ def test_a_run_that_was_stopped_by_somebody_else_is_started_again(tmp_path, caps
         return ends_with(143, "stopped")(run) if len(started) == 1 else start_fake(run)
 
     search = PATIENT._replace(rungs=(), bindings=())
-    tuner.tune(search, tmp_path, 1, 1, StopSignal(), start=start)
+    run(tmp_path, search, 1, workers=1, start=start)
     (trial,) = read_trials(tmp_path).values()
     assert trial.returns and len(started) == 2
     assert "exit code 143. The run will be restarted" in capsys.readouterr().out
@@ -193,7 +192,7 @@ def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path, workers):
         return ends_with(2, "error: no configurable is named x")(run)
 
     with pytest.raises(UserError, match="no configurable is named x"):
-        tuner.tune(PATIENT, tmp_path, 9, workers, StopSignal(), start=start)
+        run(tmp_path, PATIENT, 9, workers=workers, start=start)
     assert len(started) == 3  # the values of one trial may be incompatible
 
 
@@ -201,7 +200,7 @@ def test_a_config_that_cannot_be_trained_ends_the_search(tmp_path, workers):
 def test_a_trial_that_cannot_be_trained_fails_alone(tmp_path, failing, workers):
     search = PATIENT._replace(rungs=(), bindings=())
     start = ends_with(2, "error: 100 does not divide 256", f"trial-00{failing}")
-    tuner.tune(search, tmp_path, 3, workers, StopSignal(), start=start)
+    run(tmp_path, search, 3, workers=workers, start=start)
     trials = read_trials(tmp_path)
     assert "does not divide" in str(trials.pop(failing).error)
     assert len(trials) == 2 and all(trial.returns for trial in trials.values())
@@ -211,7 +210,7 @@ def test_what_is_no_fault_of_a_trial_ends_the_search_and_fails_no_trial(tmp_path
     search = PATIENT._replace(rungs=(), bindings=())
     start = ends_with(RETRY_CODE, "error: cannot be resumed exactly here", "trial-001")
     with pytest.raises(RetryableError, match="(?s)trial-001.*cannot be resumed exactly here"):
-        tuner.tune(search, tmp_path, 2, 1, StopSignal(), start=start)
+        run(tmp_path, search, 2, workers=1, start=start)
     assert read_trials(tmp_path)[1].error is None
     assert all(trial.returns for trial in trained(tmp_path, search, 2).values())
 
@@ -250,12 +249,6 @@ def test_rungs_are_where_evaluations_are(tmp_path):
         run(tmp_path, search._replace(parameters=parameters), 1)
     macros = ("INTERVAL = 3_500", "train.eval_interval = %INTERVAL")
     assert run(tmp_path, search._replace(bindings=macros), 1)
-
-
-def test_too_many_trials_for_a_grid(tmp_path):
-    grid = make_search(sampler="grid", parameters={"fake.quality": ("choice", 1, 2)})
-    with pytest.raises(UserError, match="more than the 2 points of the grid"):
-        run(tmp_path, grid, 3)
 
 
 # The report.
@@ -415,7 +408,7 @@ def test_fewer_trials_first_change_nothing_of_what_follows(tmp_path, monkeypatch
 def test_a_search_that_has_trained_nothing_may_be_corrected(tmp_path):
     start = ends_with(2, "error: no configurable is named x")
     with pytest.raises(UserError, match="the trials cannot be trained"):
-        tuner.tune(PATIENT, tmp_path, 3, 2, StopSignal(), start=start)
+        run(tmp_path, PATIENT, 3, workers=2, start=start)
     corrected = {"fake.quality": ("uniform", 0.5, 1)}
     assert run(tmp_path, PATIENT._replace(parameters=corrected, rungs=(), bindings=()), 1)
 
@@ -425,7 +418,7 @@ def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(RetryableError, match="cannot be started.*No space left"):
-        tuner.tune(PATIENT, tmp_path, 3, 1, StopSignal(), start=start)
+        run(tmp_path, PATIENT, 3, workers=1, start=start)
     assert trained(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)[0].returns
 
 
