@@ -13,13 +13,12 @@ import gin
 import gymnasium
 
 from pipeline.configuration.statements import suggest
-from pipeline.environments import saved_states
 from pipeline.environments.process_vector import ProcessVector
 from pipeline.environments.single_env import SingleEnv, close_with_warning, describe
 from pipeline.environments.sync_vector import SyncVector
 from pipeline.environments.thread_vector import ThreadVector
 from pipeline.environments.vector_environment import VectorEnvironment
-from pipeline.environments.vectors import Vector
+from pipeline.environments.vectors import Vector, refuse_statistics
 from pipeline.utils.constraints import PositiveInt, check, check_arguments
 from pipeline.utils.errors import UserError
 
@@ -171,7 +170,7 @@ def _make(
         try:
             for wrapper_name, wrapper in wrappers:
                 env = _wrapped(env, wrapper_name, wrapper)
-            _refuse_statistics(env)
+            refuse_statistics(env)
         except BaseException:
             close_with_warning(env, name)
             raise
@@ -194,30 +193,6 @@ def _wrapped(
             "the wrapped environment."
         )
     return wrapped
-
-
-def _refuse_statistics(env: gymnasium.Env) -> None:
-    """Refuses gymnasium's wrappers that normalise by running statistics.
-
-    Their statistics are not part of a checkpoint, and evaluation would begin with other ones.
-
-    Raises:
-      UserError: If there is such a wrapper. The message names the parameter that replaces it.
-    """
-    replacements = {
-        gymnasium.wrappers.NormalizeObservation: "normalize_observations = True of the agent or of "
-        "its ActorCritic",
-        gymnasium.wrappers.NormalizeReward: "normalize_returns = True of an agent that has it, "
-        "or scale the rewards with a wrapper such as gymnasium.wrappers:TransformReward",
-    }
-    for layer in saved_states.layers(env):
-        for kind, replacement in replacements.items():
-            if isinstance(layer, kind):
-                raise UserError(
-                    f"gymnasium's wrapper {type(layer).__name__} has statistics that no checkpoint "
-                    "holds, and that evaluation would not share. Remove it, and bind "
-                    f"{replacement}."
-                )
 
 
 def _wrapper_name(wrapper: Wrapper) -> str:

@@ -24,6 +24,7 @@ from pipeline.environments.single_env import RemoteError, SingleEnv, describe, s
 from pipeline.environments.vectors import Arrays, Outcome, gather, new_observations
 from pipeline.utils import die_with_parent
 from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import kept_handlers
 
 Sent = Sequence[bytes]  # bytes of each array of an observation
 
@@ -279,7 +280,8 @@ def _serve(
     )
     method = ""
     try:
-        env = SingleEnv(make)
+        with kept_handlers():
+            env = SingleEnv(make)
         arrays = new_observations(env.env.observation_space, 1)
         observation = [array[0, ...] for array in arrays]
         connection.send((0, _OK, env.description, ()))

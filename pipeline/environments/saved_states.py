@@ -54,18 +54,19 @@ def set_state(env: gymnasium.Env, state: State) -> None:
 
 def _array(layer: Any, name: str, value: Any) -> np.ndarray:
     array = np.array(value)
-    if array.dtype.hasobject:
+    if array.dtype.hasobject or array.dtype.kind == "S":  # which drops zero bytes at the end
         raise UserError(
             f"{type(layer).__name__}.get_state() returns {name!r} as {type(value).__name__}, but a "
-            "checkpoint holds only arrays of numbers or text. Convert it to such an array."
+            "checkpoint holds only arrays of numbers or text. Convert it to such an array, bytes "
+            "with np.frombuffer(value, np.uint8)."
         )
     return array
 
 
-def layers(env: gymnasium.Env) -> list[Any]:
+def layers(env: gymnasium.Env | gymnasium.vector.VectorEnv) -> list[Any]:
     """Returns the environment and its wrappers, the outermost first."""
     found: list[Any] = [env]
-    while isinstance(found[-1], gymnasium.Wrapper):
+    while isinstance(found[-1], gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
         found.append(found[-1].env)
     return found
 

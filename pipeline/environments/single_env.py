@@ -183,10 +183,7 @@ class SingleEnv:
 
     def _notes(self) -> list[str]:
         """Returns notes about behaviour that may surprise users."""
-        notes = [
-            f"agents do not see {leaf.name}: its space ({type(leaf.space).__name__}) has no numbers"
-            for leaf in specs.omitted(self.env.observation_space)
-        ]
+        notes = specs.notes_of_omitted(self.env.observation_space)
         layers = saved_states.layers(self.env)
         names = [type(x).__name__ for x in layers if isinstance(x, gymnasium.RewardWrapper)]
         if self._recorder:

@@ -81,9 +81,13 @@ def are_observed_alike(space: gymnasium.Space, other: gymnasium.Space) -> bool:
     return [*map(signature, arrays(space))] == [*map(signature, arrays(other))]
 
 
-def omitted(space: gymnasium.Space) -> list[Leaf]:
-    """Returns the leaves that are not arrays, such as Text. Agents do not see them."""
-    return [leaf for leaf in _leaves(space) if not leaf.is_array]
+def notes_of_omitted(space: gymnasium.Space) -> list[str]:
+    """Returns a note for each part of an observation space that is no array, such as Text."""
+    return [
+        f"agents do not see {leaf.name}: its space ({type(leaf.space).__name__}) has no numbers"
+        for leaf in _leaves(space)
+        if not leaf.is_array
+    ]
 
 
 def _leaves(space: gymnasium.Space) -> list[Leaf]:

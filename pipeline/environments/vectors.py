@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
+from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode
 
-from pipeline.environments import specs
+from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
 from pipeline.utils.errors import UserError
 
@@ -169,6 +170,35 @@ def new_observations(space: gymnasium.Space, num_envs: int) -> Arrays:
     ]
 
 
+def refuse_statistics(env: gymnasium.Env | gymnasium.vector.VectorEnv) -> None:
+    """Refuses gymnasium's wrappers that normalise by running statistics.
+
+    Their statistics are not part of a checkpoint, and evaluation would begin with other ones.
+
+    Raises:
+      UserError: If there is such a wrapper. The message names the parameter that replaces it.
+    """
+    observations = "normalize_observations = True of the agent or of its ActorCritic"
+    rewards = (
+        "normalize_returns = True of an agent that has it, or scale the rewards with a wrapper "
+        "such as gymnasium.wrappers:TransformReward"
+    )
+    replacements: dict[type, str] = {
+        wrappers.NormalizeObservation: observations,
+        wrappers.vector.NormalizeObservation: observations,
+        wrappers.NormalizeReward: rewards,
+        wrappers.vector.NormalizeReward: rewards,
+    }
+    for layer in saved_states.layers(env):
+        for kind, replacement in replacements.items():
+            if isinstance(layer, kind):
+                raise UserError(
+                    f"gymnasium's wrapper {type(layer).__name__} has statistics that no checkpoint "
+                    "holds, and that evaluation would not share. Remove it, and bind "
+                    f"{replacement}."
+                )
+
+
 class GymnasiumVector:
     """Adapts a gymnasium vector environment with autoreset mode NEXT_STEP.
 
@@ -183,8 +213,9 @@ class GymnasiumVector:
         """Initializes the vector and takes ownership of `vector_env`.
 
         Raises:
-          UserError: If the autoreset mode is not supported.
+          UserError: If the autoreset mode is not supported, or if a wrapper normalises.
         """
+        refuse_statistics(vector_env)
         mode = vector_env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(
@@ -195,14 +226,16 @@ class GymnasiumVector:
         self.vector_env: Any = vector_env
         self.num_envs = vector_env.num_envs
         self._arrays = specs.arrays(vector_env.single_observation_space)
+        self._categories = [specs.categories(leaf.space) for leaf in self._arrays]
         self._like = new_observations(vector_env.single_observation_space, self.num_envs)
+        self._received: Arrays = self._like
         self.description = Description(
             vector_env.single_observation_space,
             vector_env.single_action_space,
             renders=vector_env.render_mode == "rgb_array",
             render_fps=frames_per_second(vector_env.metadata),
             offers_states=False,  # gymnasium's vector environments pass no states on
-            notes=(),
+            notes=specs.notes_of_omitted(vector_env.single_observation_space),
         )
 
     def reset(self, seeds: Sequence[int], mask: np.ndarray | None = None) -> Arrays:
@@ -210,7 +243,10 @@ class GymnasiumVector:
         options = None if mask is None else {"reset_mask": mask}
         observation, info = self.vector_env.reset(seed=self._seeds(seeds, mask), options=options)
         self._on_reset(info, mask)
-        return self._checked(observation)
+        before, after = self._received, self._checked(observation)
+        if mask is not None:
+            self._check_others(before, after, ~mask)
+        return after
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
         """Steps all environments; see `Vector.step`."""
@@ -242,7 +278,7 @@ class GymnasiumVector:
         """Returns the arrays of an observation, converted to the dtypes of the space if necessary.
 
         Raises:
-          UserError: If an array has another shape, or numbers that the space cannot hold.
+          UserError: If an array has another shape, or numbers that are not in the space.
         """
         received = [leaf.of(observation) for leaf in self._arrays]
         for place, (given, like) in enumerate(zip(received, self._like, strict=True)):
@@ -251,9 +287,34 @@ class GymnasiumVector:
                 continue
             received[place] = np.empty_like(like)
             if fault := store(self._arrays[place], given, received[place]):
-                env_class = type(self.vector_env.unwrapped).__qualname__
-                raise UserError(f"{fault}. Change the vector environment {env_class}.")
+                raise UserError(f"{fault}. {self._change}")
+        for leaf, values, array in zip(self._arrays, self._categories, received, strict=True):
+            if not specs.are_in(values, array):
+                raise UserError(
+                    f"{leaf.name} holds a value that is not in its space {leaf.space}. "
+                    f"{self._change}"
+                )
+        self._received = received
         return received
+
+    @property
+    def _change(self) -> str:
+        return f"Change the vector environment {type(self.vector_env.unwrapped).__qualname__}."
+
+    def _check_others(self, before: Arrays, after: Arrays, others: np.ndarray) -> None:
+        """Checks that a reset has left the other environments alone.
+
+        Their next rows would otherwise continue an episode that has ended.
+
+        Raises:
+          UserError: If it has not.
+        """
+        for old, new in zip(before, after, strict=True):
+            if not np.array_equal(old[others], new[others], equal_nan=new.dtype.kind == "f"):
+                raise UserError(
+                    'reset has also reset environments whose entry in options["reset_mask"] is '
+                    f"False. {self._change}"
+                )
 
     def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:
         """Returns the seeds in the form that the vector environment's `reset` takes."""

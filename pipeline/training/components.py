@@ -25,6 +25,7 @@ from pipeline.training.iteration import Iterations, Runner
 from pipeline.utils.constraints import Range, check_arguments
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, Execution, accelerator, configure_gpu, device_name
+from pipeline.utils.shutdown import kept_handlers
 from pipeline.utils.tensorflow_import import ONEDNN
 
 T = TypeVar("T")
@@ -177,7 +178,8 @@ def build_environment(
       UserError: If `create_environment` takes other arguments or returns no environment.
     """
     name = "train.create_environment"
-    return created(name, VectorEnvironment, create_environment, seed, **kwargs)
+    with kept_handlers():
+        return created(name, VectorEnvironment, create_environment, seed, **kwargs)
 
 
 def build_agent(

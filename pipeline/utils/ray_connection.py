@@ -6,18 +6,18 @@ import logging
 import os
 import signal
 import socket
-import threading
 
 import grpc
 import ray
 
 from pipeline.utils.errors import RetryableError, last_line
+from pipeline.utils.shutdown import kept_handlers
 
 _CONNECT_SECONDS = 10.0
 
 
 def connect(address: str) -> None:
-    """Connects this process to a cluster, and keeps its handler of SIGTERM.
+    """Connects this process to a cluster, and keeps its signal handlers.
 
     Args:
       address: Address of the cluster, as `ray.init` takes it.
@@ -25,10 +25,11 @@ def connect(address: str) -> None:
     Raises:
       RetryableError: If no cluster answers there.
     """
-    handler = signal.getsignal(signal.SIGTERM)
     try:
-        _check_address(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Ray's handler exits, and if it cannot, its C++ code aborts the process.
+        with kept_handlers():
+            _check_address(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit as error:
         raise SystemExit(128 + signal.SIGTERM) from error  # Ray's own handler exits with 15.
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -38,11 +39,6 @@ def connect(address: str) -> None:
             "running, start one with: ray start --head. Otherwise, check the address, the version "
             "of Ray and, if the cluster uses a token, RAY_AUTH_MODE=token here."
         ) from error
-    finally:
-        # Ray's handler exits, and if it cannot, its C++ code aborts the process.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
-            signal.siginterrupt(signal.SIGTERM, False)
 
 
 def reason_of(error: ray.exceptions.RayError) -> str:

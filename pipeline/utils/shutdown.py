@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -123,6 +124,26 @@ class StopSignal:
             self._announcer.start()
         elif number != signal.SIGHUP and time.monotonic() - self._since > ECHO_SECONDS:
             exit_at_once(128 + number)
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Puts the signal handlers back that foreign code replaces within the context.
+
+    Such code, for example a simulator's constructor, would otherwise end the process at a signal,
+    before it has written a checkpoint.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+                signal.siginterrupt(number, False)
 
 
 def _announce(message: str) -> None:

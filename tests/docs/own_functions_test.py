@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ROOT
+from tf_agents.specs import array_spec
 from tf_agents.trajectories import TimeStep
 
 from pipeline import configuration
@@ -76,5 +77,9 @@ def test_the_environments_of_other_interfaces_of_the_tutorial_can_be_used(tmp_pa
         "reward": [0, 1, 1, 1, 1, 1, 0, 0],
         "discount": [1, 1, 1, 1, 1, 1, 1, 0],
     }
+    to_space = importlib.import_module("my_py_environments").to_space
+    for dtype in (np.bool_, np.uint8, np.int32, np.float32):
+        space = to_space(array_spec.ArraySpec([2], dtype))
+        assert (space.shape, space.dtype) == ((2,), dtype)
     taxi = gymnasium_environment(1, name="Taxi-v4", wrappers=("my_masks:MaskFromInfo",))
     assert action_mask(taxi.current_time_step().observation).shape == (1, 6)

@@ -53,9 +53,9 @@ def test_each_environment_is_reset_with_a_seed_of_its_own(monkeypatch):
         return np.zeros((3, 4, 84, 84), np.uint8), {}
 
     monkeypatch.setattr(vector.vector_env, "reset", reset)
-    vector.reset([11, 12, 13], np.array([False, True, True]))
     vector.reset([11, 12, 13])
-    assert [seeds.tolist() for seeds in given] == [[12, 13], [11, 12, 13]]
+    vector.reset([11, 12, 13], np.array([False, True, True]))
+    assert [seeds.tolist() for seeds in given] == [[11, 12, 13], [12, 13]]
 
 
 def test_truncation_keeps_the_discount_and_a_game_over_does_not():

@@ -1,6 +1,9 @@
 """Whole runs with environments as people have them."""
 
+import json
 import os
+import pathlib
+import signal
 import subprocess
 
 import gymnasium
@@ -10,6 +13,7 @@ from conftest import ROOT, TESTS, start_binary
 from gymnasium.spaces import Box
 from scripted_environments import PlainEnv
 from tiny_runs import gin_files
+from waiting import wait_for
 
 from pipeline import configuration
 from pipeline.environments import process_vector, watchdog
@@ -94,7 +98,16 @@ class ClockEnv(LongerEnv):
         return np.array([1.7e9 + self.time])
 
 
-for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv, ClockEnv):
+class LauncherEnv(LongerEnv):
+    """Installs signal handlers of its own, like the launcher of a simulator."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+for env_class in (StrictEnv, EndlessEnv, MovingEnv, KerasEnv, HangingEnv, ClockEnv, LauncherEnv):
     name = env_class.__name__.removesuffix("Env")
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{env_class.__name__}")
 
@@ -167,6 +180,24 @@ def test_tensorflow_in_a_process_is_named(tmp_path):
     code, output = finish(start(tmp_path, "Keras", *SHORT, WARM, mode))
     assert code == 2
     assert "uses TensorFlow, which does not work in a forked process" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_a_checkpoint_although_environments_have_handlers(tmp_path, number):
+    in_processes = 'gymnasium_environment.vectorization_mode = "async"'
+    steps = "train.num_env_steps = 10_000_000", "train.log_interval = 100"
+    process = start(tmp_path, "Launcher", in_processes, *steps, "train.eval_interval = 0")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, 60)
+    threads = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = " ".join(path.read_text() for path in threads).split()
+    for pid in (*map(int, children), process.pid):  # as from a terminal or a batch system
+        os.kill(pid, number)
+    code, output = finish(process)
+    assert code == 128 + number, output
+    logged = json.loads(metrics.read_text().splitlines()[1])["env_steps"]
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert int(newest.name.removeprefix("step-")) > logged
 
 
 @pytest.mark.parametrize(

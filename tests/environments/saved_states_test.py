@@ -133,6 +133,13 @@ class ArrayEnv(EndlessEnv):
         return np.zeros(3)
 
 
+class BytesEnv(EndlessEnv):
+    """Has a state of bytes. NumPy's texts of bytes lose the zeros at their end."""
+
+    def get_state(self):
+        return {"simulator": b"state\0"}
+
+
 class ArgumentEnv(EndlessEnv):
     """Has a `get_state` that takes an argument."""
 
@@ -140,7 +147,7 @@ class ArgumentEnv(EndlessEnv):
         return {"place": place}
 
 
-@pytest.mark.parametrize("env_class", [SecretiveEnv, ArrayEnv, ArgumentEnv])
+@pytest.mark.parametrize("env_class", [SecretiveEnv, ArrayEnv, ArgumentEnv, BytesEnv])
 def test_a_get_state_of_another_form_is_not_used(env_class, capsys):
     env = build(env_class, interval=INTERVAL, num_envs=1)
     env.reset()

@@ -723,7 +723,7 @@ class ListedEnvs(gymnasium.vector.VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     num_envs = 2
-    single_observation_space = Box(-1, 1, (3,), np.float32)
+    single_observation_space: Any = Box(-1, 1, (3,), np.float32)
     single_action_space = gymnasium.spaces.Discrete(2)
     observation: Any = np.zeros((2, 3))
 
@@ -745,3 +745,51 @@ def test_results_of_a_vector_environment_are_converted_to_its_spaces():
     env.observation = np.zeros((3, 3))
     with pytest.raises(UserError, match=r"has the shape \(3, 3\) instead of \(2, 3\)"):
         run(GymnasiumVector(env), num_steps=1)
+
+
+class WholeEnvs(gymnasium.vector.SyncVectorEnv):
+    """Resets all environments, whatever the mask says."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("vector_class", [gymnasium.vector.SyncVectorEnv, WholeEnvs])
+def test_a_vector_environment_that_resets_too_many_is_refused(vector_class):
+    make = functools.partial(gymnasium.make, "CartPole-v1")
+    vector = GymnasiumVector(vector_class([make] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
+    vector.reset([1, 2])
+    vector.step(np.ones(2, np.int64))
+    if vector_class is WholeEnvs:
+        with pytest.raises(UserError, match=r"has also reset .*reset_mask.* environment WholeEnvs"):
+            vector.reset([3, 4], np.array([True, False]))
+    else:
+        vector.reset([3, 4], np.array([True, False]))
+    vector.close()
+
+
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward"])
+def test_vector_wrappers_with_statistics_are_refused(name):
+    make = functools.partial(gymnasium.make, "CartPole-v1")
+    vectors = gymnasium.vector.SyncVectorEnv([make])
+    with pytest.raises(UserError, match=f"wrapper {name} has statistics that no checkpoint"):
+        GymnasiumVector(getattr(gymnasium.wrappers.vector, name)(vectors))
+    vectors.close()
+
+
+class CategoryEnvs(ListedEnvs):
+    """Observes a category that is not in the space, and a text."""
+
+    single_observation_space = gymnasium.spaces.Dict(
+        place=gymnasium.spaces.Discrete(3, start=1), words=gymnasium.spaces.Text(5)
+    )
+    observation: Any = {"place": np.array([1, 0]), "words": ("a", "b")}
+
+
+def test_a_category_of_a_vector_environment_that_is_not_in_its_space_is_named():
+    vector = GymnasiumVector(CategoryEnvs())
+    assert [note.partition(":")[0] for note in vector.description.notes] == [
+        "agents do not see observation['words']"
+    ]
+    with pytest.raises(UserError, match=r"'place'.* not in its space Discrete\(3, start=1\)"):
+        vector.reset([1, 2])

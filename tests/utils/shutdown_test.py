@@ -206,6 +206,20 @@ def test_other_signals_are_not_requests() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_handlers_that_foreign_code_replaces_are_put_back() -> None:
+    with shutdown.StopSignal():
+        before = [signal.getsignal(number) for number in shutdown.SIGNALS]
+        with pytest.raises(KeyError), shutdown.kept_handlers():
+            for number in shutdown.SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            raise KeyError
+        assert [signal.getsignal(number) for number in shutdown.SIGNALS] == before
+        thread = threading.Thread(target=lambda: shutdown.kept_handlers().__enter__())
+        thread.start()
+        thread.join()
+        assert [signal.getsignal(number) for number in shutdown.SIGNALS] == before
+
+
 def test_outside_the_main_thread_nothing_is_installed() -> None:
     handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
     inside: list[object] = []
