@@ -32,7 +32,8 @@ def get(env: gymnasium.Env) -> State:
     """Returns the state of an environment that offers it.
 
     Raises:
-      UserError: If a state is not a dict, or holds anything but numbers and text.
+      UserError: If a state is not a dict, or if an entry is an object, or a text that NumPy would
+        shorten.
     """
     return {
         f"{depth}/{name}": _array(layer, name, value)
@@ -54,7 +55,8 @@ def set_state(env: gymnasium.Env, state: State) -> None:
 
 def _array(layer: Any, name: str, value: Any) -> np.ndarray:
     array = np.array(value)
-    if array.dtype.hasobject or array.dtype.kind == "S":  # which drops zero bytes at the end
+    is_text = isinstance(value, bytes | str)  # NumPy drops zeros at its end
+    if array.dtype.hasobject or (is_text and array.item() != value):
         raise UserError(
             f"{type(layer).__name__}.get_state() returns {name!r} as {type(value).__name__}, but a "
             "checkpoint holds only arrays of numbers or text. Convert it to such an array, bytes "

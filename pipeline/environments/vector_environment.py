@@ -19,6 +19,7 @@ from pipeline.environments.episodes import Episodes, Rows
 from pipeline.environments.single_env import close_with_warning, describe
 from pipeline.environments.vectors import Vector
 from pipeline.utils.errors import UserError
+from pipeline.utils.shutdown import kept_handlers
 
 _thread_local = threading.local()
 
@@ -74,6 +75,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         Raises:
           UserError: If `build` raises it or one of the spaces is not supported.
         """
+        build = kept_handlers()(build)
         vector = build()
         described = vector.description
         self.name, self.source, self.notes = name, described.source, described.notes

@@ -181,7 +181,7 @@ def refuse_statistics(env: gymnasium.Env | gymnasium.vector.VectorEnv) -> None:
     observations = "normalize_observations = True of the agent or of its ActorCritic"
     rewards = (
         "normalize_returns = True of an agent that has it, or scale the rewards with a wrapper "
-        "such as gymnasium.wrappers:TransformReward"
+        "such as TransformReward of gymnasium.wrappers or gymnasium.wrappers.vector"
     )
     replacements: dict[type, str] = {
         wrappers.NormalizeObservation: observations,
@@ -203,8 +203,8 @@ class GymnasiumVector:
     """Adapts a gymnasium vector environment with autoreset mode NEXT_STEP.
 
     Its `reset` must take a list with a seed for each environment, and `options["reset_mask"]` with
-    the environments to reset, as `SyncVectorEnv.reset` does. It must not write again to arrays that
-    it has returned.
+    the environments to reset, as `SyncVectorEnv.reset` does, and return the observations of the
+    others unchanged. It must not write again to arrays that it has returned.
     """
 
     thread = 0
@@ -215,7 +215,8 @@ class GymnasiumVector:
         Raises:
           UserError: If the autoreset mode is not supported, or if a wrapper normalises.
         """
-        refuse_statistics(vector_env)
+        for env in (vector_env, *getattr(vector_env.unwrapped, "envs", ())):
+            refuse_statistics(env)
         mode = vector_env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(
@@ -299,12 +300,13 @@ class GymnasiumVector:
 
     @property
     def _change(self) -> str:
-        return f"Change the vector environment {type(self.vector_env.unwrapped).__qualname__}."
+        names = [type(layer).__qualname__ for layer in saved_states.layers(self.vector_env)]
+        return f"Change the vector environment {' of '.join(names)}."
 
     def _check_others(self, before: Arrays, after: Arrays, others: np.ndarray) -> None:
-        """Checks that a reset has left the other environments alone.
+        """Checks that a reset has not changed the observations of the other environments.
 
-        Their next rows would otherwise continue an episode that has ended.
+        If they were reset, too, their next rows would continue an episode that has ended.
 
         Raises:
           UserError: If it has not.
@@ -312,8 +314,8 @@ class GymnasiumVector:
         for old, new in zip(before, after, strict=True):
             if not np.array_equal(old[others], new[others], equal_nan=new.dtype.kind == "f"):
                 raise UserError(
-                    'reset has also reset environments whose entry in options["reset_mask"] is '
-                    f"False. {self._change}"
+                    'reset has changed observations of environments whose entry in options["reset_'
+                    f'mask"] is False. It must return these unchanged. {self._change}'
                 )
 
     def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:

@@ -77,7 +77,7 @@ class StopSignal:
             return self
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous_fd = self.set_wakeup()
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # as nohup asks for
@@ -107,6 +107,10 @@ class StopSignal:
         if self.requested:
             self._announcer.join(timeout=1)
 
+    def set_wakeup(self) -> int:
+        """Makes Python write signals' numbers to the socket; returns the descriptor before."""
+        return signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
     def _watch(self) -> None:
         while numbers := self._reader.recv(64):
             for number in numbers:
@@ -128,10 +132,10 @@ class StopSignal:
 
 @contextlib.contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Puts the signal handlers back that foreign code replaces within the context.
+    """Puts back the handlers of `SIGNALS` and the wakeup descriptor that code within replaces.
 
-    Such code, for example a simulator's constructor, would otherwise end the process at a signal,
-    before it has written a checkpoint.
+    Such code, for example a simulator's constructor, would otherwise decide what happens at a
+    signal, and no checkpoint would be written.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         yield
@@ -141,9 +145,12 @@ def kept_handlers() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
+            if handler is not None:  # C code may have replaced it, which getsignal does not tell.
                 signal.signal(number, handler)
-                signal.siginterrupt(number, False)
+                if _active is not None:
+                    signal.siginterrupt(number, False)
+        if _active is not None:  # An event loop may have taken the descriptor.
+            _active.set_wakeup()
 
 
 def _announce(message: str) -> None:
@@ -165,7 +172,9 @@ def _leave_to_parent() -> None:
 
     The child shares the socket, so whatever it wrote there would stop the parent.
     """
+    global _active
     if _active is not None:
+        _active = None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

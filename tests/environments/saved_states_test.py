@@ -134,7 +134,7 @@ class ArrayEnv(EndlessEnv):
 
 
 class BytesEnv(EndlessEnv):
-    """Has a state of bytes. NumPy's texts of bytes lose the zeros at their end."""
+    """Has a state of bytes. NumPy drops the zeros at their end."""
 
     def get_state(self):
         return {"simulator": b"state\0"}

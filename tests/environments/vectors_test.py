@@ -586,6 +586,7 @@ def test_processes_die_with_their_parent(env):
 @each_vector
 def test_an_environment_that_cannot_be_built_leaves_the_others_closed(vector_class):
     closed = multiprocessing.Value("i", 0)
+    before = {*multiprocessing.active_children()}
 
     class ClosableEnv(PlainEnv):
         def close(self):
@@ -597,7 +598,7 @@ def test_an_environment_that_cannot_be_built_leaves_the_others_closed(vector_cla
     with pytest.raises(Exception, match="no such floor"):
         vector_class([ClosableEnv, fail])
     assert vector_class is ProcessVector or closed.value == 1
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= before
 
 
 @each_vector
@@ -761,7 +762,7 @@ def test_a_vector_environment_that_resets_too_many_is_refused(vector_class):
     vector.reset([1, 2])
     vector.step(np.ones(2, np.int64))
     if vector_class is WholeEnvs:
-        with pytest.raises(UserError, match=r"has also reset .*reset_mask.* environment WholeEnvs"):
+        with pytest.raises(UserError, match=r"has changed .*reset_mask.* environment WholeEnvs"):
             vector.reset([3, 4], np.array([True, False]))
     else:
         vector.reset([3, 4], np.array([True, False]))

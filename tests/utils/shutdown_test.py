@@ -214,10 +214,57 @@ def test_handlers_that_foreign_code_replaces_are_put_back() -> None:
                 signal.signal(number, signal.SIG_IGN)
             raise KeyError
         assert [signal.getsignal(number) for number in shutdown.SIGNALS] == before
-        thread = threading.Thread(target=lambda: shutdown.kept_handlers().__enter__())
-        thread.start()
-        thread.join()
-        assert [signal.getsignal(number) for number in shutdown.SIGNALS] == before
+
+
+FOREIGN = """
+import asyncio, ctypes, os, signal, sys, time
+from pipeline.utils import shutdown
+def by_python():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def by_c():
+    ctypes.CDLL(None).signal(15, None)
+def by_a_loop():
+    loop = asyncio.new_event_loop()
+    loop.add_signal_handler(signal.SIGTERM, print)
+    loop.close()
+with shutdown.StopSignal() as stop:
+    with shutdown.kept_handlers():
+        {name}()
+    os.kill(os.getpid(), signal.SIGTERM)
+    end = time.monotonic() + 20
+    while not stop.requested and time.monotonic() < end:
+        time.sleep(0.01)
+    print(stop.requested)
+"""
+
+
+@pytest.mark.parametrize("name", ["by_python", "by_c", "by_a_loop"])
+def test_a_signal_is_a_request_although_foreign_code_has_taken_it(name: str) -> None:
+    program = [sys.executable, "-c", FOREIGN.format(name=name)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_handlers_that_the_main_thread_sets_meanwhile_are_left_alone() -> None:
+    errors: list[ValueError] = []
+    entered, replaced = threading.Event(), threading.Event()
+
+    def build() -> None:
+        try:
+            with shutdown.kept_handlers():
+                entered.set()
+                replaced.wait(30)
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    entered.wait(30)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    replaced.set()
+    thread.join()
+    assert signal.signal(signal.SIGTERM, before) == signal.SIG_IGN
+    assert not errors
 
 
 def test_outside_the_main_thread_nothing_is_installed() -> None:
