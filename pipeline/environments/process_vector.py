@@ -295,8 +295,7 @@ def _serve(
             return
         observes = method in ("reset", "step")
         try:
-            with kept_handlers():  # An episode's end is in a step, and some simulators restart.
-                answer = getattr(env, method)(*arguments, *([observation] if observes else []))
+            answer = getattr(env, method)(*arguments, *([observation] if observes else []))
             sent = [array.tobytes() for array in observation] if observes else ()
             reply: tuple[str, Any, Sent] = _OK, answer, sent
         except Exception as error:

@@ -19,6 +19,7 @@ from pipeline.environments import saved_states, specs
 from pipeline.environments.saved_states import State
 from pipeline.environments.vectors import Arrays, Description, Vector, frames_per_second, store
 from pipeline.utils.errors import UserError, without_gin
+from pipeline.utils.shutdown import kept_handlers
 
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
 _MAIN_THREAD = (
@@ -200,7 +201,8 @@ class SingleEnv:
             self._return_before = _number(recorder.episode_returns)
             start_before = recorder.episode_start_time
         try:
-            results = self._call("reset", **seed)
+            with kept_handlers():  # Some simulators are started by a reset.
+                results = self._call("reset", **seed)
         except (TypeError, ValueError) as error:
             # Wrappers of gymnasium pass options, too.
             refused = re.search("unexpected keyword argument '(seed|options)'", str(error))

@@ -103,6 +103,13 @@ class LauncherEnv(LongerEnv):
 
     def __init__(self, render_mode=None):
         super().__init__(render_mode)
+        self.launch()
+
+    def reset(self, **kwargs):
+        self.launch()
+        return super().reset(**kwargs)
+
+    def launch(self):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
