@@ -75,7 +75,7 @@ class VectorEnvironment(tf_environment.TFEnvironment):
         Raises:
           UserError: If `build` raises it or one of the spaces is not supported.
         """
-        build = kept_handlers()(build)
+        build = kept_handlers()(build)  # `Episodes` calls it again where it has to.
         vector = build()
         described = vector.description
         self.name, self.source, self.notes = name, described.source, described.notes

@@ -309,13 +309,13 @@ class GymnasiumVector:
         If they were reset, too, their next rows would continue an episode that has ended.
 
         Raises:
-          UserError: If it has not.
+          UserError: If it has changed one.
         """
         for old, new in zip(before, after, strict=True):
             if not np.array_equal(old[others], new[others], equal_nan=new.dtype.kind == "f"):
                 raise UserError(
-                    'reset has changed observations of environments whose entry in options["reset_'
-                    f'mask"] is False. It must return these unchanged. {self._change}'
+                    "reset has changed observations of environments that are False in "
+                    f'options["reset_mask"]. It must return these unchanged. {self._change}'
                 )
 
     def _seeds(self, seeds: Sequence[int], mask: np.ndarray | None) -> Any:
