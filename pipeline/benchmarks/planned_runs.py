@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline import configuration
-from pipeline.benchmarks import published_scores
-from pipeline.benchmarks.published_scores import is_same_environment
+from pipeline.benchmarks.published_scores import is_same_environment, published
 from pipeline.benchmarks.suites import Experiment, Suite
 from pipeline.configuration.statements import Binding, Import, shipped_folder
 from pipeline.utils.errors import UserError, hinting
@@ -169,7 +168,7 @@ def _check_environment(suite: Suite, experiment: Experiment, settings: Mapping[s
     # With arguments, an environment may have the name of another, such as LunarLanderContinuous.
     if not trained or _ARGUMENTS in settings or is_same_environment(trained, name):
         return
-    if any(score.protocol == protocol for score in published_scores.published(name)):
+    if any(score.protocol == protocol for score in published(name)):
         raise UserError(
             f"{experiment.name} would train {trained}. Bind its environment in suite.experiments, "
             "or give the experiment another name, because it would be compared with scores that "

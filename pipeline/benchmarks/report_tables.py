@@ -293,15 +293,13 @@ def _cpu(record: Record) -> str:
 def provenance(group: Group) -> tuple[int, str]:
     """Returns the number of runs, and tables of the command, versions and machine of each run."""
     records = [record for pair in group.pairs for record in pair.records]
-    machines = list(dict.fromkeys(_text(record, _OF_THE_MACHINE) for record in records))
+    machines = list(dict.fromkeys(map(_machine, records)))
     columns = (
         *("environment", "agent", "seed", "status", "score", "environment steps", "updates"),
         *("episodes", "wall-clock", "machine", "inexact resumes", "git revision"),
         *("SHA-256 of the configuration", "SHA-256 of the weights", "command"),
     )
-    rows = [
-        _run_row(record, machines.index(_text(record, _OF_THE_MACHINE)) + 1) for record in records
-    ]
+    rows = [_run_row(record, machines.index(_machine(record)) + 1) for record in records]
     return len(records), f"{_machines(machines)}\n{table('Runs', columns, rows)}"
 
 
@@ -341,9 +339,9 @@ def _revisions(record: Record) -> list[str]:
     return [revision or "unknown" for revision in of_run]
 
 
-def _text(record: Record, names: Sequence[str]) -> str:
-    """Returns a text that is equal for records that agree in these keys."""
-    return json.dumps([record.get(name) for name in names], sort_keys=True)
+def _machine(record: Record) -> str:
+    """Returns a text that is equal for runs on the same kind of machine with the same software."""
+    return json.dumps([record.get(name) for name in _OF_THE_MACHINE], sort_keys=True)
 
 
 def _machines(machines: Sequence[str]) -> str:

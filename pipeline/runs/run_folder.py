@@ -36,6 +36,7 @@ REWRITE = (
 )
 RESTART_BEHAVIORS = ("resume", "restart", "fail")
 _LOCK = ".lock"
+_UNTIL = "operative_config.until-"
 #: Beginning of the error message if another process holds the lock of a folder.
 BUSY = "another process is training in"
 _OTHER_SOURCE = (
@@ -248,11 +249,22 @@ class RunFolder:
             "with --restart_behavior=restart, which moves aside what is left of the run."
         )
 
+    def config_at(self, env_steps: int) -> pathlib.Path:
+        """Returns the operative configuration in force when a checkpoint of a step was trained.
+
+        It is not the newest one if the run was later resumed with other values.
+        """
+        ends = {
+            int(path.stem.removeprefix(_UNTIL)): path for path in self.path.glob(f"{_UNTIL}*.gin")
+        }
+        later = [end for end in ends if end >= env_steps]
+        return ends[min(later)] if later else self.config
+
     def _write_config(self, text: str, env_steps: int) -> list[str]:
         path = self.config
         before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else text
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
-        aside = path.with_name(f"operative_config.until-{env_steps}.gin")
+        aside = path.with_name(f"{_UNTIL}{env_steps}.gin")
         if changed and not aside.exists():  # if it exists, `before` was in force for no kept step
             write_text(aside, before)  # copied, not moved: readers may open `path` at any time
         write_text(path, text)

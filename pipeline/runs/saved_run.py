@@ -6,7 +6,6 @@ This module does not import TensorFlow, so that a wrong folder or checkpoint is 
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import Any
 
 from pipeline import configuration
@@ -47,7 +46,10 @@ class SavedRun:
         self._description = self._folder.read_json("run.json")
         self.seed, self.num_envs = int(self._described("seed")), int(self._described("num_envs"))
         self._checkpoint = self._find(str(checkpoint))
-        self._config = self._config_of(self._checkpoint)
+        self._config = self._folder.config
+        if self._checkpoint:
+            digits = self._checkpoint.name.removeprefix("step-").partition(".")[0]
+            self._config = self._folder.config_at(int(digits))
 
     def _described(self, key: str) -> Any:
         try:
@@ -139,19 +141,6 @@ class SavedRun:
                 f"checkpoint {name!r} must be latest, best, or a number of environment steps."
             )
         return checkpoints.at(int(digits))
-
-    def _config_of(self, checkpoint: pathlib.Path | None) -> pathlib.Path:
-        """Returns the operative configuration with which a checkpoint was trained.
-
-        It is another one than the newest if the run was later resumed with other values.
-        """
-        until = {
-            int(path.name.split("-")[1].removesuffix(".gin")): path
-            for path in self._folder.path.glob("operative_config.until-*.gin")
-        }
-        steps = int(checkpoint.name.split("-")[1].split(".")[0]) if checkpoint else sys.maxsize
-        later = [until[end] for end in sorted(until) if end >= steps]
-        return later[0] if later else self._folder.config
 
     def _no_checkpoint(self) -> str:
         path = self._folder.path

@@ -19,6 +19,7 @@ from pipeline.environments.saved_spaces import to_json
 from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
+from pipeline.runs.source_revision import own_modules
 from pipeline.training.collector import (
     Identity,
     Message,
@@ -238,7 +239,7 @@ class OverRay:
         host, others, spaces, digests = answer
         del self._machines[number]
         # Modules may be imported late. Files that are edited later are not what this process runs.
-        here = self._digests = source_digests() | self._digests
+        here = self._digests = own_modules() | self._digests
         if edited := [x for x in here if digests.get(x, here[x]) != here[x]]:
             raise UserError(
                 f"collector {number} is on {host}, which has another revision of "

@@ -310,8 +310,8 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
     if not rungs:
         return
     try:
-        interval = _whole_number(settings, _EVAL_INTERVAL, "10_000")
-        warm_up = _whole_number(settings, _WARM_UP, "0")
+        interval = int(float(bound(settings, _EVAL_INTERVAL, "10_000")))
+        warm_up = int(float(bound(settings, _WARM_UP, "0")))
     except (OverflowError, ValueError):  # The run will refuse it.
         return
     advice = f'add "{_EVAL_INTERVAL} = {math.gcd(*rungs):_}" to search.bindings.'
@@ -330,15 +330,6 @@ def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
             f"search.rungs: {rungs[0]:_} is within the warm-up, which makes no evaluations "
             f"({_WARM_UP} = {warm_up:_}). Set a later rung, or shorten the warm-up."
         )
-
-
-def _whole_number(settings: Mapping[str, str], name: str, default: str) -> int:
-    """Returns a value that the run binds, also by macros.
-
-    Raises:
-      ValueError: If it is not a number.
-    """
-    return int(float(bound(settings, name, default)))
 
 
 def _env_steps(evaluation: dict[str, Any], folder: RunFolder) -> int | float:
