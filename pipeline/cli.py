@@ -56,6 +56,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         None means 0. A UserError that it raises is shown as its message.
     """
     _open_streams()
+    # absl describes __main__ and its flags, but an installed command is another module than main's.
+    module = sys.modules[main.__module__]
+    sys.modules["__main__"].__doc__ = module.__doc__
+    flags.adopt_module_key_flags(module)
     stdout = sys.stdout
     try:
         with (

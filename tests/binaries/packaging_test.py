@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -124,11 +125,16 @@ def test_every_requirement_is_pinned_and_the_developers_pins_are_the_users_and_m
     assert all("==" in pin.partition(";")[0] and "/" not in pin for pin in more)
 
 
-def test_the_commands_lead_to_functions(installed):
+def test_every_command_describes_its_own_flags(installed, run):
     (distribution,) = importlib.metadata.distributions(path=[str(installed)])
     commands = {point.name: point.value for point in distribution.entry_points}
     assert {"pipeline-train", "pipeline-evaluate", "pipeline-benchmark"} <= commands.keys()
-    for value in commands.values():
+    for name, value in commands.items():
         module, function = value.split(":")
-        text = (installed / f"{module.replace('.', '/')}.py").read_text()
-        assert f"def {function}(" in text, f"{value} does not exist"
+        code = f"import sys; sys.argv[:] = ['{name}', '--help']; from {module} import {function}"
+        text = run("-c", f"{code}; {function}()")
+        source = (installed / f"{module.replace('.', '/')}.py").read_text()
+        title = source.strip('"').splitlines()[0].strip('"')
+        assert title in text
+        first_flag = re.search(r'(?:DEFINE_|define_)\w+\(\s*"(\w+)"', source)
+        assert first_flag and f"{first_flag[1]}: " in text, f"{value}: {text}"
