@@ -72,10 +72,17 @@ def _check(output: pathlib.Path) -> None:
     """Checks that the export can be written, before anything is loaded.
 
     Raises:
-      UserError: If something is there already, or a package is missing.
+      UserError: If something is there already, if the name is that of another format, or if a
+        package is missing.
     """
     if output.exists():
         raise UserError(f"{output} exists already. Delete it, or choose another --output.")
+    named = {".tflite": "tflite", ".onnx": "onnx"}.get(output.suffix, _FORMAT.value)
+    if named != _FORMAT.value:
+        raise UserError(
+            f"--output={output} is not a name for --format={_FORMAT.value}. Pass --format={named}, "
+            "or choose another --output."
+        )
     if _FORMAT.value == "onnx" and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")
 

@@ -98,7 +98,8 @@ def write_tflite(policy: ExportedPolicy, path: pathlib.Path) -> None:
     Raises:
       UserError: If an operation of the policy cannot be converted.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    # Not beside `path`, where TensorFlow would take some characters of a folder for a pattern.
+    with tempfile.TemporaryDirectory() as folder:
         write_saved_model(policy, pathlib.Path(folder))
         with _converting("tflite"):
             content = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
@@ -111,10 +112,12 @@ def write_onnx(policy: ExportedPolicy, path: pathlib.Path) -> None:
     Raises:
       UserError: If an operation of the policy cannot be converted.
     """
+    import onnx
     import tf2onnx
 
     with _converting("onnx"):
         model, _ = tf2onnx.convert.from_function(policy.act, policy.act.input_signature)
+        onnx.checker.check_model(model)  # tf2onnx only logs what it cannot convert
     path.write_bytes(model.SerializeToString())
 
 

@@ -166,15 +166,46 @@ def test_each_runtime_returns_the_same_actions(restored, played, name, tmp_path)
     assert len(np.unique(expected)) > 1
 
 
-def test_an_operation_that_a_format_lacks_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "dtype", "operation", "message"),
+    [
+        ("tflite", tf.uint64, lambda x: tf.cast(x, tf.float32), r"tf\.Cast\(.*ui64.*"),
+        ("onnx", tf.float32, tf.math.log1p, "No Op registered for Log1p.*"),
+    ],
+)
+def test_an_operation_that_a_format_lacks_is_named(name, dtype, operation, message, tmp_path):
     module: Any = tf.Module()
-    signature = [tf.TensorSpec([None, 3], tf.uint64, "observation")]
-    module.act = tf.function(lambda x: {"action": tf.cast(x, tf.float32)}, signature)
-    with pytest.raises(
-        UserError, match=r"to tflite \(tf\.Cast\(.*ui64.*\)\. Choose another --format"
-    ):
-        write_tflite(module, tmp_path / "policy.tflite")
+    signature = [tf.TensorSpec([None, 3], dtype, "observation")]
+    module.act = tf.function(lambda x: {"action": operation(x)}, signature)
+    with pytest.raises(UserError, match=rf"to {name} \({message}\)\. Choose another --format"):
+        RUNTIMES[name][0](module, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_is_converted_in_a_folder_whose_name_looks_like_a_pattern(tmp_path):
+    module: Any = tf.Module()
+    module.weight = tf.Variable(2.0)
+    signature = [tf.TensorSpec([None, 3], tf.float32, "observation")]
+    module.act = tf.function(lambda x: {"action": x * module.weight}, signature)
+    folder = tmp_path / "run[rate=0.1]"
+    folder.mkdir()
+    for name in ("tflite", "onnx"):  # TensorFlow cannot load a SavedModel from such a folder
+        write, runtime = RUNTIMES[name]
+        write(module, folder / name)
+        act = runtime(folder / name)
+        assert np.array_equal(act(observation=np.ones([1, 3], np.float32))["action"], [[2, 2, 2]])
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("saved_model", ".onnx"), ("onnx", ".tflite")])
+def test_an_output_that_is_named_like_another_format_is_refused(
+    finished_run, name, suffix, tmp_path
+):
+    output = tmp_path / f"policy{suffix}"
+    flags = f"--root_dir={finished_run.root_dir}", f"--output={output}", f"--format={name}"
+    ended = run_binary("export", *flags)
+    assert ended.returncode == 2
+    assert f"is not a name for --format={name}. Pass --format={suffix[1:]}, or" in ended.stderr
+    assert not output.exists()
 
 
 PROGRAM = """
