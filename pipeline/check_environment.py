@@ -275,12 +275,16 @@ def _resume(
 
 def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterator[str]:
     from pipeline.environments import specs
+    from pipeline.ops.batches import are_finite
 
     leaves = specs.arrays(environment.observation_space)
     for leaf, largest in zip(leaves, rows.largest, strict=True):
         is_number = leaf.space.dtype != np.uint8 and not specs.categories(leaf.space)
-        if not np.isfinite(largest):
-            yield f"{leaf.name} contains NaN or infinity, which stops training. Fix the environment"
+        if not are_finite(largest):
+            yield (
+                f"{leaf.name} contains NaN, infinity or a number too large for float32, which "
+                "stops training. Fix the environment"
+            )
         elif is_number and largest > _LARGE:
             yield (
                 f"{leaf.name} reaches {largest:.3g}. Bind ActorCritic.normalize_observations = "

@@ -22,6 +22,7 @@ from pipeline.environments.process_vector import ProcessDied
 from pipeline.environments.single_env import close_with_warning
 from pipeline.environments.vectors import Vector
 from pipeline.ops import randomness
+from pipeline.ops.batches import are_finite
 from pipeline.utils import files
 from pipeline.utils.errors import UserError
 
@@ -354,13 +355,12 @@ class Episodes:
         try:
             return self._convert_actions(action)
         except ValueError as error:
-            for array in self._rows[3:] if self._rows else ():
-                if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-                    raise UserError(
-                        "an observation holds NaN or infinity, for which the agent has no valid "
-                        f"action ({error})"
-                    ) from error
-            raise
+            if self._rows is None or are_finite(self._rows[3:]):
+                raise
+            raise UserError(
+                "an observation holds NaN, infinity or a number too large for float32, for which "
+                f"the agent has no valid action ({error})"
+            ) from error
 
     def _add_own_returns(self, ends: np.ndarray) -> None:
         for index in np.flatnonzero(ends).tolist() if self._returns_so_far else ():

@@ -1,4 +1,4 @@
-"""Computes rows, means and sums of batches, and limits the norm of gradients."""
+"""Computes rows, means and sums of batches, checks numbers, and limits the norm of gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import tensorflow as tf
 from tf_agents.trajectories.trajectory import Trajectory
 
 from pipeline.ops.returns import valid_mask
+
+
+def are_finite(tensors: Any) -> bool:
+    """Returns True if a nest of tensors or arrays has neither NaN nor infinity in float32."""
+    floats = (x for x in tf.nest.flatten(tensors) if tf.as_dtype(x.dtype).is_floating)
+    # Networks compute in float32, where a large number of float64 is infinite.
+    return all(tf.reduce_all(tf.math.is_finite(tf.cast(x, tf.float32))) for x in floats)
 
 
 def masked_mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

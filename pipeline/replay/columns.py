@@ -14,6 +14,7 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
+from pipeline.ops.batches import are_finite
 from pipeline.utils.execution import HOST
 
 _BLOCK_ROWS = 10_000  # Rows that `bad_columns` reads at a time.
@@ -68,7 +69,7 @@ def scatter(variable: tf.Variable, indices: tf.Tensor, rows: tf.Tensor) -> None:
 def bad_columns(
     spec: trajectory.Trajectory, columns: list[tf.Variable], keys: np.ndarray
 ) -> list[str]:
-    """Describes the columns that hold NaN or infinity, one text per column.
+    """Describes the columns that `are_finite` refuses, one text per column.
 
     Args:
       spec: Specs of a row.
@@ -79,7 +80,7 @@ def bad_columns(
     def is_bad(column: tf.Variable) -> bool:
         blocks = (keys[i : i + _BLOCK_ROWS] for i in range(0, len(keys), _BLOCK_ROWS))
         return column.dtype.is_floating and not all(
-            tf.reduce_all(tf.math.is_finite(gather(column, block))) for block in blocks
+            are_finite(gather(column, block)) for block in blocks
         )
 
     paths = [path for path, _ in tree.flatten_with_path(spec)]

@@ -28,12 +28,11 @@ from pipeline.checkpointing.saveables import Tensors
 from pipeline.environments.training_environment import TrainingEnvironment
 from pipeline.environments.vector_environment import VectorEnvironment
 from pipeline.environments.watchdog import Watched
-from pipeline.ops.batches import ordered_sum
+from pipeline.ops.batches import are_finite, ordered_sum
 from pipeline.replay import Experience
 from pipeline.training.collector import Message, Request, files_in, unpack, weights
 from pipeline.training.collector_places import CollectorLost, InProcess
 from pipeline.training.iteration import Chunk, LoopState, Updates, first_state
-from pipeline.training.nan_checks import are_finite
 from pipeline.utils import files
 from pipeline.utils.errors import RetryableError, UserError
 from pipeline.utils.execution import HOST, int64, on_device

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 from tf_agents.trajectories import TimeStep
 
 from pipeline.agents.agent import Agent
+from pipeline.ops.batches import are_finite
 from pipeline.replay import Experience
 from pipeline.utils.errors import UserError
 
@@ -97,12 +97,6 @@ def _not_finite(
         f"NaN or infinite after {env_steps:_} environment steps and "
         f"{int(agent.train_step_counter):_} updates: {first}{then}. {advice}."
     )
-
-
-def are_finite(tensors: Any) -> bool:
-    """Returns True if a nest of tensors holds neither NaN nor infinity."""
-    floats = (x for x in tf.nest.flatten(tensors) if tf.as_dtype(x.dtype).is_floating)
-    return all(tf.reduce_all(tf.math.is_finite(x)) for x in floats)
 
 
 def _first_bad(module: tf.Module) -> str:

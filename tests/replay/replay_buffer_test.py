@@ -374,14 +374,18 @@ def test_a_buffer_takes_less_than_the_memory_that_there_is(monkeypatch: pytest.M
         create(4, capacity=100)  # rows of more than 1,296 bytes each
 
 
-def test_bad_rows_of_every_stream_are_found() -> None:
-    spec = [tf.TensorSpec([], tf.float32)]
+@pytest.mark.parametrize(
+    ("dtype", "bad"), [(tf.float32, np.nan), (tf.float32, np.inf), (tf.float64, -1e39)]
+)
+def test_bad_rows_of_every_stream_are_found(dtype, bad) -> None:
+    """Networks compute in float32, where -1e39 is minus infinity."""
+    spec = [tf.TensorSpec([], dtype)]
     column = columns.create_column(spec[0], 10)
-    values = tf.constant([0.0] * 6 + [np.nan] + [0.0] * 3)
+    values = tf.constant([0.0] * 6 + [bad] + [3e38] * 3, dtype)
     columns.scatter(column, tf.range(10, dtype=tf.int64), values)
-    bad = ["0 of the rows collected"]
-    assert columns.bad_columns(spec, [column], np.array([0, 1, 5, 6])) == bad
-    assert columns.bad_columns(spec, [column], np.array([0, 1, 5])) == []
+    found = columns.bad_columns(spec, [column], np.array([0, 1, 5, 6]))
+    assert found == ["0 of the rows collected"]
+    assert columns.bad_columns(spec, [column], np.array([0, 1, 5, 9])) == []
 
 
 def test_a_bad_row_is_found_until_it_is_overwritten() -> None:
