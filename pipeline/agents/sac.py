@@ -263,13 +263,15 @@ def create_sac_agent(
     The first five arguments are those of `agent.agent_factory`.
 
     Raises:
-      UserError: If the actions are discrete or unbounded, or a number is out of its range.
+      UserError: If the actions are discrete or unbounded, a number is out of its range, or no
+        policy can have the target entropy.
     """
     check_arguments(create_sac_agent, locals())
     del num_envs
     check_actions(action_spec)
-    if target_entropy is None:
-        target_entropy = -float(np.prod(action_spec.shape))
+    size = int(np.prod(action_spec.shape))
+    target_entropy = -float(size) if target_entropy is None else target_entropy
+    _check_target_entropy(target_entropy, size)
     schedule = as_schedule(learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = (agent_class or SacAgent)(
@@ -315,4 +317,19 @@ def check_actions(action_spec: tensor_spec.BoundedTensorSpec) -> None:
             f"[{action_spec.minimum}, {action_spec.maximum}] they are infinite or coincide. Use "
             "agents/ppo, or change the action space with a wrapper of your own (a "
             "gymnasium.ActionWrapper): bound the actions, or remove those with only one value."
+        )
+
+
+def _check_target_entropy(target_entropy: float, size: int) -> None:
+    """Checks that policies of `size` actions in [-1, 1] can exceed this entropy.
+
+    Raises:
+      UserError: If none can. The temperature would rise without end.
+    """
+    largest = size * np.log(2.0)
+    if target_entropy >= largest:
+        raise UserError(
+            f"create_sac_agent.target_entropy = {target_entropy:g}: must be below {largest:.3g}, "
+            "the entropy of uniform actions in [-1, 1], in nats. The usual target is minus the "
+            f"action size, {-size}."
         )
