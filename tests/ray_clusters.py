@@ -13,6 +13,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from pipeline.benchmarks import runner
 from pipeline.benchmarks.cluster import Cluster
+from pipeline.benchmarks.train_process import Machines
 from pipeline.utils.shutdown import StopSignal
 
 FAKE = (fake_training.__file__,)
@@ -39,7 +40,8 @@ def ray_cluster(*cpus: int, **head: Any) -> Iterator[RayCluster]:
 def run(address: str, folder: pathlib.Path, suite, stop=None, say=print, **kwargs):
     """Trains a suite of `fake_training` on the cluster."""
     with Cluster(address, folder, say=say, train=FAKE, **kwargs) as cluster:
-        return runner.run_suite(suite, folder, 9, (), stop or StopSignal(), cluster.start)
+        on = Machines(folder, 9, cluster.start)
+        return runner.run_suite(suite, on, (), stop or StopSignal())
 
 
 def kill(node) -> None:

@@ -1,6 +1,6 @@
 """Benchmarks small enough to test: two experiments that `fake_training` trains.
 
-`python -m tiny_benchmarks FOLDER` runs a benchmark that tests can stop or kill.
+`python -m tiny_benchmarks FOLDER PATIENCE` runs a benchmark that tests can stop or kill.
 """
 
 import os
@@ -17,7 +17,7 @@ from waiting import wait_for
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.benchmarks.suites import Experiment, Suite
-from pipeline.benchmarks.train_process import Start, TrainProcess
+from pipeline.benchmarks.train_process import Machines, Start, TrainProcess
 from pipeline.utils.shutdown import StopSignal
 
 FAKE = (sys.executable, fake_training.__file__)
@@ -56,8 +56,9 @@ def run(
     stop=None,
     start: Start = start_fake,
 ) -> runner.Outcome:
+    on = Machines(output_dir, workers, start)
     with mock.patch.object(runner, "_POLL_SECONDS", 0.01):
-        return runner.run_suite(suite, output_dir, workers, bindings, stop or StopSignal(), start)
+        return runner.run_suite(suite, on, bindings, stop or StopSignal())
 
 
 def recorded(output_dir: pathlib.Path) -> dict[tuple[str, int], dict]:
@@ -96,5 +97,6 @@ def is_alive(process_id: int) -> bool:
 if __name__ == "__main__":
     # Two seeds of each experiment, two at a time, all of which wait for a signal.
     with StopSignal("stopping") as stop:
-        outcome = run(pathlib.Path(sys.argv[1]), make_suite(2, PATIENCE), workers=2, stop=stop)
+        suite = make_suite(2, sys.argv[2])
+        outcome = run(pathlib.Path(sys.argv[1]), suite, workers=2, stop=stop)
     print(f"{outcome.finished} finished, {outcome.left} left")

@@ -10,7 +10,7 @@ from unittest import mock
 
 from tiny_benchmarks import start_fake
 
-from pipeline.benchmarks.train_process import Start
+from pipeline.benchmarks.train_process import Machines, Start
 from pipeline.tuning import tuner
 from pipeline.tuning.search import Search
 from pipeline.utils.shutdown import StopSignal
@@ -48,7 +48,8 @@ def run(
     start: Start = start_fake,
 ):
     with mock.patch.object(tuner, "_POLL_SECONDS", 0.01):
-        return tuner.tune(search, folder, num_trials, workers, stop or StopSignal(), start=start)
+        on = Machines(folder, workers, start)
+        return tuner.tune(search, on, num_trials, stop or StopSignal())
 
 
 if __name__ == "__main__":

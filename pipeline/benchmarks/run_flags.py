@@ -8,11 +8,11 @@ import math
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
-from pipeline.benchmarks.train_process import Start, TrainProcess
+from pipeline.benchmarks.train_process import Machines
 from pipeline.utils.errors import UserError
 
 WORKERS = flags.DEFINE_integer(
@@ -62,28 +62,6 @@ OF_RUNS: Sequence[flags.FlagHolder[Any]] = (
 STOPPING = "stopping: the runs write their checkpoints (Ctrl-C again to exit at once)"
 
 
-def for_train() -> list[str]:
-    """Returns the flags that are passed on to `pipeline.train`."""
-    passed_on = (ALLOW_GIN_IMPORTS, ALLOW_INEXACT_RESUME)
-    return [f"--{flag.name}" for flag in passed_on if flag.value]
-
-
-class Machines(NamedTuple):
-    """Machines on which runs are trained.
-
-    Attributes:
-      start: Starts the process that trains a run.
-      workers: Number of parallel runs.
-      bindings: Gin statements that every run needs there.
-      output_dir: Folder of the runs, as all machines name it.
-    """
-
-    start: Start
-    workers: int
-    bindings: Sequence[str]
-    output_dir: pathlib.Path
-
-
 @contextlib.contextmanager
 def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
     """Yields the machines that the flags choose: this one, or those of a cluster.
@@ -94,11 +72,12 @@ def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
     Raises:
       UserError: If a flag has no effect, Ray is not installed, or the cluster cannot be used.
     """
+    passed_on = [f"--{x.name}" for x in (ALLOW_GIN_IMPORTS, ALLOW_INEXACT_RESUME) if x.value]
     if _RAY_ADDRESS.value is None:
         for flag in (_CPUS_PER_RUN, _GPUS_PER_RUN, _MEMORY_PER_RUN):
             if flag.value is not None:
                 raise UserError(f"--{flag.name} has no effect without --ray_address.")
-        yield Machines(TrainProcess, WORKERS.value or 1, (), output_dir)
+        yield Machines(output_dir, WORKERS.value or 1, flags=passed_on)
         return
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed. Install it with: pip install ray==2.60.0")
@@ -118,5 +97,5 @@ def machines(output_dir: pathlib.Path) -> Iterator[Machines]:
         _MEMORY_PER_RUN.value or 0.0,
         allow_inexact_resume=ALLOW_INEXACT_RESUME.value,
     ) as cluster:
-        workers = WORKERS.value or sys.maxsize
-        yield Machines(cluster.start, workers, thread_bindings(cpus), output_dir.absolute())
+        workers, bindings = WORKERS.value or sys.maxsize, thread_bindings(cpus)
+        yield Machines(output_dir.absolute(), workers, cluster.start, bindings, passed_on)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pipeline.benchmarks.planned_runs import Run, plan
 from pipeline.benchmarks.records import FAILED, FINISHED, Record
 from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.suites import Suite
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Machines, Process
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError
 from pipeline.utils.files import PASSING
@@ -40,13 +39,7 @@ class Outcome(NamedTuple):
 
 
 def run_suite(
-    suite: Suite,
-    output_dir: pathlib.Path,
-    workers: int,
-    gin_bindings: Sequence[str],
-    stop: StopSignal,
-    start: Start = TrainProcess,
-    flags: Sequence[str] = (),
+    suite: Suite, machines: Machines, gin_bindings: Sequence[str], stop: StopSignal
 ) -> Outcome:
     """Runs the unfinished runs of a suite and records them in `<output_dir>/<suite>.jsonl`.
 
@@ -55,12 +48,9 @@ def run_suite(
 
     Args:
       suite: The suite to run.
-      output_dir: Folder of the benchmark; created if missing.
-      workers: Number of runs at the same time.
+      machines: Machines on which the runs are trained.
       gin_bindings: Statements for every run, after those of the suite.
       stop: Signal that stops the benchmark: all processes write a checkpoint and exit.
-      start: Starts the process that trains a run.
-      flags: Flags of every run, in addition to those that identify the run.
 
     Returns:
       How many runs have finished, failed or are left.
@@ -70,31 +60,29 @@ def run_suite(
         RetryableError if another benchmark uses the folder, the disk is full or not writable, or,
         after all other runs, if some cannot be trained now. All processes have then been stopped.
     """
-    runs = plan(suite, output_dir, gin_bindings, flags)
-    workers = min(workers, len(runs))
-    with SuiteFolder(output_dir, suite.name) as folder:
+    runs = plan(suite, machines.output_dir, gin_bindings, machines.flags)
+    with SuiteFolder(machines.output_dir, suite.name) as folder:
         folder.check_settings(runs)
         total = sum(run.num_env_steps for run in runs)
         with Progress(total, plain_interval=_PLAIN_SECONDS) as display:
-            return _Runner(runs, workers, folder, display, stop, start).run()
+            return _Runner(runs, machines, folder, display, stop).run()
 
 
 class _Runner:
     def __init__(
         self,
         runs: Sequence[Run],
-        workers: int,
+        machines: Machines,
         folder: SuiteFolder,
         display: Progress,
         stop: StopSignal,
-        start: Start,
     ) -> None:
         self._runs = runs
-        self._workers = workers
+        self._workers = min(machines.workers, len(runs))
+        self._start = machines.start
         self._folder = folder
         self._display = display
         self._stop = stop
-        self._start = start
         self._waiting: deque[Run] = deque()
         self._running: list[Process] = []
         self._losses = Losses(display.message)

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipeline.benchmarks.planned_runs import Run
 from pipeline.utils import die_with_parent
@@ -141,6 +141,24 @@ class TrainProcess(LocalProcess):
         super().__init__([*command, *run.arguments], run.log)
         self.run = run
         self.started = time.monotonic()
+
+
+class Machines(NamedTuple):
+    """Machines on which runs are trained, and how the runs are started there.
+
+    Attributes:
+      output_dir: Folder of the runs, as all machines name it; created if missing.
+      workers: Number of parallel runs.
+      start: Starts the process that trains a run.
+      bindings: Gin statements that every run needs there.
+      flags: Flags of every run, in addition to those that identify the run.
+    """
+
+    output_dir: pathlib.Path
+    workers: int
+    start: Start = TrainProcess
+    bindings: Sequence[str] = ()
+    flags: Sequence[str] = ()
 
 
 def was_interrupted(process: Process) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.benchmarks import train_process
 from pipeline.benchmarks.planned_runs import Run, bound, plan
-from pipeline.benchmarks.train_process import Losses, Process, Start, TrainProcess
+from pipeline.benchmarks.train_process import Losses, Machines, Process
 from pipeline.runs.run_folder import RunFolder
 from pipeline.tuning.halving import (
     ENDED,
@@ -42,25 +42,14 @@ _NO_RETURN = (
 )
 
 
-def tune(
-    search: Search,
-    output_dir: pathlib.Path,
-    num_trials: int,
-    workers: int,
-    stop: StopSignal,
-    flags: Sequence[str] = (),
-    start: Start = TrainProcess,
-) -> bool:
+def tune(search: Search, machines: Machines, num_trials: int, stop: StopSignal) -> bool:
     """Trains the trials of a search, from where an earlier call stopped.
 
     Args:
       search: The search.
-      output_dir: Folder of the search; created if missing.
+      machines: Machines on which the runs are trained.
       num_trials: Number of trials.
-      workers: Number of runs at the same time.
       stop: Signal that stops the search: all processes write a checkpoint and exit.
-      flags: Flags of every run, in addition to those that identify the run.
-      start: Starts the process that trains a run.
 
     Returns:
       True if nothing is left to do.
@@ -76,22 +65,19 @@ def tune(
             f"--trials={num_trials} is more than the {search.grid_size} points of the grid. Omit "
             "--trials to train all of them."
         )
-    with SearchFolder(output_dir, search) as folder:
-        _check(search, folder, output_dir, flags)
+    with SearchFolder(machines.output_dir, search) as folder:
+        _check(search, folder, machines)
         # With fewer trials, the last bracket would be smaller, and others would be its best.
         num_trials = max(num_trials, len(folder.trials))
         steps = planned_steps(search, num_trials)
         with Progress(steps, plain_interval=_PLAIN_SECONDS) as display:
-            return _Tuner(
-                search, folder, output_dir, num_trials, workers, stop, flags, start, display
-            ).run()
+            return _Tuner(search, machines, folder, num_trials, stop, display).run()
 
 
-def _check(
-    search: Search, folder: SearchFolder, output_dir: pathlib.Path, flags: Sequence[str]
-) -> None:
+def _check(search: Search, folder: SearchFolder, machines: Machines) -> None:
     """Checks the config and the rungs before anything is trained."""
-    (run, *_) = plan(search.suite(0, search.suggest(0, [])), output_dir, (), flags)
+    first = search.suite(0, search.suggest(0, []))
+    (run, *_) = plan(first, machines.output_dir, (), machines.flags)
     if run.num_env_steps != search.num_env_steps:
         raise UserError(
             f"search.bindings: train.num_env_steps = {run.num_env_steps:_} would replace "
@@ -110,23 +96,17 @@ class _Tuner:
     def __init__(
         self,
         search: Search,
+        machines: Machines,
         folder: SearchFolder,
-        output_dir: pathlib.Path,
         num_trials: int,
-        workers: int,
         stop: StopSignal,
-        flags: Sequence[str],
-        start: Start,
         display: Progress,
     ):
         self._search = search
+        self._machines = machines
         self._folder = folder
-        self._output_dir = output_dir
         self._num_trials = num_trials
-        self._workers = workers
         self._stop = stop
-        self._flags = flags
-        self._start = start
         self._display = display
         self._running: dict[pathlib.Path, Process] = {}
         self._runs: dict[int, list[Run]] = {}  # by trial
@@ -176,7 +156,7 @@ class _Tuner:
     @property
     def _has_room(self) -> bool:
         """Returns True if another process may be started."""
-        workers = self._workers if self._has_begun else 1
+        workers = self._machines.workers if self._has_begun else 1
         return len(self._running) < workers and not self._stop.requested
 
     def _begin(self, number: int) -> None:
@@ -201,7 +181,7 @@ class _Tuner:
                 return
             elif run.folder not in self._running and self._has_room:
                 try:
-                    process = self._start(run)
+                    process = self._machines.start(run)
                 except OSError as error:
                     raise error_kind(error)(f"{run.name} cannot be started: {error}") from error
                 if process is not None:
@@ -221,7 +201,7 @@ class _Tuner:
     def _runs_of(self, number: int) -> list[Run]:
         if number not in self._runs:
             suite = self._search.suite(number, self._folder.trials[number].parameters)
-            self._runs[number] = plan(suite, self._output_dir, (), self._flags)
+            self._runs[number] = plan(suite, self._machines.output_dir, (), self._machines.flags)
         return self._runs[number]
 
     def _return_at(self, run: Run, rung: int) -> float | None:
@@ -298,11 +278,7 @@ class _Tuner:
 
 
 def _check_interval(settings: Mapping[str, str], rungs: Sequence[int]) -> None:
-    """Checks that the run is evaluated at every rung, which is after its warm-up.
-
-    Args:
-      settings: Values that the run binds, as text, by name.
-      rungs: Environment steps of the rungs.
+    """Checks that a run with these settings is evaluated at every rung, after its warm-up.
 
     Raises:
       UserError: If it is not.

@@ -18,12 +18,14 @@ from pipeline.benchmarks.suite_folder import SuiteFolder
 from pipeline.benchmarks.train_process import LocalProcess, TrainProcess
 from pipeline.utils import die_with_parent
 from pipeline.utils.errors import RETRY_CODE, USER_ERROR_CODE
+from pipeline.utils.shutdown import ECHO_SECONDS
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(tmp_path, request):
     """Starts a benchmark with two of four runs under way, and kills it when the test ends."""
-    command = [sys.executable, "-m", "tiny_benchmarks", str(tmp_path)]
+    patience = getattr(request, "param", PATIENCE)
+    command = [sys.executable, "-m", "tiny_benchmarks", str(tmp_path), patience]
     process = preloaded.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     waiting_processes(tmp_path, 2)
     yield process
@@ -81,10 +83,12 @@ def test_the_terminals_ctrl_c_does_not_reach_the_runs_but_kill_ends_them(program
         assert recorded(tmp_path) == {}
 
 
+@pytest.mark.parametrize("program", ["fake.patience = 60"], indirect=True)
 def test_a_second_ctrl_c_ends_everything_at_once(program, tmp_path):
     running = waiting_processes(tmp_path, 2)
     program.send_signal(signal.SIGINT)
-    time.sleep(0.4)  # an earlier signal would count as an echo of the first
+    assert program.stderr.readline() == b"stopping\n"
+    time.sleep(ECHO_SECONDS + 0.1)  # an earlier signal would count as an echo of the first
     program.send_signal(signal.SIGINT)
     program.communicate(timeout=30)
     assert program.returncode == 128 + signal.SIGINT

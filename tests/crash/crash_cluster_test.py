@@ -12,6 +12,7 @@ from waiting import wait_for
 from pipeline.benchmarks import records, runner
 from pipeline.benchmarks.cluster import Cluster, thread_bindings
 from pipeline.benchmarks.suites import Experiment, Suite
+from pipeline.benchmarks.train_process import Machines
 from pipeline.utils.shutdown import StopSignal
 
 pytestmark = pytest.mark.crash
@@ -51,14 +52,15 @@ def trained_on(folder: pathlib.Path) -> int:
 
 def test_a_cluster_that_loses_two_nodes_and_gains_one_has_the_digests_of_one_machine(tmp_path):
     local, shared = tmp_path / "local", tmp_path / "shared"
-    assert runner.run_suite(SUITE, local, 2, (), StopSignal())[0] == 6
+    assert runner.run_suite(SUITE, Machines(local, 2), (), StopSignal())[0] == 6
     outcome: list = []
     said: list[str] = []
     with ray_cluster(1, 1, 1) as nodes:
 
         def train():
             with Cluster(nodes.address, shared, say=said.append) as cluster:
-                outcome.append(runner.run_suite(SUITE, shared, 9, (), StopSignal(), cluster.start))
+                on = Machines(shared, 9, cluster.start)
+                outcome.append(runner.run_suite(SUITE, on, (), StopSignal()))
 
         thread = threading.Thread(target=train)
         thread.start()

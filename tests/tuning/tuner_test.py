@@ -423,20 +423,17 @@ def test_a_process_that_cannot_be_started_fails_no_trial(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"parameters": {}}, "line 2 is damaged"),
-        ({"number": "1"}, "line 2 is damaged"),
-        ({"returns": 5}, "line 2 is damaged"),
-        ({"returns": [["x"]]}, "line 2 is damaged"),
-    ],
+    "change",
+    [{"parameters": {}}, {"number": "1"}, {"returns": 5}, {"returns": [["x"]]}, None],
+    ids=str,
 )
-def test_a_record_with_other_values_is_named(tmp_path, uninterrupted, line, message):
+def test_a_damaged_record_is_named(tmp_path, uninterrupted, change):
     shutil.copytree(uninterrupted, tmp_path / "copy")
     path = tmp_path / "copy" / "trials.jsonl"
     records = path.read_text().splitlines()
-    records[1] = json.dumps(json.loads(records[1]) | line)
+    records[1] = json.dumps(json.loads(records[1]) | change) if change else records[1][:20]
     path.write_text("\n".join(records) + "\n")
+    message = r"trials\.jsonl: line 2 is damaged" if change else r"trials\.jsonl, line 2: "
     for act in (lambda: run(tmp_path / "copy", PATIENT, 6), lambda: write(tmp_path / "copy")):
         with pytest.raises(UserError, match=message):
             act()
@@ -453,11 +450,3 @@ def test_a_missing_or_damaged_search_file_is_named(tmp_path, uninterrupted):
         run(tmp_path / "copy", PATIENT, 6)
     with pytest.raises(UserError, match="contains no search"):
         write(tmp_path / "copy")
-
-
-def test_a_damaged_record_is_named(tmp_path):
-    run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)
-    path = tmp_path / "trials.jsonl"
-    path.write_text(path.read_text()[:20] + "\n" + path.read_text())
-    with pytest.raises(UserError, match=r"trials\.jsonl"):
-        run(tmp_path, PATIENT._replace(rungs=(), bindings=()), 1)
