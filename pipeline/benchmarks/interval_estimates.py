@@ -64,10 +64,8 @@ def interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
     order = np.argsort(pooled, axis=-1)
     repeats = np.repeat([most // size for size in sizes], sizes)[order]
     ends = np.cumsum(repeats, axis=-1)
-    kept = np.minimum(ends, n - n // 4) - np.maximum(ends - repeats, n // 4)
-    kept = np.maximum(kept, 0)
-    values = np.take_along_axis(pooled, order, axis=-1)
-    return np.sum(values * kept, axis=-1) / np.sum(kept, axis=-1)
+    kept = np.diff(np.clip(ends, n // 4, n - n // 4), axis=-1, prepend=n // 4)
+    return np.average(np.take_along_axis(pooled, order, axis=-1), axis=-1, weights=kept)
 
 
 def median_of_means(*tasks: np.ndarray) -> np.ndarray:

@@ -59,11 +59,8 @@ class Suite(NamedTuple):
       name: Name of the gin file, without its suffix.
       protocol: Description of how environments are made and scores are taken. If that depends on
         the algorithm, a mapping from algorithm to description.
-      score: Which number is the score of a run, or a mapping from algorithm to it. "evaluation" is
-        the mean return of the final weights' evaluation. "training" is the mean return of the last
-        100 training episodes at the end of the budget. "iteration" is the mean return of the
-        training episodes that ended in the last 250,000 environment steps of the budget, as
-        Dopamine reports it.
+      score: Which number is the score of a run, one of `SCORES` (see `records`), or a mapping from
+        algorithm to it.
       num_seeds: Number of seeds. The seeds are 1 to num_seeds.
       budgets: Environment steps at which scores are tabulated in addition to the final one.
       bindings: Gin statements for every run. The bindings of an experiment override them.

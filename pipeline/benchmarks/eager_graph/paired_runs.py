@@ -44,12 +44,16 @@ def read_pairs(folder: str) -> list[SeedPair]:
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
         raise UserError(f"--paired_runs={folder}: the folder contains no run folders.")
-    returns = [_final_return(run) for run in runs]
-    _check_configurations(runs)
+    configuration = _configuration(runs[0])
     graph: dict[int, float] = {}
     exact: dict[int, float] = {}
     first: dict[int, dict[str, Any]] = {}
-    for run, of_run in zip(runs, returns, strict=True):
+    for run in runs:
+        if _configuration(run) != configuration:
+            raise UserError(
+                f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
+                "configuration only."
+            )
         start = run.read_json("run.json")
         if not {"execution", "seed"} <= start.keys():
             raise UserError(f"{run.path / 'run.json'} lacks the execution or the seed of the run.")
@@ -59,7 +63,7 @@ def read_pairs(folder: str) -> list[SeedPair]:
                 f"{run.path} has the same seed and kind as another run in --paired_runs={folder}: "
                 "move one of them away."
             )
-        group[start["seed"]] = of_run
+        group[start["seed"]] = _final_return(run)
         other = first.setdefault(start["seed"], start)
         if differing := [name for name in _ALIKE if start.get(name) != other.get(name)]:
             raise UserError(
@@ -79,8 +83,8 @@ def _final_return(run: RunFolder) -> float:
     result = run.read_json("result.json")
     if not result:
         raise UserError(f"{run.path} is not finished: run its command again to finish it.")
-    evaluation = result.get("evaluation")
-    if not isinstance(evaluation, dict) or "return_mean" not in evaluation:
+    evaluation = result.get("evaluation", {})
+    if "return_mean" not in evaluation:
         raise UserError(f"{run.path / 'result.json'} lacks the final evaluation.")
     mean = evaluation["return_mean"]
     if mean is None:
@@ -89,16 +93,6 @@ def _final_return(run: RunFolder) -> float:
             "train the pairs anew with a larger Evaluator.num_env_steps."
         )
     return float(mean)
-
-
-def _check_configurations(runs: list[RunFolder]) -> None:
-    first = _configuration(runs[0])
-    for run in runs:
-        if _configuration(run) != first:
-            raise UserError(
-                f"{run.path} has another configuration than {runs[0].path}: compare runs of one "
-                "configuration only."
-            )
 
 
 def _configuration(run: RunFolder) -> str:

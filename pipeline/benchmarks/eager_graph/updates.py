@@ -219,10 +219,8 @@ def largest(first: list[Weights], second: list[Weights]) -> float:
 
 def same_bits(first: Iterable[Weights], second: Iterable[Weights]) -> bool:
     """Returns True if all variables are equal to the last bit after every update."""
-    return all(
-        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
-        for a, b in zip(first, second, strict=True)
-    )
+    pairs = zip(first, second, strict=True)
+    return all(a[name].tobytes() == b[name].tobytes() for a, b in pairs for name in a)
 
 
 class Effect(NamedTuple):
