@@ -31,7 +31,6 @@ settings.register_profile(
     "everyday", deadline=None, derandomize=True, database=None, max_examples=20
 )
 settings.load_profile("everyday")
-set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
 
 ROOT = pathlib.Path(__file__).parent.parent
 TESTS = ROOT / "tests"
@@ -60,6 +59,9 @@ LONGEST_FILES = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_DEBUG_TEMPROOT" not in os.environ:  # further processes of pytest inherit it
+        _gather_temporary_files(config)
+    set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "hypothesis")
     if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         return  # This process only distributes the tests.
     import_tensorflow()
@@ -71,6 +73,14 @@ def pytest_configure(config: pytest.Config) -> None:
         importlib.import_module("tensorflow").constant(0)  # TensorFlow reads them now
     # Only a power failure would show that files are not synced; `files_test` checks the calls.
     mock.patch.object(os, "fsync", lambda descriptor: None).start()
+
+
+def _gather_temporary_files(config: pytest.Config) -> None:
+    """Gives all processes a temporary folder, which is removed with what killed ones have left."""
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()  # those of the tests stay there
+    folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
 
 
 def pytest_collection_finish() -> None:

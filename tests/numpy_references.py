@@ -8,6 +8,7 @@ from typing import Any
 
 import gin
 import numpy as np
+import pytest
 import scipy.special
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
@@ -23,6 +24,9 @@ FOUR_ACTIONS = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 3)
 TWO_MOTORS = tensor_spec.BoundedTensorSpec((2,), tf.float32, [-1.0, 0.0], [3.0, 0.5])
 PIXELS = tensor_spec.BoundedTensorSpec((6, 6, 2), tf.uint8, 0, 255)
 THREE_NUMBERS = tensor_spec.BoundedTensorSpec((3,), tf.float32, -9.0, 9.0)
+each_action_spec = pytest.mark.parametrize(
+    "action_spec", [FOUR_ACTIONS, TWO_MOTORS], ids=["discrete", "continuous"]
+)
 
 Array = np.ndarray
 

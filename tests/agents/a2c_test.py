@@ -14,7 +14,6 @@ from numpy_references import (
     LAST,
     MID,
     THREE_NUMBERS,
-    TWO_MOTORS,
     Array,
     as_float32,
     as_float64,
@@ -23,6 +22,7 @@ from numpy_references import (
     bound,
     check_steps,
     dense_layers,
+    each_action_spec,
     env_steps,
     float64,
     n_step_return,
@@ -42,12 +42,6 @@ from pipeline.networks.actor_critic import OnPolicyInfo
 from pipeline.utils.errors import UserError
 
 ROWS = 12
-ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
-
-
-@pytest.fixture(params=ACTION_SPECS)
-def action_spec(request):
-    return ACTION_SPECS[request.param]
 
 
 def create(action_spec=FOUR_ACTIONS, constructor=create_a2c_agent, **kwargs: Any) -> A2CAgent:
@@ -120,6 +114,7 @@ def parameters(agent: A2CAgent) -> tuple[list[tf.Variable], Any]:
     return [*policy, *log_std, *value], layers
 
 
+@each_action_spec
 def test_loss_and_gradients_equal_numpy(action_spec) -> None:
     settings = {"value_coefficient": 0.7, "entropy_coefficient": 0.05}
     agent = create(action_spec, **settings)
@@ -139,6 +134,7 @@ def test_loss_and_gradients_equal_numpy(action_spec) -> None:
     assert set(agent.loss_names) <= loss_info.extra.keys()
 
 
+@each_action_spec
 def test_boundary_rows_never_enter(action_spec) -> None:
     agent = create(action_spec, entropy_coefficient=0.1)
     rows, valid = batch(action_spec)
@@ -148,6 +144,7 @@ def test_boundary_rows_never_enter(action_spec) -> None:
     assert_close(with_them[0], without[0])
 
 
+@each_action_spec
 def test_its_gradient_is_that_of_ppo_before_the_first_update(action_spec) -> None:
     """Checks PPO at a ratio of 1, where its surrogate has the gradient of the log-probability."""
     agent = create(action_spec, value_coefficient=0.5)

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
+from a2c_test import create as create_small
 from numpy_references import (
     FOUR_ACTIONS,
     LAST,
-    THREE_NUMBERS,
-    TWO_MOTORS,
     as_float32,
     assert_close,
     assert_same,
-    bound,
     check_steps,
-    env_steps,
+    each_action_spec,
     random_rollout,
     randomize,
-    specs,
     tensors,
 )
 from tf_agents.trajectories import Trajectory, restart
 
-from pipeline.agents.a2c import create_a2c_agent
-from pipeline.agents.impala import ImpalaAgent, create_impala_agent
+from pipeline.agents.impala import create_impala_agent
 from pipeline.networks.actor_critic import OnPolicyInfo
 from pipeline.ops.returns import v_trace, valid_mask
 
-
-def create(constructor: Any = create_impala_agent, action_spec=FOUR_ACTIONS, **kwargs: Any) -> Any:
-    settings = {"num_envs": 3, "seed": 0, "env_steps": env_steps(), "discount": 0.9} | kwargs
-    with bound({"mlp_encoder.units": (4,)}):
-        agent = constructor(specs(THREE_NUMBERS), action_spec, **settings)
-    randomize(np.random.default_rng(7), agent.actor_critic.trainable_variables)
-    return agent
+create = functools.partial(create_small, constructor=create_impala_agent)
 
 
 def collected(agent: Any, action_spec=FOUR_ACTIONS, seed: int = 0) -> tuple[Trajectory, Any]:
@@ -56,12 +46,12 @@ def collected(agent: Any, action_spec=FOUR_ACTIONS, seed: int = 0) -> tuple[Traj
     return tensors(rows), restart(tf.constant(as_float32(rng.normal(size=(3, 3)))), 3)
 
 
-@pytest.mark.parametrize("action_spec", [FOUR_ACTIONS, TWO_MOTORS])
+@each_action_spec
 def test_with_the_weights_that_collected_it_is_a2c(action_spec) -> None:
     weights = {"value_coefficient": 0.7, "entropy_coefficient": 0.1}
-    agent = create(action_spec=action_spec, **weights)
+    agent = create(action_spec, **weights)
     rows, final = collected(agent, action_spec)
-    a2c = create(create_a2c_agent, action_spec, **weights)
+    a2c = create_small(action_spec, **weights)
     expected = a2c.prepare(rows, final)
     prepared = agent.prepare(rows, final)
     assert_close(prepared.policy_info.advantage, expected.policy_info.advantage)
@@ -103,7 +93,7 @@ def test_ratios_and_values_are_those_of_the_current_weights() -> None:
 
 
 def test_an_action_that_the_current_policy_forbids_has_no_weight() -> None:
-    agent: ImpalaAgent = create()
+    agent = create()
     rows, final = collected(agent)
     likely = tf.fill(rows.policy_info.log_probability.shape, 80.0)  # far from the current one
     rows = rows.replace(policy_info=rows.policy_info._replace(log_probability=likely))

@@ -34,6 +34,7 @@ from numpy_references import (
     check_steps,
     check_train_applies_gradients,
     dense_layers,
+    each_action_spec,
     env_steps,
     float64,
     random_events,
@@ -67,18 +68,12 @@ from pipeline.replay.rollout import Rollout
 GAMMA, LAMBDA = 0.9, 0.8
 ROWS = 48
 SGD = tf.keras.optimizers.legacy.SGD
-ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
 
 
 @pytest.fixture(autouse=True)
 def small_networks() -> Iterator[None]:
     with bound({"mlp_encoder.units": (5,)}):
         yield
-
-
-@pytest.fixture(params=ACTION_SPECS)
-def action_spec(request):
-    return ACTION_SPECS[request.param]
 
 
 def create(action_spec=FOUR_ACTIONS, observation_spec=THREE_NUMBERS, **kwargs: Any) -> PPOAgent:
@@ -244,6 +239,7 @@ def boundary_batch(agent: PPOAgent, action_spec, seed: int) -> tuple[Trajectory,
     return batch, starts == LAST
 
 
+@each_action_spec
 @pytest.mark.parametrize("seed", combinations(range(3), often=[(0,)]))
 def test_boundary_rows_never_enter(action_spec, seed: int) -> None:
     """Checks that leaving them out changes nothing, also with standardised advantages."""
@@ -489,6 +485,7 @@ def test_a_step_follows_the_schedule_and_the_clipped_gradient() -> None:
     check_steps(create, batch_of_transitions(create(), FOUR_ACTIONS))
 
 
+@each_action_spec
 def test_the_policy_is_the_mode_of_what_collects(action_spec) -> None:
     agent = create(action_spec)
     time_step = restart(tf.constant(as_float32(np.random.default_rng(0).normal(size=(9, 3)))), 9)

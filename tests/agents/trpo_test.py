@@ -26,6 +26,7 @@ from numpy_references import (
     assert_close,
     assert_same,
     bound,
+    each_action_spec,
     env_steps,
     random_leaf,
     random_sequences,
@@ -53,12 +54,6 @@ from pipeline.utils.errors import UserError
 
 ROWS = 40
 SGD = tf.keras.optimizers.legacy.SGD
-ACTION_SPECS = {"discrete": FOUR_ACTIONS, "continuous": TWO_MOTORS}
-
-
-@pytest.fixture(params=ACTION_SPECS)
-def action_spec(request):
-    return ACTION_SPECS[request.param]
 
 
 def create(
@@ -180,6 +175,7 @@ def test_flat_vectors_take_their_shapes_again() -> None:
     assert_same(unflatten(flatten(variables), variables), values_of(variables))
 
 
+@each_action_spec
 @pytest.mark.parametrize(
     ("damping", "observation_spec"),
     [
@@ -247,13 +243,12 @@ def test_the_step_is_the_natural_gradient_shortened(action_spec, fraction: float
         assert mean_kl(old, policy_parameters(agent, observation[valid])) > 0.02
 
 
-@pytest.fixture(scope="module", params=ACTION_SPECS)
+@pytest.fixture(scope="module", params=[FOUR_ACTIONS, TWO_MOTORS], ids=["discrete", "continuous"])
 def traced(request):
     """Returns an agent that tests share, its traced `train`, its first values and action spec."""
-    action_spec = ACTION_SPECS[request.param]
-    agent = create(action_spec, region={"max_kl": 0.05, "cg_damping": 1e-3})
+    agent = create(request.param, region={"max_kl": 0.05, "cg_damping": 1e-3})
     train = tf.function(agent.train, autograph=False)
-    return agent, train, values_of(agent.variables), action_spec
+    return agent, train, values_of(agent.variables), request.param
 
 
 def test_accepted_steps_improve_within_the_bound(traced) -> None:

@@ -35,8 +35,8 @@ def test_the_files_and_commands_of_a_page_work(page, tmp_path):
 def run(command, folder):
     """Runs a command of a page, with less to do.
 
-    Trainings are shortened, to the end of DQN's warm-up; suites have one seed, searches one trial,
-    whose length is in their file.
+    Trainings are shortened, to the end of DQN's warm-up, and evaluations to two episodes; suites
+    have one seed, searches one trial, whose length is in their file.
     """
     python, flag, module, *flags = shlex.split(command)
     assert (python, flag) == ("python", "-m")
@@ -46,6 +46,7 @@ def run(command, folder):
         flags.append("--gin_bindings=train.num_final_episodes = 2")
     flags += ["--seeds=1", "--experiments=*-[CS]*"] * is_suite  # CartPole and Seek, not Acrobot
     flags += ["--trials=1"] * (module == "pipeline.tune")
+    flags += ["--num_episodes=2"] * (module == "pipeline.evaluate")
     name = module.removeprefix("pipeline.")
     environment = user_environment(PYTHONPATH=str(ROOT))
     ended = run_binary(name, *flags, cwd=folder, env=environment)

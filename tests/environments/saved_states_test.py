@@ -18,12 +18,16 @@ from pipeline.environments.process_vector import ProcessVector
 INTERVAL = 10  # vector steps between anchors
 
 
-class EndlessEnv(WalkEnv):
-    """Environment that never ends and provides its state."""
+class WithoutState(WalkEnv):
+    """Environment that never ends and does not provide its state."""
 
     def step(self, action):
         observation, reward, *_, info = super().step(action)
         return observation, reward, False, False, info
+
+
+class EndlessEnv(WithoutState):
+    """Environment that never ends and provides its state."""
 
     def get_state(self):
         generator = json.dumps(self.np_random.bit_generator.state)
@@ -47,14 +51,6 @@ class SecretiveEnv(EndlessEnv):
 
     def get_state(self):
         return {"generator": self.np_random}
-
-
-class WithoutState(WalkEnv):
-    """Environment that never ends and does not provide its state."""
-
-    def step(self, action):
-        observation, reward, *_, info = super().step(action)
-        return observation, reward, False, False, info
 
 
 class LoudEnv(gymnasium.Wrapper):

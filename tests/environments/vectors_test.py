@@ -428,11 +428,14 @@ def test_an_environment_stays_in_its_thread(vector_class):
     assert not errors
 
 
-@pytest.mark.parametrize("vector_class", [in_thread, ProcessVector])
-def test_a_closed_vector_says_so_and_does_not_hang(vector_class):
+@pytest.mark.parametrize(
+    ("vector_class", "error", "message"),
+    [(in_thread, RuntimeError, "are closed"), (ProcessVector, UserError, "has died")],
+)
+def test_a_closed_vector_says_so_and_does_not_hang(vector_class, error, message):
     vector = vector_class([PlainEnv])
     vector.close()
-    with pytest.raises((RuntimeError, UserError), match="closed|has died"):
+    with pytest.raises(error, match=message):
         vector.reset([1])
 
 

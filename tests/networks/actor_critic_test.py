@@ -17,6 +17,7 @@ from numpy_references import (
     assert_same,
     bound,
     dense_layers,
+    each_action_spec,
     float64,
     randomize,
     specs,
@@ -139,7 +140,7 @@ def test_statistics_are_kept_but_not_trained() -> None:
     assert not statistics & {id(v) for v in actor_critic.trainable_variables}
 
 
-@pytest.mark.parametrize("action_spec", [FOUR_ACTIONS, TWO_MOTORS], ids=["discrete", "continuous"])
+@each_action_spec
 def test_the_policy_samples_the_actor(action_spec) -> None:
     actor_critic = create(action_spec=action_spec)
     x = np.tile(observations(count=1), (20_000, 1))
