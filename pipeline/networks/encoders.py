@@ -36,7 +36,15 @@ from pipeline.networks.encoder_checks import (
     check_sizes,
 )
 from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
-from pipeline.networks.layers import Apply, ColourFramesToChannels, EncodeArrays, ToFloat, to_float
+from pipeline.networks.layers import (
+    Apply,
+    ColourFramesToChannels,
+    Conv2D,
+    Dense,
+    EncodeArrays,
+    ToFloat,
+    to_float,
+)
 from pipeline.ops.masks import mask_out
 from pipeline.ops.normalizers import ObservationNormalizer
 from pipeline.ops.observations import (
@@ -89,8 +97,7 @@ def mlp_encoder(
     policy = encoder_precision()
     layers: list[tf.keras.layers.Layer] = [tf.keras.layers.Flatten(dtype=policy)]
     layers += [
-        tf.keras.layers.Dense(n, activation, dtype=policy, **layer_initializers(kernel_initializer))
-        for n in units
+        Dense(n, activation, dtype=policy, **layer_initializers(kernel_initializer)) for n in units
     ]
     return layers
 
@@ -174,7 +181,7 @@ def _convolutions(
 ) -> list[tf.keras.layers.Layer]:
     policy = encoder_precision()
     return [
-        tf.keras.layers.Conv2D(
+        Conv2D(
             channels, kernel, stride, padding, activation=activation,
             dtype=policy, **layer_initializers(kernel_initializer),
         )

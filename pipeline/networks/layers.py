@@ -1,4 +1,4 @@
-"""Keras layers that prepare observations for encoders."""
+"""Keras layers that prepare observations for encoders, and those of encoders in bfloat16."""
 
 from __future__ import annotations
 
@@ -88,6 +88,40 @@ class Apply(tf.keras.layers.Layer):
 
     def call(self, observation: Any) -> Any:
         return self._function(observation)
+
+
+@tf.custom_gradient
+def _add_bias(outputs: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Adds a bias to [..., channels]. Its gradient is summed in float32."""
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.cast(tf.reshape(upstream, [-1, upstream.shape[-1]]), tf.float32)
+        return upstream, tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
+
+    return tf.nn.bias_add(outputs, bias), gradient
+
+
+class Dense(tf.keras.layers.Dense):
+    """Dense layer that sums the gradient of its bias in float32 when it computes in bfloat16.
+
+    TensorFlow's kernels for CPUs sum in bfloat16, in which a sum of ones stays at 256.
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self.compute_dtype != "bfloat16":
+            return super().call(inputs)
+        outputs = tf.matmul(inputs, self.kernel)
+        return self.activation(_add_bias(outputs, tf.convert_to_tensor(self.bias)))
+
+
+class Conv2D(tf.keras.layers.Conv2D):
+    """Convolution that sums the gradient of its bias in float32; see `Dense`."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self.compute_dtype != "bfloat16":
+            return super().call(inputs)
+        outputs = self.convolution_op(inputs, self.kernel)
+        return self.activation(_add_bias(outputs, tf.convert_to_tensor(self.bias)))
 
 
 def to_float(observation_spec: tf.TensorSpec) -> tf.keras.layers.Layer:

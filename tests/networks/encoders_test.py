@@ -37,7 +37,7 @@ from pipeline.networks.initializers import (
     TorchUniform,
     layer_initializers,
 )
-from pipeline.networks.layers import ColourFramesToChannels, ToFloat
+from pipeline.networks.layers import ColourFramesToChannels, Conv2D, Dense, ToFloat
 from pipeline.networks.sac_networks import SquashedGaussianHead
 from pipeline.utils import processor
 from pipeline.utils.errors import UserError
@@ -181,6 +181,23 @@ def test_mixed_precision_computes_in_bfloat16_on_float32_weights(shape: tuple[in
     assert not np.array_equal(outputs, expected)
     # bfloat16 has 8 significant bits.
     np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("execution", [tf.function, lambda function: function])
+def test_gradients_of_biases_are_summed_in_float32(execution: Any) -> None:
+    """In bfloat16, a sum of ones stays at 256."""
+    dense = Dense(3, dtype="mixed_bfloat16")
+    convolution = Conv2D(3, 1, dtype="mixed_bfloat16")
+
+    @execution
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            outputs = dense(tf.ones([5_000, 4])), convolution(tf.ones([5_000, 1, 1, 4]))
+            total = tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in outputs])
+        return tape.gradient(total, [dense.bias, convolution.bias])
+
+    for gradient in gradients():
+        np.testing.assert_allclose(gradient, [5_000.0] * 3, rtol=0.01)
 
 
 @pytest.mark.parametrize(
