@@ -53,7 +53,7 @@ def test_an_invalid_action_for_an_observation_of_nan_is_explained_by_it():
 
     env = environment(Broken())
     env.reset()
-    with pytest.raises(UserError, match=r"an observation holds NaN .*action 2 .* is outside"):
+    with pytest.raises(UserError, match=r"an observation holds NaN, .*action 2 .* is outside"):
         env.step(tf.constant([2]))
 
 

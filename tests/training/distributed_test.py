@@ -319,9 +319,12 @@ def test_a_damaged_state_of_collectors_is_refused(tmp_path, trained, damage, mes
     runner = trained("impala").run.parts.runner
     runner.save(tmp_path)
     path = tmp_path / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    saved = path.read_text()
+    path.write_text(json.dumps(json.loads(saved) | damage))
     with pytest.raises(ValueError, match=message):
         runner.restore(tmp_path)
+    path.write_text(saved)
+    runner.restore(tmp_path)
 
 
 @pytest.fixture
