@@ -13,7 +13,7 @@ Bytes with the whole range, 0 to 255, are scaled to [0, 1] first, and categories
 one-hot. Action masks are not encoded.
 
 The widths, activations and initialisers of the three encoders are gin parameters, and
-`create_encoder.layers` replaces them by layers of your own.
+`create_encoder.layers` replaces them, by `layer_norm_cnn_encoder` or by layers of your own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ from pipeline.networks.encoder_checks import (
     check_new_layers,
     check_sizes,
 )
-from pipeline.networks.initializers import GlorotUniform, HeUniform, Initializer, layer_initializers
+from pipeline.networks.initializers import (
+    GlorotUniform,
+    HeUniform,
+    Initializer,
+    Orthogonal,
+    layer_initializers,
+)
 from pipeline.networks.layers import (
     Apply,
     ColourFramesToChannels,
@@ -138,6 +144,31 @@ def nature_cnn_encoder(
         *(padding if first_padding else []),
         *_convolutions(filters, activation, kernel_initializer),
         *mlp_encoder(units, activation, kernel_initializer),
+    ]
+
+
+@gin.configurable
+def layer_norm_cnn_encoder(
+    units: PositiveInt = 50, kernel_initializer: Initializer = Orthogonal
+) -> list[tf.keras.layers.Layer]:
+    """Creates the convolutions of `nature_cnn_encoder`, and normalises their features to [-1, 1].
+
+    A dense layer, layer normalisation and tanh follow the convolutions, as in the encoder of SAC
+    for images (Yarats et al. 2021, appendix B). Bind it to `create_encoder.layers`.
+
+    Args:
+      units: Number of features.
+      kernel_initializer: Initialiser of the dense layer's kernel.
+
+    Raises:
+      UserError: If a value is out of its range.
+    """
+    check_arguments(layer_norm_cnn_encoder, locals())
+    return [
+        *nature_cnn_encoder(units=()),
+        *mlp_encoder((units,), "linear", kernel_initializer),
+        tf.keras.layers.LayerNormalization(),
+        tf.keras.layers.Activation("tanh"),
     ]
 
 

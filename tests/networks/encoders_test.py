@@ -25,6 +25,7 @@ from pipeline.networks.encoders import (
     QNetwork,
     create_encoder,
     encoder_precision,
+    layer_norm_cnn_encoder,
     mlp_encoder,
     nature_cnn_encoder,
     small_cnn_encoder,
@@ -181,6 +182,22 @@ def test_mixed_precision_computes_in_bfloat16_on_float32_weights(shape: tuple[in
     assert not np.array_equal(outputs, expected)
     # bfloat16 has 8 significant bits.
     np.testing.assert_allclose(outputs, expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_the_layer_norm_encoder_normalises_the_features_of_the_convolutions() -> None:
+    spec = tf.TensorSpec((4, 36, 36), tf.uint8)
+    with bound({"create_encoder.layers": layer_norm_cnn_encoder}):
+        encoder = create_encoder(spec)
+    observations = some_observations(spec)
+    features = encoder(observations)
+    randomize(np.random.default_rng(0), encoder.trainable_variables)
+    kernel, bias, scale, shift = encoder.get_weights()[-4:]
+    *convolutions, _, _, _, _ = encoder.layers
+    hidden = float64(tf.keras.Sequential(convolutions)(observations)) @ kernel + bias
+    deviation = hidden - hidden.mean(1, keepdims=True)
+    standardised = deviation / np.sqrt((deviation**2).mean(1, keepdims=True) + 1e-3)
+    assert features.shape == (len(observations), 50)
+    assert_close(encoder(observations), np.tanh(standardised * scale + shift), 1e-4)
 
 
 @pytest.mark.parametrize("execution", [tf.function, lambda function: function])
