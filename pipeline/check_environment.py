@@ -292,7 +292,10 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
                 "create_dqn_agent, create_nstep_q_agent or create_sac_agent"
             )
     if not np.isfinite(rows.reward).all():
-        yield "rewards contain NaN or infinity, which stops training. Fix the environment"
+        yield (
+            "rewards contain NaN, infinity or a number too large for float32, which stops "
+            "training. Fix the environment"
+        )
     elif np.abs(rows.reward).max(initial=0) > _LARGE:
         yield (
             f"rewards reach {np.abs(rows.reward).max():.3g}. Bind normalize_returns = True of "

@@ -72,8 +72,8 @@ def _check(output: pathlib.Path) -> None:
     """Checks that the export can be written, before anything is loaded.
 
     Raises:
-      UserError: If something is there already, if the name is that of another format, or if a
-        package is missing.
+      UserError: If something is there already, if nothing could read the export by this name, or
+        if a package is missing.
     """
     if output.exists():
         raise UserError(f"{output} exists already. Delete it, or choose another --output.")
@@ -82,6 +82,11 @@ def _check(output: pathlib.Path) -> None:
         raise UserError(
             f"--output={output} is not a name for --format={_FORMAT.value}. Pass --format={named}, "
             "or choose another --output."
+        )
+    if _FORMAT.value == "saved_model" and set(str(output)) & set("*?[\\"):
+        raise UserError(
+            f"--output={output}: TensorFlow cannot load a SavedModel from a path that contains "
+            "*, ?, [ or a backslash. Choose another --output."
         )
     if _FORMAT.value == "onnx" and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")

@@ -6,6 +6,7 @@ import gc
 import importlib
 import itertools
 import json
+import multiprocessing.util
 import os
 import pathlib
 import re
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _gather_temporary_files(config: pytest.Config) -> None:
     """Gives all processes a temporary folder, which is removed with what killed ones have left."""
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()  # those of the tests stay there
+    multiprocessing.util.get_temp_dir()  # Python removes it itself, after the folder below
     folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name

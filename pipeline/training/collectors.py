@@ -356,15 +356,15 @@ class Collectors:
         """Waits for all messages that are under way, and writes them with the collectors' files.
 
         Raises:
-          UserError: If a message holds NaN or infinity.
+          UserError: If a message holds numbers that `are_finite` refuses.
         """
         for number in range(len(self._arrived)):
             unpack(self._files_of(number), folder / str(number))
         messages = [x for arrived in self._arrived for x in arrived if x is not None]
         if not are_finite([(x.rows, x.time_step) for x in messages]):
             raise UserError(
-                "the message of a collector holds NaN or infinity. Check the observations and the "
-                "rewards of the environment."
+                "the message of a collector holds NaN, infinity or a number too large for float32. "
+                "Check the observations and the rewards of the environment."
             )
         Tensors(lambda: messages, messages.extend).save(folder)
         state = {

@@ -100,4 +100,6 @@ def _not_finite(
 
 
 def _first_bad(module: tf.Module) -> str:
-    return next((v.name for v in module.variables if not are_finite(v)), "")
+    # Not `are_finite`: the statistics of a normaliser are float64, and may exceed float32.
+    floats = (v for v in module.variables if v.dtype.is_floating)
+    return next((v.name for v in floats if not tf.reduce_all(tf.math.is_finite(v))), "")

@@ -72,17 +72,18 @@ class MaskedEnv(SaneEnv):
         MaskedEnv.number -= 1
 
 
-class NanEnv(SaneEnv):
-    """Returns rewards that are not numbers, and cannot be closed."""
+class HugeEnv(SaneEnv):
+    """Returns numbers that float32 does not hold, and cannot be closed."""
 
+    observation_space: Space = Box(-np.inf, np.inf, (), np.float64)
     viewer: Any = None
 
     def close(self):
         self.viewer.close()
 
     def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, np.nan, *rest
+        _, _, *rest = super().step(action)
+        return np.float64(1e39), 1e39, *rest
 
 
 class BrokenEnv(SaneEnv):
@@ -138,7 +139,7 @@ class SlowEnv(SaneEnv):
 
 
 gymnasium.register("Slow-v0", entry_point=f"{__name__}:SlowEnv")
-gymnasium.register("Nan-v0", entry_point=f"{__name__}:NanEnv")
+gymnasium.register("Huge-v0", entry_point=f"{__name__}:HugeEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
 gymnasium.register("Growing-v0", entry_point=f"{__name__}:GrowingEnv")
 gymnasium.register("Reseeded-v0", entry_point=f"{__name__}:ReseededEnv")
@@ -194,7 +195,14 @@ TIME_LIMIT = '(("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 90}),)'
         ),
         ("Growing", [], ["exact resume no"]),
         ("Reseeded", [], ["exact resume no"]),
-        ("Nan", [], ["advice * rewards contain NaN or infinity, which stops training"]),
+        (
+            "Huge",
+            [],
+            [
+                "observation contains NaN, infinity or a number too large for float32",
+                "rewards contain NaN, infinity or a number too large for float32",
+            ],
+        ),
         (
             "Masked",
             [],

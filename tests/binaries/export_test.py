@@ -196,6 +196,14 @@ def test_a_policy_is_converted_in_a_folder_whose_name_looks_like_a_pattern(tmp_p
         assert np.array_equal(act(observation=np.ones([1, 3], np.float32))["action"], [[2, 2, 2]])
 
 
+def test_a_saved_model_is_not_written_where_it_cannot_be_loaded(finished_run, tmp_path):
+    output = tmp_path / "run[rate=0.1]" / "policy"
+    ended = run_binary("export", f"--root_dir={finished_run.root_dir}", f"--output={output}")
+    assert ended.returncode == 2
+    assert "cannot load a SavedModel from a path that contains" in ended.stderr
+    assert not output.parent.exists()
+
+
 @pytest.mark.parametrize(("name", "suffix"), [("saved_model", ".onnx"), ("onnx", ".tflite")])
 def test_an_output_that_is_named_like_another_format_is_refused(
     finished_run, name, suffix, tmp_path
