@@ -329,7 +329,7 @@ def _check_target_entropy(target_entropy: float, size: int) -> None:
     largest = size * np.log(2.0)
     if target_entropy >= largest:
         raise UserError(
-            f"create_sac_agent.target_entropy = {target_entropy:g}: must be below {largest:.3g}, "
+            f"create_sac_agent.target_entropy = {target_entropy:g}: must be below {largest:g}, "
             "the entropy of uniform actions in [-1, 1], in nats. The usual target is minus the "
             f"action size, {-size}."
         )

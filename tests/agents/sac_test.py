@@ -508,7 +508,7 @@ def test_the_target_entropy_is_minus_the_size_of_the_action() -> None:
 
 def test_a_target_entropy_that_no_policy_has_is_refused() -> None:
     create(target_entropy=1.38)  # uniform actions in [-1, 1]^2 have 2 log 2 = 1.386
-    with pytest.raises(UserError, match=r"= 2: must be below 1.39, .* usual target is .*, -2\."):
+    with pytest.raises(UserError, match=r"= 2: must be below 1.38629, .* usual target is .*, -2\."):
         create(target_entropy=2.0)
 
 

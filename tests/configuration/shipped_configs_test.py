@@ -150,8 +150,12 @@ def factory_of(name):
 @pytest.mark.parametrize("name", [name for name in READY if name not in GAMES])
 def test_ready_run(name, tmp_path):
     bindings = []
-    if name.endswith("_atari"):  # large orthogonal weights take long to make
-        bindings += [f"{factory_of(name)}.game = 'freeway'", "nature_cnn_encoder.units = (8,)"]
+    if name.endswith("_atari"):
+        bindings.append(f"{factory_of(name)}.game = 'freeway'")
+    if (
+        name.endswith("_atari") and name != "sac_atari"
+    ):  # large orthogonal weights take long to make
+        bindings.append("nature_cnn_encoder.units = (8,)")
     if name.startswith(("a3c_", "async_")):  # all actors are alike, and all collectors
         bindings.append("asynchronous_runner.num_actors = 1")
     if name.startswith("impala_"):
