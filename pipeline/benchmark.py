@@ -124,7 +124,7 @@ def _run_suite(name: str, output_dir: pathlib.Path) -> int:
         run_flags.machines(output_dir) as on,
         StopSignal(run_flags.STOPPING) as stop,  # until then, Ctrl-C ends the program at once
     ):
-        outcome = runner.run_suite(suite, on, [*on.bindings, *_GIN_BINDINGS.value], stop)
+        outcome = runner.run_suite(suite, on, _GIN_BINDINGS.value, stop)
     for run, reason in outcome.failed:
         printed = f"; its output is in {run.log}" if run.log.is_file() else ""
         print(f"{run.name} has failed ({reason}){printed}")

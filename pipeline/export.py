@@ -83,10 +83,10 @@ def _check(output: pathlib.Path) -> None:
             f"--output={output} is not a name for --format={_FORMAT.value}. Pass --format={named}, "
             "or choose another --output."
         )
-    if _FORMAT.value == "saved_model" and set(str(output)) & set("*?[\\"):
+    if _FORMAT.value == "saved_model" and set(str(output)) & set("[\\"):
         raise UserError(
             f"--output={output}: TensorFlow cannot load a SavedModel from a path that contains "
-            "*, ?, [ or a backslash. Choose another --output."
+            "[ or a backslash. Choose another --output."
         )
     if _FORMAT.value == "onnx" and importlib.util.find_spec("tf2onnx") is None:
         raise UserError("--format=onnx needs tf2onnx, which is not installed: pip install tf2onnx")

@@ -75,7 +75,6 @@ def _search(output_dir: pathlib.Path) -> int:
         run_flags.machines(output_dir) as on,
         StopSignal(run_flags.STOPPING) as stop,  # until then, Ctrl-C ends the program at once
     ):
-        loaded = loaded._replace(bindings=(*loaded.bindings, *on.bindings))
         is_over = tuner.tune(loaded, on, _TRIALS.value or default, stop)
     if not is_over:
         print("stopped. The same command continues the search.")

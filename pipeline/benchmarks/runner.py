@@ -49,7 +49,7 @@ def run_suite(
     Args:
       suite: The suite to run.
       machines: Machines on which the runs are trained.
-      gin_bindings: Statements for every run, after those of the suite.
+      gin_bindings: Statements for every run, after those of the suite and of the machines.
       stop: Signal that stops the benchmark: all processes write a checkpoint and exit.
 
     Returns:
@@ -60,7 +60,8 @@ def run_suite(
         RetryableError if another benchmark uses the folder, the disk is full or not writable, or,
         after all other runs, if some cannot be trained now. All processes have then been stopped.
     """
-    runs = plan(suite, machines.output_dir, gin_bindings, machines.flags)
+    bindings = [*machines.bindings, *gin_bindings]
+    runs = plan(suite, machines.output_dir, bindings, machines.flags)
     with SuiteFolder(machines.output_dir, suite.name) as folder:
         folder.check_settings(runs)
         total = sum(run.num_env_steps for run in runs)

@@ -18,7 +18,6 @@ The widths, activations and initialisers of the three encoders are gin parameter
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -66,7 +65,6 @@ from pipeline.utils.constraints import NonNegativeInt, PositiveInt, check_argume
 from pipeline.utils.errors import UserError
 from pipeline.utils.execution import HOST, accelerator
 from pipeline.utils.processor import has_bfloat16
-from pipeline.utils.tensorflow_import import ONEDNN
 
 
 @gin.configurable
@@ -85,10 +83,7 @@ def encoder_precision(policy: Literal["float32", "mixed_bfloat16", "auto"] = "fl
     check_arguments(encoder_precision, locals())
     if policy != "auto":
         return policy
-    # On these processors, TensorFlow uses oneDNN unless the environment variable forbids it.
-    has_onednn = os.environ.get(ONEDNN) != "0"
-    is_faster = accelerator() == HOST and has_onednn and has_bfloat16()
-    return "mixed_bfloat16" if is_faster else "float32"
+    return "mixed_bfloat16" if accelerator() == HOST and has_bfloat16() else "float32"
 
 
 @gin.configurable

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.ops.observations import CategoricalSpec, is_of_bytes, num_categories
+from pipeline.utils.execution import HOST, accelerator
+from pipeline.utils.processor import has_bfloat16
 
 
 class ColourFramesToChannels(tf.keras.layers.Layer):
@@ -115,12 +117,19 @@ class Dense(tf.keras.layers.Dense):
 
 
 class Conv2D(tf.keras.layers.Conv2D):
-    """Convolution that sums the gradient of its bias in float32; see `Dense`."""
+    """Convolution that sums its gradients in float32; see `Dense`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # Without oneDNN, the gradient of the kernel would be summed in bfloat16, too.
+        is_float32 = accelerator() == HOST and not has_bfloat16()
+        self._convolution_dtype = tf.float32 if is_float32 else tf.bfloat16
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         if self.compute_dtype != "bfloat16":
             return super().call(inputs)
-        outputs = self.convolution_op(inputs, self.kernel)
+        operands = (tf.cast(x, self._convolution_dtype) for x in (inputs, self.kernel))
+        outputs = tf.cast(self.convolution_op(*operands), tf.bfloat16)
         return self.activation(_add_bias(outputs, tf.convert_to_tensor(self.bias)))
 
 

@@ -65,6 +65,7 @@ def tune(search: Search, machines: Machines, num_trials: int, stop: StopSignal) 
             f"--trials={num_trials} is more than the {search.grid_size} points of the grid. Omit "
             "--trials to train all of them."
         )
+    search = search._replace(bindings=(*search.bindings, *machines.bindings))
     with SearchFolder(machines.output_dir, search) as folder:
         _check(search, folder, machines)
         # With fewer trials, the last bracket would be smaller, and others would be its best.

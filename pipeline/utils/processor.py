@@ -7,6 +7,8 @@ import pathlib
 import re
 from typing import Any
 
+from pipeline.utils.tensorflow_import import ONEDNN
+
 _VECTOR_INSTRUCTIONS = re.compile(r"sse4\w*|avx\w*|fma|f16c|amx\w*")
 _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
@@ -38,8 +40,9 @@ def vector_instructions() -> list[str]:
 
 
 def has_bfloat16() -> bool:
-    """Returns True if the processor multiplies in bfloat16."""
-    return not _BFLOAT16.isdisjoint(vector_instructions())
+    """Returns True if TensorFlow uses oneDNN and the processor's bfloat16 instructions."""
+    # On these processors, TensorFlow uses oneDNN unless the environment variable forbids it.
+    return os.environ.get(ONEDNN) != "0" and not _BFLOAT16.isdisjoint(vector_instructions())
 
 
 def _cpu_info(name: str) -> str | None:

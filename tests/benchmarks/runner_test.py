@@ -19,9 +19,10 @@ from tiny_benchmarks import (
 
 from pipeline.benchmarks import runner
 from pipeline.benchmarks.suite_folder import SuiteFolder
-from pipeline.benchmarks.train_process import TrainProcess
+from pipeline.benchmarks.train_process import Machines, TrainProcess
 from pipeline.runs.run_folder import RunFolder
 from pipeline.utils.errors import RETRY_CODE, RetryableError, UserError, WriteError
+from pipeline.utils.shutdown import StopSignal
 
 # Suites that run to the end.
 
@@ -220,3 +221,17 @@ def test_plain_lines_count_what_running_runs_have_done(tmp_path, monkeypatch, ca
     # Two of the four runs have taken 50 of their 100 steps.
     half = r"training: 100/400 steps  25%  [0-9:]+ left  0 finished, 2 running, 0 failed, 2 left"
     assert any(re.fullmatch(half, line) for line in lines)
+
+
+def test_the_bindings_of_the_machines_come_before_those_of_the_user(tmp_path):
+    runs = []
+
+    def start(run):
+        runs.append(run)
+        return start_fake(run)
+
+    on = Machines(tmp_path, 2, start, ["a.b = 1", "a.c = 1"])
+    runner.run_suite(make_suite(1), on, ["a.c = 2"], StopSignal())
+    for planned in runs:
+        assert planned.bindings[-3:] == ("a.b = 1", "a.c = 1", "a.c = 2")
+    assert len(runs) == 2
