@@ -19,7 +19,6 @@ _ATARI = """
     train.checkpoint_interval = 60
     train.num_eval_episodes = 2
     train.num_final_episodes = 2
-    nature_cnn_encoder.units = (32,)
 """
 _PONG = """
     atari_environment.game = "pong"
@@ -59,7 +58,8 @@ def gymnasium_flags(algorithm, **overrides):
 
 
 def atari_flags(config, text):
-    return flags([config], statements(_ATARI + text))
+    units = () if config == "sac_atari" else ("nature_cnn_encoder.units = (32,)",)
+    return flags([config], [*statements(_ATARI + text), *units])
 
 
 SMALL = {
