@@ -254,20 +254,30 @@ class RunFolder:
 
         It is not the newest one if the run was later resumed with other values.
         """
-        ends = {
-            int(path.stem.removeprefix(_UNTIL)): path for path in self.path.glob(f"{_UNTIL}*.gin")
-        }
-        later = [end for end in ends if end >= env_steps]
-        return ends[min(later)] if later else self.config
+        later = [end for end in self._changes() if end >= env_steps]
+        return self._config_until(min(later)) if later else self.config
+
+    def _changes(self) -> list[int]:
+        """Returns the environment steps at which the configuration was changed."""
+        return [int(x.stem.removeprefix(_UNTIL)) for x in self.path.glob(f"{_UNTIL}*.gin")]
+
+    def _config_until(self, env_steps: int) -> pathlib.Path:
+        return self.path / f"{_UNTIL}{env_steps}.gin"
 
     def _write_config(self, text: str, env_steps: int) -> list[str]:
-        path = self.config
-        before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else text
+        path, past = self.config, self.config_at(env_steps)
+        before, of_past = (
+            x.read_text(encoding="utf-8", errors="replace") if x.exists() else text
+            for x in (path, past)
+        )
         changed = sorted(set(text.splitlines()) ^ set(before.splitlines()))
-        aside = path.with_name(f"{_UNTIL}{env_steps}.gin")
-        if changed and not aside.exists():  # if it exists, `before` was in force for no kept step
-            write_text(aside, before)  # copied, not moved: readers may open `path` at any time
+        aside = self._config_until(env_steps)
+        if past != aside and of_past != text:
+            write_text(aside, of_past)  # copied, not moved: readers may open `path` at any time
         write_text(path, text)
+        for end in self._changes():
+            if end > env_steps:  # the run has gone back to a checkpoint before this change
+                self._config_until(end).unlink()
         lines = "\n  ".join(changed)
         warning = f"warning: the configuration differs from that of the last start:\n  {lines}"
         return [warning] if changed else []

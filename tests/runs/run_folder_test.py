@@ -137,6 +137,20 @@ def test_a_second_change_at_the_same_step_leaves_what_was_kept_of_the_first(fold
     assert (folder.path / "operative_config.gin").read_text() == config[0]
 
 
+@pytest.mark.parametrize("third", [200, 300])
+def test_a_run_that_goes_back_before_a_change_knows_which_values_trained_each_checkpoint(
+    folder, config, third
+):
+    begin(folder)
+    # The checkpoint of step 50 is damaged after the second start.
+    for number, env_steps in ((200, 50), (third, 40)):
+        config[0] = f"train.num_env_steps = {number}\n"
+        begin(folder, env_steps=env_steps)
+    for env_steps, number in ((30, 100), (40, 100), (45, third), (60, third)):
+        text = folder.config_at(env_steps).read_text()
+        assert text == f"train.num_env_steps = {number}\n"
+
+
 def test_another_seed_is_refused(folder, config):
     begin(folder, seed=1)
     with pytest.raises(UserError, match="begun with --seed=1, not 2"):
