@@ -183,7 +183,8 @@ class HostLoop:
                     f"a whole iteration, and train.num_env_steps = {self._plan.num_env_steps:_} "
                     "leaves nothing to train: raise it."
                 )
-            self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
+            if not int(self._components.agent.train_step_counter):  # else there may be records
+                self._host |= {"logged": self.env_steps, "evaluated": self.env_steps}
             self._calls.restart_timing(self.state)
         self._components.experience.check_ready()
         if is_cold:

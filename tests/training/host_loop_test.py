@@ -544,6 +544,17 @@ def test_records_that_a_log_has_lost_are_named(tmp_path, begin_dqn, until, lose,
     ]
 
 
+def test_a_warm_up_that_a_resume_has_made_longer_leaves_no_log_incomplete(tmp_path, begin_dqn):
+    begin_dqn(tmp_path / "run").train_until(150)
+    longer = begin_dqn(tmp_path / "run")
+    longer.warm_up = 190
+    longer.train_until(200)
+    run = begin_dqn(tmp_path / "run")
+    run.train()
+    assert not any("lacks records" in message for message in run.progress.said)
+    assert {env_steps // 120 for env_steps in steps_of(run.evaluations)} == {1, 2}
+
+
 def test_every_environment_is_watched_and_patience_is_as_long_as_the_pages_say(
     tmp_path, monkeypatch
 ):
