@@ -157,15 +157,19 @@ def _truncate_events(path: pathlib.Path, logged: int, evaluated: int, env_steps:
     """
     temporary = path.with_name("truncated.tmp")  # a name that TensorBoard does not read
     is_older = False
-    with tf.io.TFRecordWriter(str(temporary)) as writer:
-        # The loader leaves out a last record that a killed process left incomplete.
-        for record in RawEventFileLoader(str(path)).Load():
-            event = tf.compat.v1.Event.FromString(record)
-            last = env_steps
-            for value in event.summary.value[:1]:
-                last = evaluated if value.tag.startswith(EVALUATION) else logged
-            if event.step <= last:
-                writer.write(record)
-                is_older |= event.HasField("session_log")
-    files.replace(temporary, path)
+    try:
+        with tf.io.TFRecordWriter(str(temporary)) as writer:
+            # The loader leaves out a last record that a killed process left incomplete.
+            for record in RawEventFileLoader(str(path)).Load():
+                event = tf.compat.v1.Event.FromString(record)
+                last = env_steps
+                for value in event.summary.value[:1]:
+                    last = evaluated if value.tag.startswith(EVALUATION) else logged
+                if event.step <= last:
+                    writer.write(record)
+                    is_older |= event.HasField("session_log")
+        files.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # A part of it would take space on a full disk.
     return is_older

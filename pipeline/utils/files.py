@@ -39,10 +39,16 @@ _LOCK_SECONDS = 1.0
 
 
 def sync(path: pathlib.Path) -> None:
-    """Blocks until the file's contents, or the folder's entries, are on the disk."""
+    """Blocks until the file's contents, or the folder's entries, are on the disk.
+
+    Does nothing for a folder of a file system that cannot sync folders.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # as in VirtualBox's shared folders
+            raise
     finally:
         os.close(descriptor)
 
@@ -196,8 +202,8 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def _is_at(file: IO[str], path: pathlib.Path) -> bool:
-    """Returns False if another process has moved or deleted the file since it was opened."""
+def is_at(file: IO[Any], path: pathlib.Path) -> bool:
+    """Returns False if the file was moved, deleted or replaced since it was opened."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -246,7 +252,7 @@ class Lock:
           UserError: If another process has done so; a WriteError if the file cannot be written.
         """
         try:
-            while not _is_at(self._file, self._path):
+            while not is_at(self._file, self._path):
                 file = self._path.open("w")
                 if not _try_lock(file):
                     file.close()
@@ -301,7 +307,7 @@ def lock(path: pathlib.Path, busy: str, flag: str) -> Lock:
         while True:
             make_folder(folder)
             file = path.open("w")
-            if _try_lock(file) and _is_at(file, path):
+            if _try_lock(file) and is_at(file, path):
                 return Lock(file, path)
             file.close()
             if time.monotonic() > deadline:

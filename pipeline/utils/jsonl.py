@@ -5,6 +5,7 @@ This module does not import TensorFlow, so that reading a log is quick.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -72,6 +73,7 @@ class JsonlLog:
         self._synced = 0  # size of the file that is on the disk
         self._unsynced: list[bytes] = []  # lines after it
         self._is_lost = False  # whether syncing them has failed
+        self._whole: int | None = None  # size without a part of a record at the end
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends `record`.
@@ -79,11 +81,11 @@ class JsonlLog:
         Scalars and arrays may be TensorFlow's or NumPy's. NaN and infinity are written as null.
 
         Raises:
-          OSError: If the record cannot be written. No part of it is left in the file.
+          OSError: If the record cannot be written. The next call removes what is left of it.
         """
         line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
-        if not self._path.exists():
-            self.close()  # A file that was deleted or moved away is replaced by a new one.
+        if self._file is not None and not files.is_at(self._file, self._path):
+            self.close()  # It was deleted or moved away, or an editor has replaced it.
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
@@ -93,13 +95,22 @@ class JsonlLog:
         self._unsynced.append(line)
 
     def _append(self, file: io.FileIO, data: bytes) -> None:
-        size = os.fstat(file.fileno()).st_size
+        self._cut(file)
+        self._whole = os.fstat(file.fileno()).st_size
         try:
             while data:  # A disk that fills up accepts a part of the data and refuses the rest.
                 data = data[file.write(data) :]
         except OSError:
-            file.truncate(size)
+            with contextlib.suppress(OSError):  # A full disk may refuse that, too.
+                self._cut(file)
             raise
+        self._whole = None
+
+    def _cut(self, file: io.FileIO) -> None:
+        """Removes the part of a record that a failed write has left."""
+        if self._whole is not None:
+            file.truncate(self._whole)
+            self._whole = None
 
     def _write_lost(self, file: io.FileIO) -> None:
         """Writes lines again that a failed `sync` may have dropped."""
@@ -146,6 +157,7 @@ class JsonlLog:
           OSError: If it cannot be written.
         """
         if self._file is not None:
+            self._cut(self._file)
             self._write_lost(self._file)
             self._is_lost = True
             os.fsync(self._file.fileno())
@@ -161,3 +173,4 @@ class JsonlLog:
             self._file = None
             self._unsynced.clear()
             self._is_lost = False
+            self._whole = None

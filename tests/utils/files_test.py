@@ -1,22 +1,27 @@
 """Tests of locks, and of what must be on the disk before something else relies on it."""
 
+import contextlib
 import errno
 import fcntl
+import io
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from conftest import ROOT
+from damages import file_sizes_limited
 
 from pipeline.runs.tensorboard_log import EventLog
 from pipeline.utils import files
 from pipeline.utils.errors import UserError, WriteError
-from pipeline.utils.jsonl import JsonlLog
+from pipeline.utils.jsonl import JsonlLog, read_jsonl
 
 
 @pytest.fixture
@@ -76,6 +81,27 @@ def test_a_new_folder_is_entered_into_each_above_it(tmp_path, synced):
     assert (tmp_path / "runs" / "x" / "checkpoints").is_dir()
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_file_system_may_be_unable_to_sync_folders(tmp_path, monkeypatch, kind, number):
+    """VirtualBox's shared folders answer with EINVAL; a disk that fails is another matter."""
+    fsync = os.fsync
+
+    def refuse(descriptor):
+        if (kind == "folder") == stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    path = tmp_path / "runs" / "run.json"
+    is_refused = (kind, number) != ("folder", errno.EINVAL)
+    with pytest.raises(OSError) if is_refused else contextlib.nullcontext():
+        files.make_folder(path.parent)
+        with files.replacing(path) as temporary:
+            temporary.write_text("new")
+    assert path.exists() != is_refused
+
+
 @pytest.mark.parametrize("name", ["link", "link/checkpoints"])
 def test_a_link_to_no_folder_is_named(tmp_path, name):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -100,6 +126,57 @@ def test_a_log_is_on_the_disk_once_it_is_synced_and_once_it_is_cut(tmp_path, syn
     assert synced[1:] == [("rename", file), file.parent] and synced[0].parent == file.parent
 
 
+def test_a_disk_that_refuses_the_rest_of_a_record_and_its_removal_tears_no_line(
+    tmp_path, monkeypatch
+):
+    """A copy-on-write file system needs space to cut a file, too."""
+
+    class Disk(io.FileIO):
+        room = 20  # bytes, of which the first record takes 17
+
+        def write(self, data):
+            self.check()
+            data = data[: Disk.room]
+            Disk.room -= len(data)
+            return super().write(data)
+
+        def truncate(self, *size):
+            self.check()
+            return super().truncate(*size)
+
+        def check(self):
+            if not Disk.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "metrics.jsonl"
+    monkeypatch.setattr(pathlib.Path, "open", lambda self, mode, buffering: Disk(self, mode))
+    log = JsonlLog(path)
+    log.write({"env_steps": 1})
+    with pytest.raises(OSError, match="No space left"):
+        log.write({"env_steps": 2})
+    Disk.room = 1_000
+    for env_steps in 2, 3:
+        log.write({"env_steps": env_steps})
+    monkeypatch.undo()
+    assert path.read_text() == "".join(f'{{"env_steps": {n}}}\n' for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize("kind", [JsonlLog, EventLog])
+def test_a_log_that_cannot_be_cut_stays_and_takes_no_more_space(tmp_path, kind):
+    log = kind(tmp_path / ("metrics.jsonl" if kind is JsonlLog else "events"))
+    for env_steps in range(100):
+        log.write({"env_steps": env_steps})
+    log.close()
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    before = file.read_bytes()
+    with file_sizes_limited() as set_limit:
+        set_limit(500)
+        with pytest.raises((WriteError, tf.errors.OpError)):
+            log.truncate_after(*[90] * (1 if kind is JsonlLog else 3))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("kind", [JsonlLog, EventLog])
 def test_a_log_that_was_deleted_begins_again(tmp_path, kind):
     log = kind(tmp_path / ("metrics.jsonl" if kind is JsonlLog else "events"))
@@ -110,6 +187,18 @@ def test_a_log_that_was_deleted_begins_again(tmp_path, kind):
         file.unlink()
         log.sync()
     log.close()
+
+
+def test_a_log_that_an_editor_has_replaced_gets_the_next_records(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = JsonlLog(path)
+    for env_steps in 1, 2:
+        log.write({"env_steps": env_steps})
+    subprocess.run(["sed", "-i", "1d", path], check=True)  # writes another file and renames it
+    log.write({"env_steps": 3})
+    log.sync()
+    log.close()
+    assert [record["env_steps"] for record in read_jsonl(path)] == [2, 3]
 
 
 def test_the_lock_of_a_folder_that_was_moved_aside_is_not_enough(
