@@ -46,7 +46,7 @@ test: $(INSTALLED) ## lint, format, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy --num-workers=2
-	$(BIN)/mkdocs build --quiet --strict --site-dir build/site
+	$(BIN)/mkdocs build --strict --site-dir build/site
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-pythons: $(SUPPORTED:%=test-python%) ## run the tests on all supported Pythons that are installed, in .venv-3.x

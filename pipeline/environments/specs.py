@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns the name of the leaf in messages, such as observation['position'][0]."""
+        """Returns the name of the leaf in messages, such as `observation['position'][0]`."""
         if not self.path:
             return "the observation"
         return "observation" + "".join(f"[{key!r}]" for key in self.path)
