@@ -34,8 +34,12 @@ def notice(text: str, points: Sequence[str] = ()) -> str:
 
 
 def details(summary: str, text: str) -> str:
-    """Returns Markdown that is collapsed under a summary."""
-    return f"<details><summary>{html.escape(summary)}</summary>\n\n{text}\n</details>\n"
+    """Returns Markdown that is collapsed under a summary.
+
+    MkDocs renders the text only if it is marked as Markdown. GitHub ignores the mark.
+    """
+    title = f"<summary>{html.escape(summary)}</summary>"
+    return f'<details markdown="1">{title}\n\n{text}\n</details>\n'
 
 
 def listing(text: str) -> str:

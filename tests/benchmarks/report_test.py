@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+import markdown
 import pytest
 from benchmark_records import (
     CLASSIC,
@@ -676,6 +677,12 @@ def test_names_cannot_break_out(tmp_path):
     assert "".join(page.words).count(evil) >= 4
     run, _ = written.rows("Runs")
     assert (run["agent"], run["command"]) == (agent.upper(), evil)
+
+
+def test_the_documentation_site_shows_every_table_of_the_markdown(everything):
+    text = (everything / "report.md").read_text()
+    site = markdown.markdown(text, extensions=["tables", "md_in_html"])
+    assert site.count("<table>") == len(re.findall(r"^\| :?-", text, re.MULTILINE)) > 5
 
 
 def test_same_records_give_the_same_bytes(everything, tmp_path):
