@@ -252,13 +252,14 @@ def create_sac_agent(
     target_update_tau: Fraction = 0.005,  # weight of the online networks in a target update
     target_update_period: PositiveInt = 1,  # updates between two target updates
     initial_alpha: Positive = 1.0,  # initial temperature
+    alpha_learning_rate: Schedule | NonNegative | None = None,  # 0: fixed; None: learning_rate
     target_entropy: float | None = None,  # nats, of actions in [-1, 1]; None: minus the action size
     normalize_observations: bool = False,  # by their running mean and variance
     gradient_clip_norm: Positive | None = None,  # global norm of each of the three; None: no limit
     accumulate_updates: PositiveInt = 1,  # batches whose gradients make one update
     agent_class: Callable[..., SacAgent] | None = None,  # a subclass; None: SacAgent
 ) -> SacAgent:
-    """Creates a SAC agent with twin critics and a learnt temperature, alpha.
+    """Creates a SAC agent with twin critics and a learnt or fixed temperature, alpha.
 
     The first five arguments are those of `agent.agent_factory`.
 
@@ -273,6 +274,7 @@ def create_sac_agent(
     target_entropy = -float(size) if target_entropy is None else target_entropy
     _check_target_entropy(target_entropy, size)
     schedule = as_schedule(learning_rate)
+    alpha_schedule = schedule if alpha_learning_rate is None else as_schedule(alpha_learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))
     agent = (agent_class or SacAgent)(
         time_step_spec,
@@ -284,7 +286,7 @@ def create_sac_agent(
         normalizer=create_normalizer(time_step_spec.observation, normalize_observations),
         critic_optimizer=new_optimizer(),
         actor_optimizer=new_optimizer(),
-        alpha_optimizer=new_optimizer(),
+        alpha_optimizer=optimizer(learning_rate=lambda: alpha_schedule(env_steps)),
         gamma=discount,
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
@@ -293,6 +295,8 @@ def create_sac_agent(
         gradient_clipping=gradient_clip_norm,
     )
     agent.schedules = {"learning_rate": schedule}
+    if alpha_learning_rate is not None:
+        agent.schedules["alpha_learning_rate"] = alpha_schedule
     agent.accumulate(accumulate_updates)
     return agent
 

@@ -47,6 +47,7 @@ from tf_agents.trajectories import Trajectory, restart
 
 from pipeline.agents.sac import SacAgent, create_sac_agent
 from pipeline.networks.sac_networks import CriticNetwork, SquashedGaussianHead, squashed_gaussian
+from pipeline.ops.optimizers import Adam
 from pipeline.ops.randomness import stateless_seed, stream_key
 from pipeline.ops.schedules import linear_schedule
 from pipeline.utils.errors import UserError
@@ -495,6 +496,27 @@ def test_a_step_follows_the_schedule_and_the_clipped_gradients(clip: float | Non
         scale = 0.3 * (1.0 if clip is None else min(1.0, clip / norm))
         expected = [w - scale * g for w, g in zip(before[name], gradients[name], strict=True)]
         assert_close(values_of(trained[name]), expected)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "at_4"),
+    [(Adam, 0.0, 0.0), (SGD, 0.25, 0.25), (SGD, linear_schedule(0.5, 0.0, num_steps=8), 0.25)],
+)
+def test_the_temperature_may_have_a_learning_rate_of_its_own(optimizer, rate, at_4) -> None:
+    steps = env_steps(4)
+    learner, other = (
+        create(env_steps=steps, initial_alpha=0.2, optimizer=optimizer, learning_rate=0.5, **own)
+        for own in ({"alpha_learning_rate": rate}, {})
+    )
+    batch = tensors(random_batch(0))
+    (gradient,) = learner.gradients(batch, tf.ones(ROWS))[0]["alpha"]
+    learner.train(batch, tf.ones(ROWS))
+    other.train(batch, tf.ones(ROWS))
+    (log_alpha,) = values_of(learner.gradient_variables()["alpha"])
+    assert_close(log_alpha, np.log(0.2) - at_4 * gradient)
+    assert (log_alpha == np.float32(np.log(0.2))) == (rate == 0.0)
+    for name in "critic", "actor":
+        assert_same(*(values_of(x.gradient_variables()[name]) for x in (learner, other)))
 
 
 def test_the_target_entropy_is_minus_the_size_of_the_action() -> None:
