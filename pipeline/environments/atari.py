@@ -47,6 +47,8 @@ class AtariVector(GymnasiumVector):
     AtariVectorEnv frees its threads when it is destroyed.
     """
 
+    copies_observations = False
+
     def close(self) -> None:
         """Frees the emulators. A traced graph keeps this object alive, so nothing else would."""
         super().close()

@@ -163,9 +163,14 @@ def frames_per_second(metadata: Any) -> float:
 
 
 def new_observations(space: gymnasium.Space, num_envs: int) -> Arrays:
-    """Creates the arrays [num_envs, ...] for observations of a space."""
+    """Creates the arrays [num_envs, ...] for observations of a space.
+
+    TensorFlow reads the bytes of every array in the order of the machine.
+    """
     return [
-        np.empty((num_envs, *(leaf.space.shape or ())), leaf.space.dtype)
+        np.empty(
+            (num_envs, *(leaf.space.shape or ())), np.dtype(leaf.space.dtype).newbyteorder("=")
+        )
         for leaf in specs.arrays(space)
     ]
 
@@ -204,10 +209,11 @@ class GymnasiumVector:
 
     Its `reset` must take a list with a seed for each environment, and `options["reset_mask"]` with
     the environments to reset, as `SyncVectorEnv.reset` does, and return the observations of the
-    others unchanged. It must not write again to arrays that it has returned.
+    others unchanged.
     """
 
     thread = 0
+    copies_observations = True  # not needed if the vector environment always returns new arrays
 
     def __init__(self, vector_env: gymnasium.vector.VectorEnv):
         """Initializes the vector and takes ownership of `vector_env`.
@@ -252,12 +258,11 @@ class GymnasiumVector:
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Outcome:
         """Steps all environments; see `Vector.step`."""
         observation, reward, terminated, truncated, info = self.vector_env.step(actions)
-        terminated = np.asarray(terminated, np.bool_)
-        is_last = terminated | np.asarray(truncated, np.bool_)
+        terminated = self._row("terminated", terminated, np.bool_)
+        is_last = terminated | self._row("truncated", truncated, np.bool_)
         discount = self._discount(terminated, is_last, info)
-        return Outcome(
-            self._checked(observation), np.asarray(reward, np.float32), discount, is_last
-        )
+        reward = self._row("reward", reward, np.float32)
+        return Outcome(self._checked(observation), reward, discount, is_last)
 
     def render(self) -> Any:
         """Returns the first environment's current frame."""
@@ -275,16 +280,32 @@ class GymnasiumVector:
         """Closes the vector environment."""
         self.vector_env.close()
 
+    def _row(self, name: str, given: Any, dtype: type) -> np.ndarray:
+        """Returns a result of `step` with one entry for each environment, as a new array.
+
+        Raises:
+          UserError: If it has another shape, or holds anything but numbers or truth values.
+        """
+        array = np.asarray(given)
+        if array.shape == (self.num_envs,) and array.dtype.kind in "buif":
+            row: np.ndarray = array.astype(dtype)
+            if dtype is not np.bool_ or np.array_equal(row, array):
+                return row
+        raise UserError(
+            f"step() returned {name} with the shape {array.shape} and the dtype {array.dtype} "
+            f"instead of {(self.num_envs,)} and {dtype.__name__}. {self._change}"
+        )
+
     def _checked(self, observation: Any) -> Arrays:
-        """Returns the arrays of an observation, converted to the dtypes of the space if necessary.
+        """Returns the arrays of an observation, copied or converted to their dtypes if necessary.
 
         Raises:
           UserError: If an array has another shape, or numbers that are not in the space.
         """
         received = [leaf.of(observation) for leaf in self._arrays]
         for place, (given, like) in enumerate(zip(received, self._like, strict=True)):
-            is_array = isinstance(given, np.ndarray)
-            if is_array and (given.shape, given.dtype) == (like.shape, like.dtype):
+            is_new = isinstance(given, np.ndarray) and not self.copies_observations
+            if is_new and (given.shape, given.dtype) == (like.shape, like.dtype):
                 continue
             received[place] = np.empty_like(like)
             if fault := store(self._arrays[place], given, received[place]):

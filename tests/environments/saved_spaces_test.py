@@ -39,6 +39,11 @@ def test_bounds_are_the_same_to_the_bit(space):
     assert (copy.low.tobytes(), copy.high.tobytes()) == (space.low.tobytes(), space.high.tobytes())
 
 
+def test_a_space_in_another_byte_order_is_observed_as_before():
+    space = Box(0, 1, (2,), np.dtype(">f4"))  # type: ignore[arg-type]
+    assert specs.are_observed_alike(space, through_json(space))
+
+
 def test_parts_that_agents_do_not_see_keep_their_places():
     space = Tuple([Text(3), Dict(b=Discrete(2), a=Text(4))])
     assert specs.arrays(through_json(space)) == specs.arrays(space)

@@ -11,7 +11,12 @@ from pipeline.utils.errors import UserError
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (4, 3, 2), (2, 1, 3, 2)])
 @pytest.mark.parametrize(
-    "dtype", [np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, bool]
+    "dtype",
+    [
+        *(np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, bool),
+        *(np.dtype(">f4"), np.dtype(">i4")),
+    ],
+    ids=str,
 )
 def test_observations_keep_rank_dtype_and_values(shape, dtype):
     space = Box(0, 1 if dtype is bool else 100, shape, dtype)

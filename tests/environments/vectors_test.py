@@ -751,6 +751,50 @@ def test_results_of_a_vector_environment_are_converted_to_its_spaces():
         run(GymnasiumVector(env), num_steps=1)
 
 
+class ReusingEnvs(ListedEnvs):
+    """Writes each step to the arrays of the one before."""
+
+    def __init__(self):
+        self.observation = np.zeros((2, 3), np.float32)
+        self.reward = np.zeros(2, np.float32)
+
+    def step(self, actions):
+        self.observation += 1
+        self.reward += 1
+        return self.observation, self.reward, np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
+
+
+def test_a_vector_environment_may_write_to_arrays_that_it_has_returned():
+    (first,), outcomes = run(GymnasiumVector(ReusingEnvs()), num_steps=3)
+    assert first.tolist() == [[0] * 3] * 2
+    for number, outcome in enumerate(outcomes, 1):
+        assert outcome.observation[0].tolist() == [[number] * 3] * 2
+        assert outcome.reward.tolist() == [number] * 2
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "found"),
+    [
+        (1, "reward", np.ones((2, 1)), "shape (2, 1) and the dtype float64 instead of (2,) and"),
+        (1, "reward", 1.0, "shape () and the dtype float64 instead of (2,) and float32"),
+        (1, "reward", [None, 1.0], "shape (2,) and the dtype object instead of (2,) and float32"),
+        (2, "terminated", np.zeros((2, 1), bool), "shape (2, 1) and the dtype bool instead of"),
+        (3, "truncated", np.array([np.nan, 0]), "dtype float64 instead of (2,) and bool"),
+        (3, "truncated", [None, None], "dtype object instead of (2,) and bool"),
+    ],
+)
+def test_a_row_of_another_kind_from_a_vector_environment_is_named(place, name, value, found):
+    class WrongEnvs(ListedEnvs):
+        def step(self, actions):
+            results = [*super().step(actions)]
+            results[place] = value
+            return tuple(results)
+
+    with pytest.raises(UserError, match=re.escape(f"step() returned {name} with the ")) as error:
+        run(GymnasiumVector(WrongEnvs()), num_steps=1)
+    assert found in str(error.value)
+
+
 class WholeEnvs(gymnasium.vector.SyncVectorEnv):
     """Resets all environments, whatever the mask says."""
 
