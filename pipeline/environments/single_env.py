@@ -111,7 +111,7 @@ class SingleEnv:
         Returns:
           The reward, whether the episode has terminated, whether it was truncated, and the return
           of the episode so far, if gymnasium's RecordEpisodeStatistics records it. A wrapper above
-          the recorder may divide its episodes, for example at the loss of a life.
+          the recorder may divide its episodes, for example at the loss of a life, or join them.
 
         Raises:
           UserError: If the environment does not have gymnasium's interface.
@@ -119,6 +119,7 @@ class SingleEnv:
         if self._is_over:
             self._reset(observation)
             return 0.0, False, False, None
+        recorded = self._recorder.episode_count if self._recorder else 0
         try:
             results = self._call("step", action)
         except ValueError as error:  # wrappers of gymnasium unpack the results too
@@ -140,6 +141,9 @@ class SingleEnv:
         self._is_over = is_terminated or is_truncated
         own_return = None
         if self._recorder:
+            if self._recorder.episode_count > recorded and not self._is_over:
+                # A wrapper above goes on with another episode, for which the recorder begins at 0.
+                self._return_before -= _number(self._recorder.return_queue[-1])
             # The infos have the return only if no wrapper above has ended the episode.
             own_return = _number(self._recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return

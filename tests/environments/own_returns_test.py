@@ -108,6 +108,30 @@ def test_a_wrapper_may_divide_the_episodes_that_are_recorded():
     assert of_ends == [3.0, 2.0, 3.0, 2.0]  # an episode below has 5 steps
 
 
+class TwoEpisodes(gymnasium.Wrapper):
+    """Makes one episode of two."""
+
+    def reset(self, **kwargs):
+        self.is_second = False
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated and not self.is_second:
+            self.is_second, terminated = True, False
+            observation, info = self.env.reset()
+        return observation, reward, terminated, truncated, info
+
+
+def test_a_wrapper_may_join_the_episodes_that_are_recorded():
+    vector = SyncVector([lambda: TwoEpisodes(scaled(NumpyRewards()))])
+    vector.reset([1])
+    outcomes = [vector.step(np.zeros(1, np.int64)) for _ in range(24)]
+    vector.close()
+    of_ends = [dict(x.own_returns)[0] for x in outcomes if x.is_last]
+    assert of_ends == pytest.approx([1.0, 1.0])  # for ten steps
+
+
 def test_truncated_episodes_of_an_evaluation_count():
     returns = []
     for name in ("ScaledWalk-v0", "tiny_runs:Walk-v0"):  # with the wrapper and without it
