@@ -85,7 +85,8 @@ def are_observed_alike(space: gymnasium.Space, other: gymnasium.Space) -> bool:
 def notes_of_omitted(space: gymnasium.Space) -> list[str]:
     """Returns a note for each part of an observation space that is no array, such as Text."""
     return [
-        f"agents do not see {leaf.name}: its space ({type(leaf.space).__name__}) has no numbers"
+        f"agents do not see {leaf.name}: its space ({type(leaf.space).__name__}) is not an array "
+        "of numbers"
         for leaf in _leaves(space)
         if not leaf.is_array
     ]
@@ -236,8 +237,9 @@ def action_spec(space: gymnasium.Space, environment: str) -> tensor_spec.Bounded
 def _choices(space: gymnasium.Space) -> tuple[Any, Any] | None:
     """Returns the `categories` of an action space, also those of a Box of integers."""
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
-        low = space.low.astype(np.int64)
-        return low, space.high.astype(np.float64) - low + 1
+        # In 64 bits, differences are exact also where a bound is too large for a float or an int64.
+        size = space.high.astype(np.uint64) - space.low.astype(np.uint64)
+        return space.low.astype(np.int64), size.astype(np.float64) + 1
     return categories(space)
 
 

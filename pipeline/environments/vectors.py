@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -159,7 +161,8 @@ class Vector(Protocol):
 def frames_per_second(metadata: Any) -> float:
     """Returns the `render_fps` of an environment's metadata, or 30 if that is not a rate."""
     fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-    return float(fps) if isinstance(fps, int | float) and fps > 0 else _DEFAULT_FPS
+    rate = float(fps) if isinstance(fps, numbers.Real) else 0.0
+    return rate if 0.0 < rate < math.inf else _DEFAULT_FPS
 
 
 def new_observations(space: gymnasium.Space, num_envs: int) -> Arrays:

@@ -172,13 +172,17 @@ def test_an_environment_that_is_refused_is_closed(monkeypatch, wrapper, said):
     assert len(closed) == 1
 
 
-def test_an_environment_needs_no_metadata():
-    def without_metadata(env):
-        env.unwrapped.metadata = None
+@pytest.mark.parametrize(
+    ("metadata", "fps"),
+    [(None, 30), ({}, 30), *(({"render_fps": x}, 7) for x in (7, np.int64(7), np.float32(7)))],
+)
+def test_the_frame_rate_is_a_number_in_the_metadata_or_30(metadata, fps):
+    def with_metadata(env):
+        env.unwrapped.metadata = metadata
         return env
 
-    env = gymnasium_environment(1, name="CartPole-v1", num_envs=1, wrappers=(without_metadata,))
-    assert env.render_fps == 30
+    env = gymnasium_environment(1, name="CartPole-v1", num_envs=1, wrappers=(with_metadata,))
+    assert env.render_fps == fps
 
 
 def test_async_gives_what_sync_gives():

@@ -71,6 +71,8 @@ def test_an_invalid_action_for_an_observation_of_nan_is_explained_by_it():
         (MultiBinary(3), [[0, 1, 1]], [[0, 1, 1]]),
         (Box(-2, 3, (1,), np.int8), [[0], [5]], [[-2], [3]]),
         (Box(250, 255, (2,), np.uint8), [[0, 5]], [[250, 255]]),
+        (Box(2**60, 2**60 + 2, (1,), np.int64), [[0], [2]], [[2**60], [2**60 + 2]]),
+        (Box(2**63, 2**63 + 2, (1,), np.uint64), [[0], [2]], [[2**63], [2**63 + 2]]),
     ],
 )
 def test_several_discrete_actions_start_at_zero_outside_and_at_start_inside(

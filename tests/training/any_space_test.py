@@ -106,7 +106,7 @@ def test_a_run_with_a_part_that_agents_do_not_see_is_loaded_and_evaluated(tmp_pa
     )
     assert trained.returncode == 0, trained.stderr
     said = " ".join(trained.stdout.split())
-    assert "agents do not see observation['mission']: its space (Mission) has no numbers" in said
+    assert "agents do not see observation['mission']: its space (Mission) is not an array" in said
     evaluated = run_binary("evaluate", root_dir, "--num_episodes=2", env=environment)
     assert evaluated.returncode == 0, evaluated.stderr
     policy = pipeline.load_policy(tmp_path / "run")
