@@ -109,7 +109,8 @@ class ProcessVector:
         indices = range(self.num_envs) if live is None else np.flatnonzero(live).tolist()
         for index in indices:
             self._send(index, "step", actions[index])
-        observation = self._observation = [array.copy() for array in self._observation]
+        new = np.empty_like if live is None else np.copy
+        observation = self._observation = [new(array) for array in self._observation]
         answers = self._receive(indices, observation)
         return gather(observation, self.num_envs, zip(indices, answers, strict=True))
 
