@@ -309,10 +309,12 @@ def _advice(environment: VectorEnvironment, rows: _Rows, rate: float) -> Iterato
         yield f"no episode ended: increase --num_steps{limit if is_gymnasiums else ''}"
     if isinstance(environment.action_space, gymnasium.spaces.Box):
         yield from _advice_on_bounds(environment.action_spec())
-    if rate < _FAST and is_gymnasiums and bound.get("vectorization_mode") == "sync":
+    cpus = machine()["cpu_count"]
+    is_sync = is_gymnasiums and bound.get("vectorization_mode") == "sync"
+    if rate < _FAST and is_sync and cpus > 1:
         yield (
             'steps are slow. Bind gymnasium_environment.vectorization_mode = "async", and '
-            f"gymnasium_environment.num_envs = {machine()['cpu_count']} or more"
+            f"gymnasium_environment.num_envs = {cpus} or more"
         )
 
 

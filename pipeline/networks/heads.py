@@ -81,8 +81,8 @@ class GaussianHead(tf.keras.layers.Layer):
       kernel_initializer: Initialiser of the kernel of the mean.
       initial_log_std: Logarithm of the standard deviation at the start.
       scale_actions: Whether to scale the mean and the standard deviation to the bounds of the
-        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled. A
-        mean of 0 is then the value within the bounds that is nearest to 0.
+        action, so that -1 and 1 are the bounds. Actions without finite bounds are not scaled:
+        for these, a mean of 0 is the value within the bounds that is nearest to 0.
     """
 
     def __init__(

@@ -138,7 +138,15 @@ class SlowEnv(SaneEnv):
         return super().step(action)
 
 
+class PinnedEnv(SlowEnv):
+    """Leaves its process one processor."""
+
+    def __init__(self):
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+
 gymnasium.register("Slow-v0", entry_point=f"{__name__}:SlowEnv")
+gymnasium.register("Pinned-v0", entry_point=f"{__name__}:PinnedEnv")
 gymnasium.register("Huge-v0", entry_point=f"{__name__}:HugeEnv")
 gymnasium.register("Broken-v0", entry_point=f"{__name__}:BrokenEnv")
 gymnasium.register("Growing-v0", entry_point=f"{__name__}:GrowingEnv")
@@ -222,9 +230,12 @@ def test_what_is_said_of_an_environment(name, bindings, texts):
         assert text in said, said
 
 
-def test_the_speed_is_that_of_steps_and_as_many_are_taken_as_are_asked_for():
-    ended, said = check("Slow", steps=200)
+@pytest.mark.parametrize("name", ["Slow", "Pinned"])
+def test_the_speed_is_that_of_steps_and_as_many_are_taken_as_are_asked_for(name):
+    ended, said = check(name, steps=200)
     assert ended.returncode == 0, ended.stderr
+    has_several = name == "Slow" and len(os.sched_getaffinity(0)) > 1
+    assert ("steps are slow" in said) == has_several  # processes need processors
     assert "in 197 random steps" in said  # 3 of 200 rows are boundary rows
     speed = float(re.findall(r"speed ([\d,]+) environment steps", said)[0].replace(",", ""))
     assert 60 < speed < 500  # with one of the slow resets, it would be below 59
