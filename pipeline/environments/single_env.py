@@ -119,7 +119,8 @@ class SingleEnv:
         if self._is_over:
             self._reset(observation)
             return 0.0, False, False, None
-        recorded = self._recorder.episode_count if self._recorder else 0
+        recorder = self._recorder
+        ended, length = (recorder.episode_count, recorder.episode_lengths) if recorder else (0, 0)
         try:
             results = self._call("step", action)
         except ValueError as error:  # wrappers of gymnasium unpack the results too
@@ -140,12 +141,12 @@ class SingleEnv:
         is_truncated = self._flag("truncated", truncated)
         self._is_over = is_terminated or is_truncated
         own_return = None
-        if self._recorder:
-            if self._recorder.episode_count > recorded and not self._is_over:
-                # A wrapper above goes on with another episode, for which the recorder begins at 0.
-                self._return_before -= _number(self._recorder.return_queue[-1])
+        if recorder:
+            if recorder.episode_count > ended and recorder.episode_lengths <= length:
+                # A wrapper above has reset the environment: the recorder has begun again at 0.
+                self._return_before -= _number(recorder.return_queue[-1])
             # The infos have the return only if no wrapper above has ended the episode.
-            own_return = _number(self._recorder.episode_returns) - self._return_before
+            own_return = _number(recorder.episode_returns) - self._return_before
         return number, is_terminated, is_truncated, own_return
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:

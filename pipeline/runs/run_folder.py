@@ -275,8 +275,10 @@ class RunFolder:
         if past != aside and of_past != text:
             write_text(aside, of_past)  # copied, not moved: readers may open `path` at any time
         write_text(path, text)
-        for end in self._changes():
-            if end > env_steps:  # the run has gone back to a checkpoint before this change
+        # The run has gone back to a checkpoint before these changes. The last one goes first: if
+        # this is interrupted, `config_at` still finds the first for older checkpoints.
+        for end in sorted(self._changes(), reverse=True):
+            if end > env_steps:
                 self._config_until(end).unlink()
         lines = "\n  ".join(changed)
         warning = f"warning: the configuration differs from that of the last start:\n  {lines}"

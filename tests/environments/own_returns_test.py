@@ -123,13 +123,22 @@ class TwoEpisodes(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
-def test_a_wrapper_may_join_the_episodes_that_are_recorded():
-    vector = SyncVector([lambda: TwoEpisodes(scaled(NumpyRewards()))])
+class Endless(gymnasium.Wrapper):
+    """Goes on after the end of an episode, without a reset."""
+
+    def step(self, action):
+        observation, reward, _, *rest = self.env.step(action)
+        return observation, reward, False, *rest
+
+
+@pytest.mark.parametrize(("wrapper", "limit"), [(TwoEpisodes, 10), (TwoEpisodes, 5), (Endless, 10)])
+def test_a_wrapper_may_join_the_episodes_that_are_recorded(wrapper, limit):
+    vector = SyncVector([lambda: TimeLimit(wrapper(scaled(NumpyRewards())), limit)])
     vector.reset([1])
     outcomes = [vector.step(np.zeros(1, np.int64)) for _ in range(24)]
     vector.close()
     of_ends = [dict(x.own_returns)[0] for x in outcomes if x.is_last]
-    assert of_ends == pytest.approx([1.0, 1.0])  # for ten steps
+    assert of_ends == pytest.approx([0.1 * limit] * (24 // (limit + 1)))
 
 
 def test_truncated_episodes_of_an_evaluation_count():

@@ -151,6 +151,30 @@ def test_a_run_that_goes_back_before_a_change_knows_which_values_trained_each_ch
         assert text == f"train.num_env_steps = {number}\n"
 
 
+def test_a_run_that_is_killed_while_it_goes_back_before_changes_loses_no_values(
+    folder, config, monkeypatch
+):
+    begin(folder)
+    for env_steps in (50, 60, 70, 80):
+        config[0] = f"train.num_env_steps = {env_steps}\n"
+        begin(folder, env_steps=env_steps)
+
+    unlink = pathlib.Path.unlink
+
+    def unlink_some(path, missing_ok=False):
+        if not missing_ok and len([*folder.path.glob("*.until-*.gin")]) == 1:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    config[0] = "train.num_env_steps = 100\n"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pathlib.Path, "unlink", unlink_some)
+        begin(folder, env_steps=40)
+    for _ in range(2):
+        assert folder.config_at(40).read_text() == config[0]
+        begin(folder, env_steps=40)
+
+
 def test_another_seed_is_refused(folder, config):
     begin(folder, seed=1)
     with pytest.raises(UserError, match="begun with --seed=1, not 2"):
