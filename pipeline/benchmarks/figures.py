@@ -95,9 +95,11 @@ def learning_curves(group: Group, environment: str) -> Figure | None:
     pairs = [pair for pair in group.of(environment) if pair.curves]
     if not pairs:
         return None
+    colours = _colours(group)
     with panel() as (canvas, axes):
-        drawn = [_draw_pair(axes, pair, _colour(pair.algorithm)) for pair in pairs]
-        drawn += [text for pair in pairs for text in _draw_published(axes, group, pair)]
+        drawn = [_draw_pair(axes, pair, colours[pair.algorithm]) for pair in pairs]
+        for pair in pairs:
+            drawn += _draw_published(axes, group, pair, colours[pair.algorithm])
         _steps_axis(axes, pairs)
         axes.set_ylabel("return")
         axes.yaxis.set_major_formatter(_SHORT)
@@ -119,7 +121,7 @@ def normalized_curves(group: Group) -> Figure | None:
     per_agent = {algorithm: pairs for algorithm, pairs in per_agent.items() if len(pairs) > 1}
     if not per_agent:
         return None
-    drawn = []
+    drawn, colours = [], _colours(group)
     with panel() as (canvas, axes):
         for algorithm, pairs in per_agent.items():
             steps = _common_steps([curve for pair in pairs for curve in pair.curves])
@@ -129,7 +131,7 @@ def normalized_curves(group: Group) -> Figure | None:
             ]
             band = interval_estimates.estimate_curve(tasks)
             label = f"{formatting.agent(algorithm)}, IQM over {len(pairs)} games"
-            _draw_band(axes, steps, band, _colour(algorithm), label)
+            _draw_band(axes, steps, band, colours[algorithm], label)
             drawn.append(f"{label}, {band.point[-1]:.2f} at {int(steps[-1]):,} steps")
         _steps_axis(axes, [pair for pairs in per_agent.values() for pair in pairs])
         axes.set_ylabel("human-normalized return")
@@ -152,7 +154,7 @@ def profiles(group: Group) -> Figure | None:
         return None
     highest = max(float(np.max(one)) for of in tasks.values() for one in of)
     thresholds = np.linspace(0, max(1.0, 1.05 * highest), _POINTS)
-    svg, labels = _draw_profiles(tasks, thresholds, "human-normalized score")
+    svg, labels = _draw_profiles(group, tasks, thresholds, "human-normalized score")
     above = [interval_estimates.mean(*(runs > 1 for runs in of)) for of in tasks.values()]
     drawn = [
         f"{label}: {x:.0%} above 1 after {ends[algorithm]:,} environment steps"
@@ -173,22 +175,22 @@ def environment_profiles(group: Group, environment: str) -> Figure | None:
     known = np.concatenate([of[0] for of in tasks.values()])
     margin = 0.05 * (known.max() - known.min()) or 1.0
     thresholds = np.linspace(known.min() - margin, known.max() + margin, _POINTS)
-    svg, labels = _draw_profiles(tasks, thresholds, "score")
+    svg, labels = _draw_profiles(group, tasks, thresholds, "score")
     medians = [progress.score_text(float(np.median(of[0]))) for of in tasks.values()]
     drawn = [f"{label}: median {x}" for label, x in zip(labels, medians, strict=True)]
     return Figure(f"{environment}: performance profiles", f"{'; '.join(drawn)}.", svg)
 
 
 def _draw_profiles(
-    tasks: Mapping[str, Sequence[np.ndarray]], thresholds: np.ndarray, what: str
+    group: Group, tasks: Mapping[str, Sequence[np.ndarray]], thresholds: np.ndarray, what: str
 ) -> tuple[str, list[str]]:
     """Draws a profile per agent; returns the SVG and the labels."""
-    labels = []
+    labels, colours = [], _colours(group)
     with panel() as (canvas, axes):
         for algorithm, of in tasks.items():
             band = interval_estimates.estimate_profile(of, thresholds)
             label = f"{formatting.agent(algorithm)}, {formatting.count(band.n, 'run')}"
-            _draw_band(axes, thresholds, band, _colour(algorithm), label)
+            _draw_band(axes, thresholds, band, colours[algorithm], label)
             labels.append(label)
         axes.set_xlabel(f"{what} τ")
         axes.set_ylabel("fraction of runs with score > τ")
@@ -229,7 +231,7 @@ def _draw_diamonds(axes: Axes, pair: Pair, colour: str) -> None:
     axes.plot(steps, points, "D", color=colour, markersize=4.5, label=label)
 
 
-def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
+def _draw_published(axes: Axes, group: Group, pair: Pair, colour: str) -> Iterator[str]:
     """Draws published scores; yields a description of each peer's scores."""
     furthest = (1 + SAME_BUDGET) * max(p.num_env_steps for p in group.of(pair.environment))
     peers: dict[str, list[Published]] = {}
@@ -243,7 +245,7 @@ def _draw_published(axes: Axes, group: Group, pair: Pair) -> Iterator[str]:
             [score.score for score in points],
             yerr=[score.spread or 0 for score in points],
             fmt=f"{marker}:",
-            color=_colour(pair.algorithm),
+            color=colour,
             markerfacecolor="none",
             markersize=8,
             markeredgewidth=1.3,
@@ -272,14 +274,20 @@ def _at(curves: Sequence[np.ndarray], steps: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(steps, *curve.T) for curve in curves])
 
 
-def _colour(algorithm: str) -> str:
-    """Returns the colour of an agent.
+def _colours(group: Group) -> dict[str, str]:
+    """Returns the colour of each agent of a group.
 
-    The agents in `_AGENTS` have colours of their own. Others get one of these by their names.
+    The agents in `_AGENTS` have colours of their own. Others get different ones by their names, as
+    long as there are any.
     """
-    if algorithm in _AGENTS:
-        return SERIES[_AGENTS.index(algorithm)]
-    return SERIES[sum(algorithm.encode()) % len(SERIES)]
+    colours: dict[str, str] = {}
+    for algorithm in sorted(group.algorithms, key=lambda name: name not in _AGENTS):
+        is_known = algorithm in _AGENTS
+        first = _AGENTS.index(algorithm) if is_known else sum(algorithm.encode()) % len(SERIES)
+        in_order = SERIES[first:] + SERIES[:first]
+        free = [colour for colour in in_order if colour not in colours.values()]
+        colours[algorithm] = (free or in_order)[0]
+    return colours
 
 
 def _steps_axis(axes: Axes, pairs: Sequence[Pair]) -> None:

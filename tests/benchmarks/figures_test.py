@@ -54,6 +54,15 @@ def test_agents_keep_their_colours_whoever_else_is_there():
     assert series(curves_of([make_record("mine")]).svg)
 
 
+def test_agents_with_names_of_their_own_have_different_colours():
+    names = ["dqn", "my_ppo", "double_dqn", "dqn_double", "ddqn"]
+    group = group_of([make_record(name) for name in names])
+    for draw in (figures.learning_curves, figures.environment_profiles):
+        drawn = draw(group, "CartPole-v1")
+        assert drawn is not None
+        assert len({number for number, _ in series(drawn.svg)}) == len(names)
+
+
 def test_partial_data_is_labelled():
     assert "DQN, 1 of 4 runs" in curves_of([make_record(seed=2, num_seeds=4)]).svg
 
