@@ -48,14 +48,18 @@ def _point(pair: Pair) -> float:
     return float(pair.estimate.point)
 
 
+def _printed(pair: Pair) -> str:
+    return format(_point(pair), progress.score_format(_point(pair)))
+
+
 def _best_row(group: Group, environment: str) -> tuple[str, ...] | None:
     pairs = [pair for pair in group.of(environment) if pair.estimate]
     ranked = sorted(pairs, key=_point, reverse=True)
     if not ranked:
         return None
     first = ranked[0]
-    shown = progress.score_text(_point(first))
-    leaders = [pair for pair in ranked if progress.score_text(_point(pair)) == shown]
+    shown = _printed(first)
+    leaders = [pair for pair in ranked if _printed(pair) == shown]
     agents = ", ".join(agent(pair.algorithm) for pair in leaders)
     score = _score(first) if len(leaders) == 1 else shown
     compared = ranked[: len(leaders) + 1]

@@ -308,6 +308,16 @@ def test_agents_that_tie_share_no_interval_and_budgets_are_shown(tmp_path):
     assert row["environment steps"].startswith("500,000 against 50,000")
 
 
+def test_agents_whose_scores_look_equal_tie_even_if_one_is_a_round_number(tmp_path):
+    scores = {"a2c": 5.004, "dqn": 5.0, "ppo": 4.996, "sac": 1.0}
+    records = [
+        make_record(name, evaluation_returns=[score], num_seeds=1) for name, score in scores.items()
+    ]
+    (row,) = write(tmp_path, records).rows("Who is best")
+    assert (row["best agent"], row[SCORE]) == ("A2C, DQN, PPO", "5.00")
+    assert (row["next"], row["ahead by"]) == ("SAC", "4.00")
+
+
 def test_scores_are_printed_with_no_more_decimals_than_were_published(tmp_path):
     def published(score, decimals):
         any_score = published_scores.published("pong")[0]
