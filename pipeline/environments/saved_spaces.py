@@ -21,16 +21,16 @@ def to_json(space: gymnasium.Space) -> dict[str, Any]:
         case spaces.Tuple():
             return {"Tuple": [to_json(part) for part in space.spaces]}
         case spaces.Discrete():
-            n, start, dtype = space.n.item(), space.start.item(), space.dtype.name
+            n, start, dtype = space.n.item(), space.start.item(), str(space.dtype)
             return {"Discrete": {"n": n, "start": start, "dtype": dtype}}
         case spaces.MultiDiscrete():
-            nvec, start, dtype = space.nvec.tolist(), space.start.tolist(), space.dtype.name
+            nvec, start, dtype = space.nvec.tolist(), space.start.tolist(), str(space.dtype)
             return {"MultiDiscrete": {"nvec": nvec, "start": start, "dtype": dtype}}
         case spaces.MultiBinary():
             return {"MultiBinary": {"n": np.asarray(space.n).tolist()}}
         case spaces.Box():
             bounds = {"low": _shortest(space.low), "high": _shortest(space.high)}
-            return {"Box": bounds | {"shape": list(space.shape), "dtype": space.dtype.name}}
+            return {"Box": bounds | {"shape": list(space.shape), "dtype": str(space.dtype)}}
     return {type(space).__name__: {}}
 
 
@@ -63,7 +63,7 @@ def _space(kind: str, content: Any) -> gymnasium.Space:
         case "Box":
             shape, dtype = tuple(content["shape"]), np.dtype(content["dtype"])
             low, high = (np.full(shape, content[end], dtype) for end in ("low", "high"))
-            return spaces.Box(low, high, shape, dtype.type)
+            return spaces.Box(low, high, shape, dtype)
     # A placeholder: agents ignore this space, but the indices of a Tuple must not change.
     return spaces.Text(1)
 

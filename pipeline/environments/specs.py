@@ -76,8 +76,7 @@ def are_observed_alike(space: gymnasium.Space, other: gymnasium.Space) -> bool:
 
     def signature(leaf: Leaf) -> tuple[Any, ...]:
         is_box = isinstance(leaf.space, spaces.Box)
-        dtype = np.dtype(leaf.space.dtype).name
-        return leaf.path, leaf.space.shape, dtype, is_box or repr(leaf.space)
+        return leaf.path, leaf.space.shape, leaf.space.dtype, is_box or repr(leaf.space)
 
     return [*map(signature, arrays(space))] == [*map(signature, arrays(other))]
 

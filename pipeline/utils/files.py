@@ -206,7 +206,9 @@ def is_at(file: IO[Any], path: pathlib.Path) -> bool:
     """Returns False if the file was moved, deleted or replaced since it was opened."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS: deleted on another machine
+            raise
         return False
 
 

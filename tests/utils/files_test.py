@@ -189,6 +189,25 @@ def test_a_log_that_was_deleted_begins_again(tmp_path, kind):
     log.close()
 
 
+def test_a_log_that_another_machine_has_deleted_begins_again(tmp_path, monkeypatch):
+    """NFS then knows the open file no longer."""
+    log = JsonlLog(tmp_path / "metrics.jsonl")
+    log.write({"env_steps": 1})
+    (tmp_path / "metrics.jsonl").unlink()
+    fstat = os.fstat
+
+    def of_nfs(descriptor):
+        if not (status := fstat(descriptor)).st_nlink:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", of_nfs)
+        log.write({"env_steps": 2})
+    log.close()
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [{"env_steps": 2}]
+
+
 def test_a_log_that_an_editor_has_replaced_gets_the_next_records(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = JsonlLog(path)
