@@ -177,15 +177,24 @@ def _num_told(search: Search, trials: Trials, trial: Trial, of_bracket: Sequence
     return 0
 
 
-def state_of(search: Search, trials: Trials, number: int, num_trials: int) -> str:
-    """Returns the state of a trial in words: one of `ENDED`, "begun" or "at 5,000 steps"."""
-    num_passed = len(trials[number].returns)
-    if trials[number].error is not None:
+def trial_states(search: Search, trials: Trials, num_trials: int) -> dict[int, str]:
+    """Returns the state of each trial in words: one of `ENDED`, "begun" or "at 5,000 steps"."""
+    found: dict[int, str] = {}
+    for first in range(0, len(trials), search.reduction ** len(search.rungs)):
+        of_bracket = bracket(search, first, num_trials)
+        known = cohorts(search, trials, of_bracket)
+        begun = (trials[number] for number in of_bracket if number in trials)
+        found |= {trial.number: _state(search, trial, known) for trial in begun}
+    return found
+
+
+def _state(search: Search, trial: Trial, known: Sequence[Sequence[int]]) -> str:
+    num_passed = len(trial.returns)
+    if trial.error is not None:
         return FAILED
     if num_passed == len(search.ends):
         return FINISHED
-    continued = cohorts(search, trials, bracket(search, number, num_trials))[num_passed:]
-    if continued and number not in continued[0]:
+    if num_passed < len(known) and trial.number not in known[num_passed]:
         return NOT_CONTINUED
     return f"at {search.ends[num_passed - 1]:,} steps" if num_passed else "begun"
 

@@ -22,8 +22,8 @@ from pipeline.tuning.halving import (
     best_trial,
     bracket,
     ready_jobs,
-    state_of,
     trained_steps,
+    trial_states,
 )
 from pipeline.tuning.search import Search, Told, short_name
 from pipeline.tuning.search_folder import read_search, read_settings, read_trials
@@ -243,7 +243,7 @@ def _states(search: Search, trials: Mapping[int, Trial]) -> dict[int, str]:
     if any(ready_jobs(search, trials, num_trials)):
         # The search goes on, and may add trials to the last bracket.
         num_trials = bracket(search, num_trials, sys.maxsize).stop
-    return {number: state_of(search, trials, number, num_trials) for number in trials}
+    return trial_states(search, trials, num_trials)
 
 
 def _failures(trials: Mapping[int, Trial]) -> Iterator[str]:

@@ -20,9 +20,9 @@ from pipeline.tuning.halving import (
     best_trial,
     planned_steps,
     ready_jobs,
-    state_of,
     told,
     trained_steps,
+    trial_states,
 )
 from pipeline.tuning.search import Search, short_name
 from pipeline.tuning.search_folder import SearchFolder
@@ -177,7 +177,7 @@ class _Tuner:
                 returns.append(value)
                 if run.folder in self._running:
                     self._running[run.folder].stop()
-            elif run.folder in ended and (reason := self._failure(ended[run.folder])):
+            elif run.folder in ended and (reason := self._failure(ended.pop(run.folder))):
                 self._fail(job, f"seed {run.seed}: {reason}")
                 return
             elif run.folder not in self._running and self._has_room:
@@ -200,8 +200,11 @@ class _Tuner:
             train_process.tell_warnings(run, self._told, self._display.message)
 
     def _runs_of(self, number: int) -> list[Run]:
+        """Returns the runs of a trial. Trials with the same values share those of the first."""
         if number not in self._runs:
-            suite = self._search.suite(number, self._folder.trials[number].parameters)
+            trials = self._folder.trials
+            first = min(n for n in trials if trials[n].in_words == trials[number].in_words)
+            suite = self._search.suite(first, trials[number].parameters)
             self._runs[number] = plan(suite, self._machines.output_dir, (), self._machines.flags)
         return self._runs[number]
 
@@ -260,8 +263,8 @@ class _Tuner:
     def _progress(self) -> dict[str, Any]:
         trials, search = self._folder.trials, self._search
         running = {process.run.experiment.name for process in self._running.values()}
-        states = Counter(state_of(search, trials, n, self._num_trials) for n in trials)
-        ended = [states[state] for state in ENDED]
+        counts = Counter(trial_states(search, trials, self._num_trials).values())
+        ended = [counts[state] for state in ENDED]
         at_rung = max(len(trials) - sum(ended) - len(running), 0)
         text = ", ".join(f"{count} {state}" for count, state in zip(ended, ENDED, strict=True))
         text = f"{len(running)} running, {at_rung} at a rung, {text}, "

@@ -93,6 +93,30 @@ def test_more_trials_continue_a_search(tmp_path):
     assert {number: more[number] for number in first} == first
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_trials_with_the_same_values_are_trained_once(tmp_path, workers):
+    search = PATIENT._replace(parameters={"fake.quality": ("choice", 0.25, 0.5)}, num_seeds=2)
+    assert run(tmp_path, search, 9, workers)
+    trials = read_trials(tmp_path)
+    assert [len(trial.returns) for trial in trials.values()].count(2) == 3
+    for trial in trials.values():
+        quality = trial.parameters["fake.quality"]
+        assert set(trial.returns) == {(quality, 2 * quality)}
+    assert len(list(tmp_path.glob("tiny/trial-*"))) == 2
+
+
+def test_a_failed_run_fails_all_trials_with_its_values(tmp_path):
+    broken = tmp_path / "broken"
+    broken.touch()
+    search = make_search(
+        parameters={"fake.quality": ("choice", 0.25, 0.5)},
+        bindings=("fake.failing = '1'", f"fake.broken = '{broken}'"),
+        rungs=(),
+    )
+    assert run(tmp_path / "search", search, 4)
+    assert all(trial.error for trial in read_trials(tmp_path / "search").values())
+
+
 def test_the_value_is_the_mean_over_seeds(tmp_path):
     search = PATIENT._replace(rungs=(), bindings=(), num_seeds=3)
     (trial,) = trained(tmp_path, search, 1).values()
