@@ -21,6 +21,7 @@ from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, Trajectory
 
+from pipeline import configuration
 from pipeline.acting.policies import GreedyPolicy, SampledPolicy
 from pipeline.agents.agent import Agent, Gradients, agent_factory
 from pipeline.networks.encoders import create_encoder
@@ -273,6 +274,9 @@ def create_sac_agent(
     size = int(np.prod(action_spec.shape))
     target_entropy = -float(size) if target_entropy is None else target_entropy
     _check_target_entropy(target_entropy, size)
+    if alpha_learning_rate == 0:
+        reason = "create_sac_agent.alpha_learning_rate = 0 fixes the temperature"
+        configuration.without_effect["create_sac_agent.target_entropy"] = reason
     schedule = as_schedule(learning_rate)
     alpha_schedule = schedule if alpha_learning_rate is None else as_schedule(alpha_learning_rate)
     new_optimizer = partial(optimizer, learning_rate=lambda: schedule(env_steps))

@@ -105,6 +105,14 @@ def test_a_warm_up_that_the_buffer_does_not_keep_is_refused(tmp_path):
             {"Evaluator__num_env_steps": 50},
             ["train.num_eval_episodes", "train.num_final_episodes"],
         ),
+        (
+            "sac",
+            {
+                "create_sac_agent__alpha_learning_rate": 0,
+                "create_sac_agent__target_entropy": -2.0,
+            },
+            ["create_sac_agent.target_entropy"],
+        ),
     ],
 )
 def test_what_has_no_effect_is_told(tmp_path, algorithm, overrides, told):
