@@ -101,6 +101,8 @@ def write(output_dir: pathlib.Path) -> list[pathlib.Path]:
         for name in suite_folder.suites_in(output_dir)
     ]
     if not any(suite.records for suite in suites):
+        if (output_dir / suite_folder.SEARCH_FILE).exists():
+            raise UserError(f"{output_dir} is the folder of a search: use pipeline.tune --report.")
         raise UserError(
             f"there are no records of runs in {output_dir}; run a suite first: --suite=smoke "
             f"--output_dir={output_dir}"

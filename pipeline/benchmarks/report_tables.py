@@ -504,7 +504,7 @@ def _steps(group: Group, env_steps: int) -> str:
 def _score(pair: Pair) -> str:
     """Returns the score of a pair, with the number of requested runs if some have no score."""
     if pair.estimate is None:
-        return "no finished run"
+        return "no score" if pair.finished else "no finished run"
     shown = formatting.interval(pair.estimate)
     is_partial = pair.estimate.n < pair.seeds
     return f"{shown.removesuffix(')')} of {pair.seeds})" if is_partial else shown

@@ -344,6 +344,17 @@ def test_no_number_is_minus_zero():
     )
 
 
+def test_finished_runs_without_a_score_are_not_called_unfinished(tmp_path):
+    (row,) = write(tmp_path, [make_record(evaluation_returns=[])]).rows("Results")
+    assert row[SCORE] == "no score"
+
+
+def test_the_folder_of_a_search_is_named(tmp_path):
+    (tmp_path / "search.json").write_text("{}")
+    with pytest.raises(errors.UserError, match="is the folder of a search"):
+        report.write(tmp_path)
+
+
 def test_incomplete_suite_says_so_first_and_what_is_missing_last(tmp_path):
     error = "exit code 1\nTraceback:\nValueError: <loss> is | not *finite* & so on"
     records = [

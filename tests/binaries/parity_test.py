@@ -257,6 +257,8 @@ def test_what_a_run_lacks_is_named(tmp_path, name, content, message):
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UserError, match="the folder contains no run folders"):
         paired_runs.read_pairs(str(tmp_path))
+    with pytest.raises(UserError, match="there is no such folder"):
+        paired_runs.read_pairs(str(tmp_path / "missing"))
 
 
 # The binary.

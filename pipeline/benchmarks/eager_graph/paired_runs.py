@@ -43,7 +43,9 @@ def read_pairs(folder: str) -> list[SeedPair]:
     """
     runs = [RunFolder(path.parent) for path in sorted(pathlib.Path(folder).glob("*/run.json"))]
     if not runs:
-        raise UserError(f"--paired_runs={folder}: the folder contains no run folders.")
+        is_there = pathlib.Path(folder).is_dir()
+        what = "the folder contains no run folders" if is_there else "there is no such folder"
+        raise UserError(f"--paired_runs={folder}: {what}.")
     configuration = _configuration(runs[0])
     graph: dict[int, float] = {}
     exact: dict[int, float] = {}
